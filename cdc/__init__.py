@@ -1,0 +1,1 @@
+"""Millrace: change capture from Postgres into stores that are provably right."""

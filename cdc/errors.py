@@ -1,0 +1,150 @@
+"""Every error that Millrace raises on purpose.
+
+    MillraceError                 message, remedy; transient or not; exit code 1
+    ├── ConfigError               exit 2: the pipeline file, an environment override or a flag is wrong
+    ├── EnvironmentFault          exit 3: this machine lacks something (Java, a port, a writable folder)
+    ├── SourceError               the Postgres side
+    │   ├── SourceLost            transient: the connection went away
+    │   ├── SlotBusy              transient: another process reads the slot
+    │   ├── SlotLost              the slot is gone or invalidated: only a new snapshot helps
+    │   ├── PositionMismatch      log and slot disagree: streaming on would skip changes in silence
+    │   ├── SourceRefused         privilege, setting or identity missing: doctor says what to run
+    │   └── SchemaRefused         the schema policy forbids this change of a table
+    ├── DecodeError               bytes that are not what they claim; carries the offset, never the bytes
+    ├── LogError                  the durable log
+    │   ├── LogFull               transient: no room; reading stops until there is
+    │   ├── LogCorrupt            a segment or record that cannot be read
+    │   └── LogFenced             another writer took over: stop at once
+    └── SinkError                 a store
+        ├── Busy                  transient: the store asks to come back after `retry_after` seconds
+        ├── Lost                  transient: reconnect and apply again
+        └── Rejected              these rows, for ever: they go to the dead letters
+
+Messages name objects, places and counts. They never hold a row's values, a DSN or a secret.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class MillraceError(Exception):
+    """An error with a remedy: what happened, where, and what the reader of the message can do."""
+
+    exit_code = 1
+    transient = False
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".rstrip()
+
+
+class ConfigError(MillraceError):
+    """The configuration is wrong; found before any connection is made."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(MillraceError):
+    """The machine lacks something that only its owner can give."""
+
+    exit_code = 3
+
+
+class SourceError(MillraceError):
+    """The source database refused or failed."""
+
+
+class SourceLost(SourceError):
+    """The connection to the source went away; reconnect and go on."""
+
+    transient = True
+
+
+class SlotBusy(SourceError):
+    """Another process reads the slot: Postgres fences it for us."""
+
+    transient = True
+
+
+class SlotLost(SourceError):
+    """The slot no longer holds what we need."""
+
+
+class PositionMismatch(SourceError):
+    """The log's position and the slot's do not fit together."""
+
+
+class SourceRefused(SourceError):
+    """The source lacks a privilege, a setting or an identity."""
+
+
+class SchemaRefused(SourceError):
+    """A table changed in a way that the schema policy forbids."""
+
+
+class DecodeError(MillraceError):
+    """Malformed bytes. `offset` is where, in the message given to the decoder."""
+
+    def __init__(self, message: str, offset: int, remedy: str = "") -> None:
+        super().__init__(f"{message} (at byte {offset})", remedy)
+        self.offset = offset
+
+
+class LogError(MillraceError):
+    """The durable log failed."""
+
+
+class LogFull(LogError):
+    """No room left under the log."""
+
+    transient = True
+
+
+class LogCorrupt(LogError):
+    """Something in the log cannot be read back."""
+
+
+class LogFenced(LogError):
+    """A newer writer owns the log."""
+
+
+class SinkError(MillraceError):
+    """A store failed."""
+
+
+class Busy(SinkError):
+    """The store is overloaded, full or read-only for now."""
+
+    transient = True
+
+    def __init__(self, message: str, remedy: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message, remedy)
+        self.retry_after = retry_after
+
+
+class Lost(SinkError):
+    """The store cannot be reached, or its answer was lost; what was sent may or may not have been applied."""
+
+    transient = True
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedItem:
+    """One change that a store refuses for ever. `reason` is the store's, stripped of values."""
+
+    table: str
+    key: str
+    version: int
+    reason: str
+
+
+class Rejected(SinkError):
+    """Some rows of the batch can never be applied; the others were."""
+
+    def __init__(self, items: Sequence[RejectedItem]) -> None:
+        super().__init__(f"{len(items)} change(s) refused by the store", "See: millrace dlq list")
+        self.items = tuple(items)

@@ -1,0 +1,47 @@
+"""Named points at which a test may make this process die, fail or stall.
+
+Off unless `MILLRACE_FAIL` is set, for instance `MILLRACE_FAIL=log.after_append:kill@3`: at the third passage of
+that point, kill -9 ourselves. Actions: `kill`, `raise`, `stall` (ten minutes). Several are separated by commas.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+
+class Injected(Exception):  # noqa: N818 - reads as what happened
+    """Raised by the action `raise`."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    action: str
+    countdown: int
+
+
+def _plans(text: str) -> dict[str, _Plan]:
+    plans = {}
+    for part in filter(None, text.split(",")):
+        point, _, rest = part.partition(":")
+        action, _, count = rest.partition("@")
+        plans[point] = _Plan(action, int(count or 1))
+    return plans
+
+
+_PLANS = _plans(os.environ.get("MILLRACE_FAIL", ""))
+
+
+def reached(point: str) -> None:
+    """Say that the program is at this point; does nothing unless a test asked for it."""
+    if not _PLANS or (plan := _PLANS.get(point)) is None:
+        return
+    plan.countdown -= 1
+    if plan.countdown != 0:
+        return
+    if plan.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif plan.action == "stall":
+        time.sleep(600)
+    else:
+        raise Injected(point)
