@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 
-class Injected(Exception):  # noqa: N818 - reads as what happened
+class Injected(Exception):
     """Raised by the action `raise`."""
 
 

@@ -1,0 +1,152 @@
+"""A pipeline's settings: frozen, typed, closed to unknown keys.
+
+Kinds of log and sink are not named here: each extends LogSettings or SinkSettings in its own file.
+`cdc.pipeline_file` reads them from YAML and the environment.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from cdc.model import TableId
+from cdc.secret import Secret
+
+SecretField = Annotated[
+    Secret,
+    BeforeValidator(lambda value: value if isinstance(value, Secret) else Secret(str(value))),
+    PlainSerializer(lambda value: "***" if value else ""),
+]
+
+
+def _table(value: object) -> object:
+    return TableId.parse(value) if isinstance(value, str) else value
+
+
+TableField = Annotated[TableId, BeforeValidator(_table), PlainSerializer(str)]
+
+
+class Part(BaseModel):
+    """A section of the file: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class TableSettings(Part):
+    """One captured table."""
+
+    name: TableField
+    """schema.name of the table."""
+    columns: tuple[str, ...] = ()
+    """Columns to capture; empty means all. The key columns must be among them."""
+    mask: dict[str, Literal["drop", "hash", "mask"]] = Field(default_factory=dict)
+    """Columns hidden before the log: left out, replaced by a keyed hash, or by ***."""
+    where: str = ""
+    """Row filter of the publication, an SQL condition over this table's columns (PostgreSQL 15 and newer)."""
+    snapshot: Literal["initial", "never", "incremental"] = "initial"
+    """How existing rows are read: one consistent snapshot, not at all, or in chunks beside the stream."""
+
+
+class SourceSettings(Part):
+    """The Postgres database that is followed."""
+
+    host: str = "127.0.0.1"
+    port: int = 5432
+    database: str = "postgres"
+    user: str = "millrace"
+    password: SecretField = Secret("")
+    sslmode: Literal["", "disable", "prefer", "require", "verify-ca", "verify-full"] = ""
+    """Empty: verify-full for any host but loopback."""
+    sslrootcert: str = ""
+    slot: str = Field("millrace", pattern=r"^[a-z0-9_]{1,63}$")
+    publication: str = Field("millrace", min_length=1, max_length=63)
+    tables: tuple[TableSettings, ...] = ()
+    heartbeat_seconds: float = Field(10.0, gt=0)
+    """How often an idle slot is moved forward, so that it never holds back WAL."""
+    schema_policy: Literal["evolve", "lenient", "ignore", "exception"] = "evolve"
+    """What a changed table does: follow it, follow what loses nothing, keep the old columns, or stop."""
+    mask_key: SecretField = Secret("")
+    """Key of the `hash` masks."""
+    snapshot_workers: int = Field(2, ge=1, le=32)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_tables(cls, data: object) -> object:
+        if isinstance(data, dict) and isinstance(data.get("tables"), (list, tuple)):
+            tables = [{"name": item} if isinstance(item, str) else item for item in data["tables"]]
+            data = {**data, "tables": tables}
+        return data
+
+    @model_validator(mode="after")
+    def _tables_are_distinct(self) -> "SourceSettings":
+        names = [table.name for table in self.tables]
+        doubled = sorted({str(name) for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"table listed twice: {', '.join(doubled)}")
+        return self
+
+
+class LogSettings(Part):
+    """The durable log; each kind of log extends this."""
+
+    kind: str = "segments"
+    retention_hours: float = Field(168.0, gt=0)
+    """Entries that every registered consumer has read are removed after this long."""
+    retention_gb: float = Field(100.0, gt=0)
+    """…or when the log is larger than this."""
+
+
+class SinkSettings(Part):
+    """A store; each kind of sink extends this."""
+
+    kind: str
+    name: str = Field("", pattern=r"^[a-z0-9_-]{0,40}$")
+    """Unique in the pipeline; defaults to the kind."""
+    tables: tuple[TableField, ...] = ()
+    """Tables for this sink; empty means all."""
+    trigger_seconds: float = Field(0.0, ge=0)
+    """Least time between two batches; 0 starts the next batch at once."""
+    max_batch_changes: int = Field(50_000, ge=1)
+
+    @model_validator(mode="after")
+    def _name_defaults_to_kind(self) -> "SinkSettings":
+        if not self.name:
+            object.__setattr__(self, "name", self.kind)
+        return self
+
+
+class HttpSettings(Part):
+    """The health endpoint and the page."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    token: SecretField = Secret("")
+    """Needed for any address but loopback."""
+
+
+class SparkSettings(Part):
+    """The Spark driver that folds the log into the stores."""
+
+    master: str = "local[2]"
+    memory: str = "1g"
+    conf: dict[str, str] = Field(default_factory=dict)
+
+
+class Settings(Part):
+    """A whole pipeline."""
+
+    state: Path = Path(".millrace/state")
+    """Folder for the log, checkpoints and status; made with mode 0700."""
+    source: SourceSettings = Field(default_factory=SourceSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+    sinks: tuple[SinkSettings, ...] = ()
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    spark: SparkSettings = Field(default_factory=SparkSettings)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Settings":
+        names = [sink.name for sink in self.sinks]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"two sinks are called {doubled[0]!r}; give each its own name")
+        return self
