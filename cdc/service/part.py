@@ -1,0 +1,83 @@
+"""The frame around a part of the daemon: settings, logs, signals, exit codes.
+
+A part ends with 0 when it was asked to stop, with an error's own exit code when going on would be wrong, and with
+TRY_AGAIN when a fresh start may help: that is all its supervisor needs to know.
+"""
+
+import argparse
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from pydantic import BaseModel
+
+import cdc.log
+from cdc import logs
+from cdc.config import Settings
+from cdc.errors import MillraceError
+from cdc.pipeline_file import load
+from cdc.secret import Secret
+from cdc.service import status
+from sinks import registry
+
+TRY_AGAIN = 75
+Run = Callable[[Settings, threading.Event], None]
+
+_log = logging.getLogger(__name__)
+
+
+def settings_from(path: Path) -> Settings:
+    """Load a pipeline file with every kind of log and sink that exists."""
+    return load(path, cdc.log.settings_kinds(), registry.settings_kinds())
+
+
+def secrets_in(settings: BaseModel) -> Iterator[Secret]:
+    """Every secret of a pipeline, for the log's redaction."""
+    for value in dict(settings).values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, Secret):
+                yield item
+            elif isinstance(item, BaseModel):
+                yield from secrets_in(item)
+
+
+def main(part: str, run: Run) -> int:
+    """Run a part until SIGTERM or SIGINT; returns its exit code."""
+    parser = argparse.ArgumentParser(prog=f"millrace {part}")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    parser.add_argument("--log-level", default="INFO")
+    options = parser.parse_args()
+    logs.configure(part, options.log_format, options.log_level)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stopper(stop))
+    settings: Settings | None = None
+    try:
+        settings = settings_from(options.config)
+        logs.configure(part, options.log_format, options.log_level, secrets_in(settings))
+        run(settings, stop)
+    except MillraceError as error:
+        return _ended(part, settings, error)
+    except Exception:
+        _log.exception("%s ended unexpectedly", part)
+        return TRY_AGAIN
+    return 0
+
+
+def _stopper(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    return handle
+
+
+def _ended(part: str, settings: Settings | None, error: MillraceError) -> int:
+    _log.error("%s", error)
+    if settings is not None:
+        said = {"message": error.message, "remedy": error.remedy, "transient": error.transient}
+        status.publish(settings.state, part, {**status.read(settings.state, part), "state": "failed", "error": said})
+    return TRY_AGAIN if error.transient else error.exit_code

@@ -1,0 +1,47 @@
+"""What each part of the daemon says of itself: one small JSON file a part, replaced whole.
+
+Promise: a reader sees the old facts or the new ones, never half of each. The trap: a file outlives its process, so its
+age (`at`) is part of what it says, and whoever shows it must look at that first.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+Facts = Mapping[str, object]
+
+
+def folder(state: Path) -> Path:
+    """Where the status files lie."""
+    return state / "status"
+
+
+def publish(state: Path, part: str, facts: Facts) -> None:
+    """Replace what a part says, stamped with the time and the process."""
+    place = folder(state)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stamped = {**facts, "part": part, "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
+    aside = place / f".{part}.{os.getpid()}"
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(stamped, file, ensure_ascii=False, default=str)
+    aside.replace(place / f"{part}.json")
+
+
+def read(state: Path, part: str) -> dict[str, object]:
+    """What a part last said; empty if it never did."""
+    try:
+        facts = json.loads((folder(state) / f"{part}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def age(facts: Facts, now: datetime) -> float:
+    """Seconds since the part spoke; infinite if it never did."""
+    try:
+        return (now - datetime.fromisoformat(str(facts["at"]))).total_seconds()
+    except (KeyError, ValueError):
+        return float("inf")

@@ -1,0 +1,148 @@
+"""Keeps the parts of the daemon running: starts them, starts them again, stops them in reverse.
+
+Promise: no part outlives the supervisor (the kernel ends them with it, whatever happens to us), and a part whose error
+is final ends the whole daemon with that error's code instead of looping.
+"""
+
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault
+from cdc.service.restarts import Attempts, is_final
+
+_log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class Part:
+    """One child process and how often it had to be started."""
+
+    name: str
+    command: Sequence[str]
+    process: subprocess.Popen[bytes] | None = None
+    attempts: Attempts = Attempts()
+    restarts: int = 0
+    started: float = 0.0
+    due: float = 0.0
+
+    def start(self) -> None:
+        """Start it now."""
+        self.process = subprocess.Popen(self.command, preexec_fn=_die_with_parent)
+        self.started = time.monotonic()
+        _log.info("%s started, pid %d", self.name, self.process.pid)
+
+    def ended(self, code: int) -> None:
+        """Note the end and when to start again."""
+        now = time.monotonic()
+        self.process = None
+        self.restarts += 1
+        self.attempts = self.attempts.ended(now - self.started)
+        self.due = now + self.attempts.delay
+        _log.warning("%s ended with %d; starting again in %.1f s", self.name, code, self.attempts.delay)
+
+    def stop(self, deadline: float) -> None:
+        """Ask it to finish its batch and end; kill it at the deadline."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _log.warning(
+                "%s did not stop in time and is killed; nothing is lost, its batch is applied again", self.name
+            )
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """The parts, in the order in which they start."""
+
+    parts: Sequence[Part]
+    grace: float = 30.0
+    _final: int | None = field(default=None, init=False)
+
+    def run(self, stop: threading.Event) -> int:
+        """Keep the parts up until asked to stop or until one ends for good; returns the daemon's exit code."""
+        try:
+            while not stop.is_set() and self._final is None:
+                for part in self.parts:
+                    self._tend(part)
+                stop.wait(0.1)
+        finally:
+            deadline = time.monotonic() + self.grace
+            for part in reversed(self.parts):
+                part.stop(deadline)
+        return self._final or 0
+
+    def _tend(self, part: Part) -> None:
+        if part.process is None:
+            if time.monotonic() >= part.due:
+                part.start()
+            return
+        code = part.process.poll()
+        if code is None:
+            return
+        if is_final(code):
+            part.process = None
+            self._final = code
+            _log.error("%s cannot go on (exit code %d): stopping", part.name, code)
+        else:
+            part.ended(code)
+
+
+def parts_of(config: Path, log_format: str, log_level: str) -> list[Part]:
+    """Capture and apply, each a Python process of its own."""
+    options = ["--config", str(config), "--log-format", log_format, "--log-level", log_level]
+    return [Part(name, [sys.executable, "-m", f"cdc.service.{name}", *options]) for name in ("capture", "apply")]
+
+
+class StateLock:
+    """One daemon a state folder. The kernel lets go of the lock however we end."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / "lock"
+        self._descriptor = -1
+
+    def __enter__(self) -> "StateLock":
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The state folder {self._path.parent} cannot be written: {error.strerror}.",
+                "Choose another with the setting `state`, or make it writable for this user.",
+            ) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 32).decode() or "unknown"
+            os.close(self._descriptor)
+            raise EnvironmentFault(
+                f"Another millrace (pid {owner}) already runs on the state folder {self._path.parent}.",
+                "Stop that one first, or give this pipeline a state folder of its own.",
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, str(os.getpid()).encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
