@@ -5,6 +5,7 @@ TRY_AGAIN when a fresh start may help: that is all its supervisor needs to know.
 """
 
 import argparse
+import ctypes
 import logging
 import signal
 import threading
@@ -24,6 +25,7 @@ from cdc.service import status
 from sinks import registry
 
 TRY_AGAIN = 75
+_PR_SET_PDEATHSIG = 1
 Run = Callable[[Settings, threading.Event], None]
 
 _log = logging.getLogger(__name__)
@@ -44,8 +46,14 @@ def secrets_in(settings: BaseModel) -> Iterator[Secret]:
                 yield from secrets_in(item)
 
 
+def end_with_parent() -> None:
+    """Have the kernel stop this process when the one that started it ends, even by kill -9."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def main(part: str, run: Run) -> int:
     """Run a part until SIGTERM or SIGINT; returns its exit code."""
+    end_with_parent()
     parser = argparse.ArgumentParser(prog=f"millrace {part}")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--log-format", choices=("console", "json"), default="console")

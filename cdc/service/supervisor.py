@@ -1,14 +1,12 @@
 """Keeps the parts of the daemon running: starts them, starts them again, stops them in reverse.
 
-Promise: no part outlives the supervisor (the kernel ends them with it, whatever happens to us), and a part whose error
+Promise: no part outlives the supervisor (each asks the kernel for that, see `cdc.service.part`), and a part whose error
 is final ends the whole daemon with that error's code instead of looping.
 """
 
-import ctypes
 import fcntl
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -21,12 +19,6 @@ from cdc.errors import EnvironmentFault
 from cdc.service.restarts import Attempts, is_final
 
 _log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass(slots=True)
@@ -36,14 +28,14 @@ class Part:
     name: str
     command: Sequence[str]
     process: subprocess.Popen[bytes] | None = None
-    attempts: Attempts = Attempts()
+    attempts: Attempts = field(default_factory=Attempts)
     restarts: int = 0
     started: float = 0.0
     due: float = 0.0
 
     def start(self) -> None:
         """Start it now."""
-        self.process = subprocess.Popen(self.command, preexec_fn=_die_with_parent)
+        self.process = subprocess.Popen(self.command)
         self.started = time.monotonic()
         _log.info("%s started, pid %d", self.name, self.process.pid)
 
