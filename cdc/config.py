@@ -29,7 +29,7 @@ TableField = Annotated[TableId, BeforeValidator(_table), PlainSerializer(str)]
 class Part(BaseModel):
     """A section of the file: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
 
 class TableSettings(Part):

@@ -1,0 +1,40 @@
+# Every chore of the project. `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench-capture bench-snapshot bench-sinks soak clean
+
+BIN := .venv/bin
+MINUTES ?= 30
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/ready ## Make the virtual environment and install everything into it
+.venv/ready: requirements.lock pyproject.toml deploy/setup.sh
+	@bash deploy/setup.sh
+
+demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove that all stores are equal
+	@$(BIN)/millrace demo
+
+test: .venv/ready lint ## Lint, then run the whole suite against real servers
+	@$(BIN)/pytest
+
+lint: .venv/ready ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: .venv/ready ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: .venv/ready ## Resolve the dependencies anew into requirements.lock
+	@$(BIN)/pip install -q pip-tools
+	@$(BIN)/pip-compile -q --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links \
+		--no-header --extra dev -o requirements.lock pyproject.toml
+
+docs: .venv/ready ## Generate the configuration reference
+	@$(BIN)/python -m cdc.cli.reference
+
+clean: ## Stop the local servers and remove their data
+	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi
+	@rm -rf .millrace

@@ -1,0 +1,101 @@
+"""`init`, `validate` and `config show`: the pipeline file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.errors import ConfigError, EnvironmentFault
+
+TEMPLATE = """\
+# A Millrace pipeline. Every setting with its default and meaning: docs/configuration.md.
+# ${VAR} and ${VAR:-default} are taken from the environment; MILLRACE_SOURCE__HOST=db overrides source.host.
+
+source:
+  host: 127.0.0.1
+  port: 5432
+  database: shop
+  user: millrace                       # a role with LOGIN and REPLICATION, and SELECT on the tables
+  password: ${MILLRACE_PASSWORD:-}     # kept out of this file
+  slot: millrace                       # the replication slot; one per pipeline
+  publication: millrace                # made by `millrace run` if the role may, else: millrace doctor says how
+  tables:
+    - public.users
+    - name: public.orders
+      # columns: [id, user_id, status] # capture only these; the key must be among them
+      # mask: {note: hash}             # drop, hash or mask, before anything is written
+      # where: "status <> 'draft'"     # row filter of the publication
+      # snapshot: initial              # initial, never or incremental
+
+log:
+  kind: segments                       # files under the state folder; or kafka
+  retention_hours: 168
+
+sinks:
+  - kind: delta
+    path: ./lake
+  - kind: opensearch
+    url: http://127.0.0.1:9200
+  - kind: redis
+    url: redis://127.0.0.1:6379/0
+
+http:
+  host: 127.0.0.1                      # any other address needs a token
+  port: 8080
+
+state: ./millrace-state                # the log, checkpoints and status
+"""
+
+config_app = typer.Typer(help="Look at the pipeline file.", no_args_is_help=True)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the file.")] = DEFAULT_CONFIG,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a commented pipeline file.
+
+    Example: millrace init && millrace validate
+    """
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already.", "Choose another name, or replace it with --force.")
+    try:
+        path.write_text(TEMPLATE, encoding="utf-8")
+        path.chmod(0o600)  # people will write a password into it, whatever the comment says
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}.", "Choose another folder.") from None
+    OUT.print(f"Wrote {path}. Edit it, then: millrace validate --config {path}")
+
+
+def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Check a pipeline file without connecting to anything.
+
+    Example: millrace validate --config millrace.yaml
+    """
+    from cdc.service.part import settings_from
+
+    settings = settings_from(config)
+    if as_json:
+        print_json({"valid": True, "tables": len(settings.source.tables), "sinks": [s.name for s in settings.sinks]})
+    else:
+        sinks = ", ".join(sink.name for sink in settings.sinks) or "none"
+        OUT.print(f"{config} is valid: {len(settings.source.tables)} table(s), sinks: {sinks}.")
+
+
+@config_app.command("show")
+def show(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show the settings in force, defaults and overrides included, secrets as stars.
+
+    Example: millrace config show --json
+    """
+    import yaml
+
+    from cdc.service.part import settings_from
+
+    # serialize_as_any: a sink's own settings, not only those of its parent class
+    facts = settings_from(config).model_dump(mode="json", serialize_as_any=True)
+    if as_json:
+        print_json(facts)
+    else:
+        OUT.out(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True), end="")

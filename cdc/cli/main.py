@@ -1,0 +1,69 @@
+"""The command `millrace`. Exit codes: 0 done, 1 failed, 2 wrong configuration or usage, 3 a lack of the machine."""
+
+import os
+import sys
+import traceback
+from importlib.metadata import version as distribution_version
+
+import typer
+
+from cdc.cli import backfill, demo, dlq, doctor, files, local, log, run, verify
+from cdc.cli.screen import ERR, OUT, JsonOption, print_json
+from cdc.errors import MillraceError
+
+app = typer.Typer(
+    name="millrace",
+    help="Keeps the stores derived from a Postgres database right.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for command in (
+    files.init,
+    files.validate,
+    run.run,
+    run.status,
+    run.wait,
+    demo.demo,
+    doctor.doctor,
+    backfill.backfill,
+    verify.verify,
+):
+    app.command()(command)
+for name, group in {"local": local.app, "config": files.config_app, "log": log.app, "dlq": dlq.app}.items():
+    app.add_typer(group, name=name)
+
+
+@app.command()
+def version(as_json: JsonOption = False) -> None:
+    """Show the version of Millrace and of what it runs on."""
+    facts = {
+        name: distribution_version(name) for name in ("millrace", "pyspark", "delta-spark", "deltalake", "psycopg")
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        OUT.print("\n".join(f"{name} {number}" for name, number in facts.items()))
+
+
+def main() -> None:
+    """Run the command line; the one place where every error becomes a sentence and an exit code."""
+    try:
+        app()
+    except MillraceError as error:
+        ERR.print(f"error: {error.message}", style="red", markup=False)
+        if error.remedy:
+            ERR.print(error.remedy, markup=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("MILLRACE_DEBUG"):
+            traceback.print_exc()
+        ERR.print(f"error: unexpected {type(error).__name__}; MILLRACE_DEBUG=1 shows where", style="red", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Whether the pipeline does what it promises, judged from what its parts said: pure, no clock, no file.
+
+Promise: health never lies by silence. A part that has not spoken lately is unwell, whatever it said last.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from cdc.model import Lsn
+from cdc.service.status import Facts, age
+
+_SILENT_AFTER = 15.0  # parts speak about once a second; a long garbage collection stays below this
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the pipeline is not ready: which part, what, and what to do."""
+
+    part: str
+    message: str
+    remedy: str = ""
+
+
+def reasons(capture: Facts, apply: Facts, sinks: tuple[str, ...], now: datetime) -> list[Reason]:
+    """Everything that keeps the pipeline from being ready; empty means ready."""
+    return [
+        *_part("capture", capture, now, {"streaming"}),
+        *_part("apply", apply, now, {"running"}),
+        *(reason for name in sinks for reason in _sink(name, nested(apply, "sinks", name))),
+    ]
+
+
+def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Reason]:
+    error = nested(facts, "error")
+    if error.get("message"):
+        yield Reason(name, str(error["message"]), str(error.get("remedy", "")))
+    elif age(facts, now) > _SILENT_AFTER:
+        yield Reason(name, "has not reported lately", "Look at its log lines; the supervisor starts it again.")
+    elif facts.get("state") not in good:
+        yield Reason(name, f"is {facts.get('state', 'starting')}", "Wait; progress is in /v1/status.")
+
+
+def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
+    if facts.get("state") != "running":
+        message = str(facts.get("error") or f"is {facts.get('state', 'starting')}")
+        yield Reason(f"sink {name}", message)
+
+
+def nested(facts: Facts, *path: str) -> Mapping[str, object]:
+    """A nested object, empty where it is missing or something else."""
+    here: object = facts
+    for name in path:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else {}
+
+
+def has_reached(wanted: Lsn, reached: Lsn, head: Lsn, watermark: Lsn) -> bool:
+    """Whether a sink holds everything committed up to an LSN.
+
+    Either it applied an entry that ends there or beyond, or it applied all that the log has and the reader knows that
+    the source sent nothing else up to there (most LSNs end no captured transaction).
+    """
+    return reached >= wanted or (reached >= head and watermark >= wanted)
