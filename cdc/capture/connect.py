@@ -1,0 +1,133 @@
+"""Connections to the source: how they are made, and what their errors mean.
+
+Every session is pinned: TimeZone, DateStyle and the like change the text that Postgres sends, and `row_security=off`
+turns a silently filtered read into an error. Nothing here ever puts a password or a DSN into a message.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import pq
+
+from cdc.config import SourceSettings
+from cdc.errors import SlotBusy, SlotLost, SourceError, SourceLost, SourceRefused
+
+CONNECT_SECONDS = 10
+_LOOPBACK = ("localhost", "127.", "::1")
+_SESSION = {
+    "row_security": "off",
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "idle_in_transaction_session_timeout": "0",
+    "statement_timeout": "0",
+}
+"""A role's own settings (ALTER ROLE … SET) would otherwise change the text of values, or end a long snapshot."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether traffic to this host stays on the machine; a Unix socket's folder does."""
+    return host.startswith("/") or host.startswith(_LOOPBACK)
+
+
+def parameters(source: SourceSettings, application: str = "millrace", replication: bool = False) -> dict[str, Any]:
+    """libpq's keywords for this source: hand them to `psycopg.connect` and to nothing else, they hold the password."""
+    found: dict[str, Any] = {
+        "host": source.host,
+        "port": source.port,
+        "dbname": source.database,
+        "user": source.user,
+        "application_name": application,
+        "sslmode": source.sslmode or ("prefer" if is_loopback(source.host) else "verify-full"),
+        "client_encoding": "UTF8",
+        "connect_timeout": CONNECT_SECONDS,
+        # Four minutes of silence from a dead peer would hold the slot; these find it in about half a minute.
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+        "options": " ".join(f"-c {name}={value}" for name, value in _SESSION.items()),
+    }
+    if source.password:
+        found["password"] = source.password.reveal()
+    if source.sslrootcert:
+        found["sslrootcert"] = source.sslrootcert
+    if replication:
+        found["replication"] = "database"
+    return found
+
+
+def connect(
+    source: SourceSettings, application: str = "millrace", replication: bool = False
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """Open an autocommit session. Raises SourceLost where trying again may help, SourceRefused where it cannot."""
+    with explained(f"Connecting to {place(source)}"):
+        return psycopg.connect(**parameters(source, application, replication), autocommit=True)
+
+
+def place(source: SourceSettings) -> str:
+    """The source as messages name it."""
+    return f"database {source.database} at {source.host}:{source.port}"
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what psycopg raises into the errors of `cdc.errors`, decided by SQLSTATE."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise explain(error, doing) from None
+
+
+def explain(error: psycopg.Error, doing: str) -> SourceError:
+    """The error of ours that stands for one of psycopg's; `doing` begins the sentence."""
+    if error.sqlstate is None:
+        return _unreachable(error, doing)
+    return explain_state(error.sqlstate, error.diag.message_primary or "", doing)
+
+
+def explain_result(result: pq.abc.PGresult, doing: str) -> SourceError:
+    """The error for a failed command of the replication protocol."""
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    said = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    return explain_state(state, said, doing)
+
+
+def explain_state(state: str, said: str, doing: str) -> SourceError:
+    """Decide by SQLSTATE. `said` is the server's primary message: it names objects, never rows."""
+    message = f"{doing} failed: {said.strip() or 'no reason given'} [{state or 'no SQLSTATE'}]."
+    for states, kind, remedy in _MEANINGS:
+        if state.startswith(states):
+            return kind(message, remedy)
+    return SourceRefused(message, "See the server's log; then run: millrace doctor")
+
+
+_MEANINGS: tuple[tuple[tuple[str, ...], type[SourceError], str], ...] = (
+    (("55006",), SlotBusy, "Another process reads this slot; stop it, or give this pipeline a slot of its own."),
+    (("58P01",), SlotLost, "The WAL it needs is gone. Begin again with: millrace resync"),
+    (("53300",), SourceLost, "The server has no free connection: raise max_connections or max_wal_senders."),
+    (("53400",), SourceRefused, "Raise max_replication_slots (needs a restart), or drop a slot that nobody reads."),
+    (("28", "42501"), SourceRefused, "Check user, password, pg_hba.conf and privileges; then run: millrace doctor"),
+    (("3D000",), SourceRefused, "Check source.database."),
+    (("22021", "22P05"), SourceRefused, "A stored value is not valid in the database's encoding; repair it there."),
+    (("", "08", "53", "57P", "58", "XX"), SourceLost, "It is tried again."),
+)
+"""SQLSTATE prefixes in order. 57014 (cancelled) is not among them: somebody meant it."""
+
+_REFUSALS = ("FATAL:  password authentication", "FATAL:  no pg_hba", "FATAL:  role ", "FATAL:  database ", "SSL")
+
+
+def _unreachable(error: psycopg.Error, doing: str) -> SourceError:
+    """libpq gives no SQLSTATE for a connection that never came to be: its text is all there is."""
+    said = str(error).strip().splitlines()
+    last = next((line.strip() for line in reversed(said) if line.strip()), "no reason given")
+    asked = error.pgconn is not None and error.pgconn.needs_password
+    if asked or any(refusal in line for refusal in _REFUSALS for line in said):
+        remedy = "Check source.user, source.password, source.sslmode and the server's pg_hba.conf."
+        return SourceRefused(f"{doing} failed: {last}.", remedy)
+    return SourceLost(f"{doing} failed: {last}.", "Check that the server runs and can be reached from here.")

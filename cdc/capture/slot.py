@@ -1,0 +1,239 @@
+"""The replication slot: made once, watched always, never silently replaced.
+
+Postgres skips or fast-forwards without a word when a position does not fit the slot. So the slot's identity is kept in
+the log (mark `source`), and `check` compares it with the server at every start and reconnect.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import pq
+
+from cdc.capture.connect import connect, explain_result, explained
+from cdc.capture.wire import run_command
+from cdc.config import SourceSettings
+from cdc.errors import LogCorrupt, PositionMismatch, SlotLost, SourceError, SourceRefused
+from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+MARK = "source"
+"""The log's mark that holds a SourceIdentity."""
+
+_RESYNC = "Take a new snapshot into a new slot with: millrace resync"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCreated:
+    """A new slot. Its snapshot can be imported only while the connection that made it stays as it is."""
+
+    slot: str
+    consistent_point: Lsn
+    snapshot_name: str
+    restart_lsn: Lsn
+    system_id: str
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """Which slot of which server the log was filled from."""
+
+    slot: str
+    system_id: str
+    timeline: int
+    consistent_point: Lsn
+    restart_lsn: Lsn
+
+    def mark(self) -> str:
+        """As the log keeps it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def of_mark(cls, text: str) -> Self:
+        """Read it back. Raises LogCorrupt if the mark is not one."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            raise LogCorrupt("The log's mark `source` cannot be read.", _RESYNC) from None
+
+    @classmethod
+    def of_created(cls, made: SlotCreated) -> Self:
+        """The identity to keep for a slot that was just made."""
+        return cls(made.slot, made.system_id, made.timeline, made.consistent_point, made.restart_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What IDENTIFY_SYSTEM says; `flushed` is how far the server's WAL is safe."""
+
+    system_id: str
+    timeline: int
+    flushed: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """A slot as pg_replication_slots shows it."""
+
+    name: str
+    plugin: str
+    database: str
+    active_pid: int
+    restart_lsn: Lsn
+    confirmed: Lsn
+    wal_status: str
+    retained_bytes: int
+    failover: bool = False
+
+
+_SLOT = """
+select slot_name::text, coalesce(plugin, '')::text, coalesce(database, '')::text, coalesce(active_pid, 0),
+       coalesce(restart_lsn, '0/0')::text, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(wal_status, 'lost'),
+       coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_receive_lsn()
+                                     else pg_current_wal_lsn() end, restart_lsn), 0)::bigint,
+       coalesce((to_jsonb(s) ->> 'failover')::boolean, false)
+  from pg_catalog.pg_replication_slots s where slot_name = %s
+"""
+
+
+def find(connection: Connection, name: str) -> SlotFacts | None:
+    """The slot, or None."""
+    with explained(f"Looking up slot {name}"):
+        row = connection.execute(_SLOT, (name,)).fetchone()
+    if row is None:
+        return None
+    slot, plugin, database, pid, restart, confirmed, status, retained, failover = row
+    return SlotFacts(
+        slot, plugin, database, pid, parse_lsn(restart), parse_lsn(confirmed), status, int(retained), failover
+    )
+
+
+def identify(replication: Connection) -> ServerIdentity:
+    """Ask a replication connection which server this is."""
+    row = _one_row(replication, "IDENTIFY_SYSTEM", "Identifying the server", lambda seconds: None)
+    return ServerIdentity(row["systemid"], int(row["timeline"]), parse_lsn(row["xlogpos"]))
+
+
+def check(stored: SourceIdentity, slot: SlotFacts | None, server: ServerIdentity, durable: Lsn) -> None:
+    """Raise unless streaming on from `durable`, the log's end, skips nothing.
+
+    The slot may be behind the log: a crash came before the confirmation. It may never be ahead of it: everything
+    that is confirmed was durable in the log before.
+    """
+    if error := _mismatch(stored, slot, server, durable):
+        raise error
+
+
+def _mismatch(
+    stored: SourceIdentity, slot: SlotFacts | None, server: ServerIdentity, durable: Lsn
+) -> SourceError | None:
+    if server.system_id != stored.system_id:
+        return PositionMismatch(
+            f"The log was filled from system {stored.system_id}, but this server is system {server.system_id}.",
+            f"Point source.host at the server of before. If this one replaces it: {_RESYNC}",
+        )
+    if server.flushed < durable:
+        return PositionMismatch(
+            f"The log reaches {format_lsn(durable)}, but the server's WAL ends at {format_lsn(server.flushed)}: "
+            "the server was restored from a backup or lost a failover.",
+            _RESYNC,
+        )
+    if slot is None:
+        moved = f" (timeline {stored.timeline}, now {server.timeline})" if server.timeline != stored.timeline else ""
+        return SlotLost(f"Slot {stored.slot} is gone{moved}; changes after {format_lsn(durable)} may be lost.", _RESYNC)
+    return _unfit(stored, slot, server, durable)
+
+
+def _unfit(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, durable: Lsn) -> SourceError | None:
+    if slot.wal_status == "lost":
+        return SlotLost(
+            f"Slot {slot.name} was invalidated: its WAL after {format_lsn(durable)} has been removed.",
+            f"Raise max_slot_wal_keep_size. {_RESYNC}",
+        )
+    if slot.plugin != "pgoutput":
+        return SourceRefused(f"Slot {slot.name} uses plugin {slot.plugin or 'none'}, not pgoutput.", _RESYNC)
+    if slot.confirmed > durable:
+        return PositionMismatch(
+            f"Slot {slot.name} is confirmed up to {format_lsn(slot.confirmed)}, beyond the log's end "
+            f"{format_lsn(durable)}: it was made anew or moved by hand, and the changes between are not in the log.",
+            _RESYNC,
+        )
+    if server.timeline != stored.timeline and not slot.failover:
+        return PositionMismatch(
+            f"The server is on timeline {server.timeline}, the log was filled from timeline {stored.timeline}: "
+            "after a failover or a point-in-time recovery the WAL of before need not be the WAL of now.",
+            _RESYNC,
+        )
+    return None
+
+
+@contextmanager
+def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None]) -> Iterator[SlotCreated]:
+    """Make the slot and hold its exported snapshot while the block runs.
+
+    Postgres waits for every transaction that is writing; `waiting` is told which, and after `timeout` seconds
+    SourceRefused names them. Nothing is left behind then. The slot outlives the block, also when it fails.
+    """
+    with connect(source, "millrace slot", replication=True) as replication, connect(source) as ordinary:
+        server = identify(replication)
+        blockers = _Blockers(ordinary, replication.info.backend_pid, source.slot, timeout, waiting)
+        command = f'CREATE_REPLICATION_SLOT "{source.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT'
+        row = _one_row(replication, command, f"Creating slot {source.slot}", blockers.check)
+        made = find(ordinary, source.slot)
+        yield SlotCreated(
+            source.slot,
+            parse_lsn(row["consistent_point"]),
+            row["snapshot_name"],
+            made.restart_lsn if made else ZERO_LSN,
+            server.system_id,
+            server.timeline,
+        )
+
+
+@dataclass(slots=True)
+class _Blockers:
+    """Says who holds up a slot's creation."""
+
+    connection: Connection
+    creator: int
+    slot: str
+    timeout: float
+    waiting: Callable[[str], None]
+
+    def check(self, seconds: float) -> None:
+        pids = self._pids()
+        if seconds >= self.timeout:
+            raise SourceRefused(
+                f"Creating slot {self.slot} waited {seconds:.0f} seconds for open transactions ({pids}).",
+                "End them, for instance with select pg_terminate_backend(pid), and start again.",
+            )
+        self.waiting(f"creating slot {self.slot}: waiting for open transactions ({pids})")
+
+    def _pids(self) -> str:
+        with explained("Looking up who holds up the slot"):
+            row = self.connection.execute("select pg_blocking_pids(%s)", (self.creator,)).fetchone()
+        pids = sorted(set(row[0] if row else []))
+        return ", ".join("a prepared transaction" if pid == 0 else f"pid {pid}" for pid in pids) or "not known yet"
+
+
+def drop(connection: Connection, name: str) -> None:
+    """Give the slot up; no error if it is gone already."""
+    with explained(f"Dropping slot {name}"):
+        connection.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (name,)
+        )
+
+
+def _one_row(replication: Connection, command: str, doing: str, waiting: Callable[[float], None]) -> dict[str, str]:
+    result = run_command(replication.pgconn, command, waiting)
+    if result.status != pq.ExecStatus.TUPLES_OK:
+        raise explain_result(result, doing)
+    return {
+        (result.fname(column) or b"").decode(): (result.get_value(0, column) or b"").decode()
+        for column in range(result.nfields)
+    }
