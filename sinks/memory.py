@@ -1,0 +1,114 @@
+"""A store in this process: the smallest sink that keeps the promises. For tests and for trying things out.
+
+The store lives as long as the process and is shared by every sink of the same name: opening the sink again is what
+a restart of ours looks like.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config import SinkSettings
+from cdc.errors import Rejected, RejectedItem
+from cdc.model import TableSchema
+from cdc.ports import Batch, Sink
+from sinks.context import SinkContext
+from sinks.raw_json import splice
+
+MISSING = "stored row missing"
+
+
+class MemorySettings(SinkSettings):
+    """A store in this process, for tests."""
+
+    kind: Literal["memory"] = "memory"
+
+
+SETTINGS = MemorySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A stored row; `image` is None for a deleted one, remembered so that nothing older brings it back."""
+
+    version: int
+    image: str | None
+
+
+@dataclass(slots=True)
+class Stored:
+    """One table."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    truncated: int = 0
+
+
+Store = dict[str, Stored]
+_STORES: dict[str, Store] = {}
+
+
+def open_sink(settings: MemorySettings, context: SinkContext) -> Sink:
+    """The sink on the store of that name."""
+    return MemorySink(settings.name, _STORES.setdefault(settings.name, {}))
+
+
+class MemorySink:
+    """See cdc.ports.Sink."""
+
+    def __init__(self, name: str, store: Store) -> None:
+        self._name = name
+        self._store = store
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def prepare(self, schema: TableSchema) -> None:
+        self._store.setdefault(str(schema.table), Stored())
+
+    def apply(self, batch: Batch) -> None:
+        stored = self._store.setdefault(str(batch.schema.table), Stored())
+        self._truncate(stored, batch.truncated)
+        rejected = [item for row in batch.rows.to_pylist() if (item := self._put(stored, row))]
+        if rejected:
+            raise Rejected(rejected)
+
+    def _truncate(self, stored: Stored, version: int) -> None:
+        stored.truncated = max(stored.truncated, version)
+        for key, row in stored.rows.items():
+            if row.version < version:
+                stored.rows[key] = Row(version, None)
+
+    def _put(self, stored: Stored, row: dict[str, object]) -> RejectedItem | None:
+        key, version, image = str(row["key"]), int(str(row["version"])), row["after"]
+        held = stored.rows.get(key)
+        if version < stored.truncated or (held and held.version >= version):
+            return None
+        if row["op"] == "d":
+            stored.rows[key] = Row(version, None)
+            return None
+        unchanged = row["unchanged"]
+        if isinstance(unchanged, list) and unchanged:
+            if held is None or held.image is None:
+                return RejectedItem(str(row["table"]), key, version, MISSING)
+            image, lacking = splice(str(image), held.image, unchanged)
+            if lacking:
+                return RejectedItem(str(row["table"]), key, version, MISSING)
+        stored.rows[key] = Row(version, str(image))
+        return None
+
+    def stored(self, schema: TableSchema) -> pa.Table:
+        rows = self._store.get(str(schema.table), Stored()).rows
+        live = sorted((key, row.image) for key, row in rows.items() if row.image is not None)
+        return pa.table({"key": [key for key, _ in live], "after": [image for _, image in live]}, schema=_IMAGES)
+
+    def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
+        return images.select(["key", "after"]).take(pc.sort_indices(images, sort_keys=[("key", "ascending")]))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+_IMAGES = pa.schema([pa.field("key", pa.string()), pa.field("after", pa.string())])

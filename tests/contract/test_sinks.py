@@ -1,0 +1,207 @@
+"""What every sink promises, whatever it stores: cdc.ports.Sink.
+
+Each test runs against every kind in tests/contract/sinks.py. Histories are random but seeded: the seed is in the
+test's name, so a failure can be run again.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pytest
+
+from cdc.errors import Rejected
+from cdc.model import Column, TableSchema
+from cdc.ports import Batch, Sink
+from sinks import registry
+from tests.contract.sinks import BENCHES, Bench
+from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
+
+ITEMS = table()
+
+
+@pytest.fixture(params=sorted(BENCHES))
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return BENCHES[request.param](request)
+
+
+@pytest.fixture
+def sink(bench: Bench) -> Iterator[Sink]:
+    opened = bench.open()
+    opened.prepare(ITEMS)
+    yield opened
+    opened.close()
+
+
+def row(key: int, version: int, values: str | None = None, op: str = "u", unchanged: list[str] | None = None) -> Row:
+    """A change of ITEMS; `values` are raw members beside the key."""
+    after = None if values is None else f'{{"id":{key},{values}}}'
+    return change(op, f'{{"id":{key}}}', version, after, unchanged)
+
+
+FULL = '"label":"one","amount":1.10,"doc":null,"at":null,"good":true,"ratio":1.5,"big":"large"'
+OTHER = FULL.replace("one", "two")
+WITHOUT_BIG = '"label":"three","amount":2.20,"doc":null,"at":null,"good":false,"ratio":1.5'
+
+
+def check(sink: Sink, state: dict[str, str], schema: TableSchema = ITEMS) -> None:
+    """The store holds exactly this state."""
+    assert sink.stored(schema).to_pylist() == sink.expected(schema, images(state)).to_pylist()
+
+
+def after(key: int, values: str) -> dict[str, str]:
+    return {f'{{"id":{key}}}': f'{{"id":{key},{values}}}'}
+
+
+def test_every_kind_of_sink_is_under_contract() -> None:
+    assert set(BENCHES) >= set(registry.settings_kinds())
+
+
+def test_an_inserted_row_is_stored_and_a_deleted_one_is_gone(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 11, OTHER)]))
+    check(sink, after(1, FULL) | after(2, OTHER))
+    sink.apply(batch(ITEMS, [row(1, 12, op="d")]))
+    check(sink, after(2, OTHER))
+
+
+def test_an_older_change_never_replaces_a_newer_one(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 20, FULL)]))
+    sink.apply(batch(ITEMS, [row(1, 10, OTHER)]))
+    check(sink, after(1, FULL))
+
+
+def test_an_older_change_never_brings_a_deleted_row_back(bench: Bench, sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
+    sink.apply(batch(ITEMS, [row(1, 20, op="d")]))
+    bench.restart()
+    again = bench.open()
+    again.prepare(ITEMS)
+    again.apply(batch(ITEMS, [row(1, 10, FULL)]))
+    check(again, {})
+
+
+def test_a_delete_of_a_row_never_seen_is_remembered(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 20, op="d")]))
+    sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
+    check(sink, {})
+
+
+def test_versions_beyond_what_a_double_holds_are_told_apart(sink: Sink) -> None:
+    high = (1 << 62) + 1
+    sink.apply(batch(ITEMS, [row(1, high, FULL)]))
+    sink.apply(batch(ITEMS, [row(1, high - 1, OTHER)]))
+    check(sink, after(1, FULL))
+    sink.apply(batch(ITEMS, [row(1, high + 1, OTHER)]))
+    check(sink, after(1, OTHER))
+
+
+def test_a_row_inserted_again_after_its_delete_is_back(sink: Sink) -> None:
+    for changes in ([row(1, 10, FULL)], [row(1, 11, op="d")], [row(1, 12, OTHER)]):
+        sink.apply(batch(ITEMS, changes))
+    check(sink, after(1, OTHER))
+
+
+def test_update_keeps_the_large_column_it_did_not_send(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 11, OTHER)]))
+    sink.apply(batch(ITEMS, [row(1, 12, WITHOUT_BIG, unchanged=["big"]), row(2, 13, FULL)]))
+    check(sink, after(1, WITHOUT_BIG + ',"big":"large"') | after(2, FULL))
+
+
+def test_a_stale_partial_row_is_ignored(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 20, FULL), row(2, 20, op="d")]))
+    late = [row(1, 12, WITHOUT_BIG, unchanged=["big"]), row(2, 12, WITHOUT_BIG, unchanged=["big"])]
+    sink.apply(batch(ITEMS, late))
+    check(sink, after(1, FULL))
+
+
+def test_a_partial_row_without_its_stored_row_is_rejected_and_the_rest_applied(bench: Bench, sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 10, FULL)]))
+    bench.lose(ITEMS, '{"id":1}')
+    with pytest.raises(Rejected) as caught:
+        sink.apply(batch(ITEMS, [row(1, 12, WITHOUT_BIG, unchanged=["big"]), row(2, 12, OTHER), row(3, 12, FULL)]))
+    assert [(item.key, item.version, item.reason) for item in caught.value.items] == [
+        ('{"id":1}', 12, "stored row missing")
+    ]
+    check(sink, after(2, OTHER) | after(3, FULL))
+
+
+def test_a_truncate_removes_what_is_older_and_keeps_what_is_newer(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 30, FULL), row(3, 11, FULL)]))
+    sink.apply(batch(ITEMS, [change("t", None, 20), row(3, 21, OTHER)]))
+    check(sink, after(2, FULL) | after(3, OTHER))
+
+
+def test_what_a_truncate_removed_stays_away(bench: Bench, sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
+    sink.apply(batch(ITEMS, [change("t", None, 20)]))
+    again = bench.open()
+    again.prepare(ITEMS)
+    again.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 12, FULL)]))
+    check(again, {})
+
+
+def test_an_empty_batch_changes_nothing(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
+    sink.apply(batch(ITEMS, []))
+    check(sink, after(1, FULL))
+
+
+def test_a_new_column_arrives(bench: Bench, sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
+    wider = TableSchema(ITEMS.table, (*ITEMS.columns, Column("extra", INT4)), id=2, oid=ITEMS.oid)
+    sink.prepare(wider)
+    sink.apply(batch(wider, [row(2, 11, OTHER + ',"extra":5')]))
+    stored = sink.stored(wider)
+    assert stored.num_rows == 2
+    assert sink.expected(wider, images(after(2, OTHER + ',"extra":5'))).to_pylist()[0] in stored.to_pylist()
+
+
+KEYED = {
+    "integers": (table("ints"), INTEGERS),
+    "odd-texts": (table("odd_texts", [("id", TEXT)]), ODD_TEXTS),
+    "pairs": (table("pairs", [("id", INT4), ("part", TEXT)]), PAIRS),
+}
+
+
+@pytest.mark.parametrize("keyed", sorted(KEYED))
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_repeats_ends_as_one_clean_pass(bench: Bench, seed: int, keyed: str) -> None:
+    schema, keys = KEYED[keyed]
+    rng = random.Random(f"{seed}-{keyed}")
+    history = History(schema, keys, rng).write(60)
+    batches = [batch(schema, rows) for rows in cut(history.rows, rng)]
+    clean = _deliver(bench, schema, batches, rng)
+    check(clean, history.state(), schema)
+
+
+def _deliver(bench: Bench, schema: TableSchema, batches: Sequence[Batch], rng: random.Random) -> Sink:
+    """Each batch in its order, with repeats of older ones, torn attempts, crashes and restarts in between."""
+    sink = bench.open()
+    sink.prepare(schema)
+    seen: dict[str, int] = {}
+    for number, current in enumerate(batches):
+        chance = rng.random()
+        if chance < 0.3:
+            sink.apply(_torn(current, rng))
+        elif chance < 0.5:
+            sink.apply(current)
+            sink = bench.open()  # the writer died after writing, before it could say so
+            sink.prepare(schema)
+        elif chance < 0.6:
+            bench.restart()
+        sink.apply(current)
+        if number and rng.random() < 0.4:
+            sink.apply(batches[rng.randrange(number)])
+        seen = _never_back(seen, bench.versions(schema))
+    return sink
+
+
+def _torn(whole: Batch, rng: random.Random) -> Batch:
+    """What a failed attempt may have left behind: the truncate and any of the rows."""
+    kept = [index for index in range(whole.rows.num_rows) if rng.random() < 0.5]
+    return Batch(whole.schema, whole.rows.take(pa.array(kept, pa.int64())), whole.truncated)
+
+
+def _never_back(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+    assert {key for key, version in before.items() if now.get(key, 0) < version} == set()
+    return now
