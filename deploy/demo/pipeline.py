@@ -1,0 +1,114 @@
+"""The demo's pipeline: the shop's database, a least-privilege role, the publication and the pipeline file."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg
+import yaml
+from psycopg import sql
+
+from deploy.demo import shop
+from deploy.local import ports, postgres
+from deploy.local.servers import Servers
+
+DATABASE = "shop"
+_ROLE = "millrace"
+
+
+def config_path(home: Path) -> Path:
+    """The demo's pipeline file."""
+    return home / "millrace.yaml"
+
+
+def connect(servers: Servers, dbname: str = DATABASE) -> psycopg.Connection:
+    """A connection as the shop's owner."""
+    port = servers.status()["postgres"].port
+    return psycopg.connect(postgres.dsn(port, postgres.passfile(servers.private()), dbname), autocommit=True)
+
+
+def provision(servers: Servers, opensearch_port: int) -> Path:
+    """Make everything that the pipeline needs and write its file; what exists already is left as it is."""
+    password = _password(servers.private() / "pipeline")
+    with connect(servers, "postgres") as admin:
+        if not admin.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone():
+            admin.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+    with connect(servers) as owner:
+        _role(owner, password)
+        shop.create(owner)
+        _publication(owner)
+    return _write(servers, password, opensearch_port)
+
+
+def opensearch_port(servers: Servers) -> int:
+    """Where OpenSearch runs, or will: chosen before it is up, so that the pipeline can start beside it."""
+    if running := servers.status().get("opensearch"):
+        return running.port
+    path = config_path(servers.home)
+    if path.exists():
+        listed = yaml.safe_load(path.read_text(encoding="utf-8"))["sinks"]
+        last = next(int(sink["url"].rpartition(":")[2]) for sink in listed if sink["kind"] == "opensearch")
+        if ports.free(last):
+            return last
+    return ports.pick()
+
+
+def _password(path: Path) -> str:
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    word = secrets.token_urlsafe(24)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(word)
+    return word
+
+
+def _role(owner: psycopg.Connection, password: str) -> None:
+    verb = "alter" if owner.execute("select 1 from pg_roles where rolname = %s", (_ROLE,)).fetchone() else "create"
+    options = sql.SQL(" role {} login replication password {}").format(sql.Identifier(_ROLE), sql.Literal(password))
+    owner.execute(sql.SQL(verb) + options)
+
+
+def _publication(owner: psycopg.Connection) -> None:
+    tables = sql.SQL(", ").join(sql.Identifier("public", name) for name in shop.TABLES)
+    owner.execute(sql.SQL("grant select on {} to {}").format(tables, sql.Identifier(_ROLE)))
+    if not owner.execute("select 1 from pg_publication where pubname = 'millrace'").fetchone():
+        owner.execute(
+            sql.SQL("create publication millrace for table {} with (publish_via_partition_root = true)").format(tables)
+        )
+
+
+def _write(servers: Servers, password: str, opensearch_port: int) -> Path:
+    running = servers.status()
+    lake = servers.home / "lake"
+    facts: Mapping[str, object] = {
+        "state": str(servers.home / "state"),
+        "source": {
+            "host": "127.0.0.1",
+            "port": running["postgres"].port,
+            "database": DATABASE,
+            "user": _ROLE,
+            "password": password,
+            "tables": [f"public.{name}" for name in shop.TABLES],
+        },
+        "sinks": [
+            {"kind": "delta", "path": str(lake)},
+            {"kind": "opensearch", "url": f"http://127.0.0.1:{opensearch_port}"},
+            {"kind": "redis", "url": f"redis://127.0.0.1:{running['redis'].port}/0"},
+        ],
+        "http": {"port": _http_port(config_path(servers.home))},
+    }
+    path = config_path(servers.home)
+    aside = path.with_suffix(".new")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        yaml.safe_dump(facts, file, sort_keys=False)
+    aside.replace(path)
+    return path
+
+
+def _http_port(path: Path) -> int:
+    if path.exists():
+        last = int(yaml.safe_load(path.read_text(encoding="utf-8"))["http"]["port"])
+        if ports.free(last):
+            return last
+    return ports.pick()

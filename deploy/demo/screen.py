@@ -1,0 +1,85 @@
+"""What a person sees while the demo runs: a live table in a terminal, a line now and then in a pipe."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class SinkView:
+    """One store, as it stands."""
+
+    name: str
+    state: str
+    changes: int
+    lag_bytes: int
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The whole pipeline, as it stands."""
+
+    seconds: float
+    committed: int
+    captured: int
+    capture_state: str
+    sinks: tuple[SinkView, ...]
+
+
+def _lag(view: SinkView) -> str:
+    if view.lag_bytes == 0:
+        return "up to date"
+    seconds = "" if view.lag_seconds is None else f", {view.lag_seconds:.1f} s"
+    return f"{view.lag_bytes / 1024:,.0f} kB{seconds}"
+
+
+def table(view: View) -> Table:
+    """The picture of one moment."""
+    grid = Table(title=f"Postgres → log → stores   ({view.seconds:4.0f} s)", title_justify="left", box=None)
+    for heading in ("", "state", "changes", "behind the source"):
+        grid.add_column(heading, justify="left" if heading in {"", "state"} else "right", min_width=14)
+    grid.add_row("Postgres", "committing", f"{view.committed:,} tx", "")
+    grid.add_row("log", view.capture_state, f"{view.captured:,}", "")
+    for sink in view.sinks:
+        grid.add_row(sink.name, sink.state, f"{sink.changes:,}", _lag(sink))
+    return grid
+
+
+@dataclass(slots=True)
+class Screen:
+    """Shows views. In a pipe a line every two seconds, so that a build log stays readable."""
+
+    console: Console
+    _live: Live | None = None
+    _last: float = field(default=0.0)
+
+    def __enter__(self) -> "Screen":
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Show one moment."""
+        if self._live:
+            self._live.update(table(view), refresh=True)
+        elif time.monotonic() - self._last >= 2.0:
+            self._last = time.monotonic()
+            sinks = "  ".join(f"{sink.name}: {sink.changes:,} ({_lag(sink)})" for sink in view.sinks)
+            self.console.print(f"{view.seconds:5.1f} s  {view.committed:,} tx  log {view.captured:,}  {sinks}")
+
+
+def print_facts(console: Console, title: str, facts: Mapping[str, str]) -> None:
+    """A small titled list."""
+    console.print(f"\n{title}", style="bold")
+    for name, fact in facts.items():
+        console.print(f"  {name:<12} {fact}", markup=False, soft_wrap=True)
