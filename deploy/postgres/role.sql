@@ -1,0 +1,9 @@
+-- The least that Millrace needs, run by the owner of the tables.
+--   psql -v password=… -v tables='public.users, public.orders' -f role.sql
+-- REPLICATION lets it read the WAL of published tables; SELECT lets it take snapshots. No superuser, no CREATE.
+create role millrace login replication password :'password';
+grant select on :tables to millrace;
+-- By list: FOR ALL TABLES would trust whoever creates the next table.
+create publication millrace for table :tables with (publish_via_partition_root = true);
+-- A table under row security is refused unless the role may bypass it; decide this with open eyes:
+--   alter role millrace bypassrls;
