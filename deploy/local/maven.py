@@ -1,0 +1,58 @@
+"""Files from Maven Central by their coordinates, through the machine's own `mvn` (and so its own settings)."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault
+from deploy.local import java, packages
+from deploy.local.server import Narrate
+
+POMS = Path(__file__).with_name("poms")
+_LINE = re.compile(r"Download(?:ing|ed) from \S+: \S*/([^/\s]+\.(?:jar|zip|gz))(?: \((.*)\))?")
+
+
+def copy(artifact: str, folder: Path, narrate: Narrate, plugin: str = "dependency") -> None:
+    """One artifact, `group:artifact:version:packaging[:classifier]`, into a folder."""
+    _run([f"{plugin}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"], folder, artifact, narrate)
+
+
+def copy_dependencies(pom: str, folder: Path, narrate: Narrate) -> None:
+    """Every jar that `poms/<pom>.xml` names or needs, into a folder."""
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
+    _run(["-f", str(POMS / f"{pom}.xml"), *goal], folder, f"the jars of {pom}", narrate)
+
+
+def _run(arguments: Sequence[str], folder: Path, what: str, narrate: Narrate) -> None:
+    command = [_maven(narrate), "-B", "-Dstyle.color=never", *arguments]
+    # outside any project: a pom.xml in the current folder must not take part
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        lines = [_told(line, narrate) for line in child.stdout or ()]
+    if child.returncode != 0:
+        reason = next((line for line in lines if line.startswith("[ERROR]")), "").removeprefix("[ERROR]").strip()
+        raise EnvironmentFault(
+            f"Maven could not fetch {what}: {_without_hosts(reason)[:300]}",
+            "Check the network and Maven's settings, then try again.",
+        )
+
+
+def _told(line: str, narrate: Narrate) -> str:
+    if match := _LINE.search(line):
+        narrate(f"{match[1]} {match[2] or ''}".rstrip())
+    return line
+
+
+def _without_hosts(text: str) -> str:
+    return re.sub(r"https?://\S+", "the repository", text)
+
+
+def _maven(narrate: Narrate) -> str:
+    java.java17(narrate)
+    if shutil.which("mvn") is None:
+        packages.install(("maven",), "Maven (mvn)", narrate)
+    found = shutil.which("mvn")
+    if found is None:
+        raise EnvironmentFault("Maven was installed but cannot be found.", "Put mvn on the PATH.")
+    return found

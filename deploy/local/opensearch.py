@@ -1,0 +1,179 @@
+"""OpenSearch, one node, without a security plugin: the small distribution from Maven Central with trimmed modules.
+
+Started by `java` directly: the shell script of the distribution runs three more JVMs first. Compiled by C1 only and
+with a class archive, which halves the CPU of a start; a busy production node wants neither.
+"""
+
+import json
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from deploy.local import downloads, java, maven
+from deploy.local.account import account, give
+from deploy.local.archive import class_archive
+from deploy.local.server import HOST, Launch, Narrate, Site
+
+VERSION = "3.8.0"
+_SET = f"opensearch-{VERSION}"
+_MODULES = (
+    "transport-netty4",
+    "lang-painless",
+    "percolator",
+    "reindex",
+    "mapper-extras",
+    "ingest-common",
+    "parent-join",
+    "analysis-common",
+)
+_SETTINGS: Mapping[str, object] = {
+    "cluster.name": "millrace-local",
+    "node.name": "local",
+    "discovery.type": "single-node",
+    "network.host": HOST,
+    "cluster.routing.allocation.disk.threshold_enabled": False,
+    "action.destructive_requires_name": False,
+}
+_FLAGS = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xss1m",
+    "-Djava.awt.headless=true",
+    "-Dfile.encoding=UTF-8",
+    "-Djna.nosys=true",
+    "-XX:-OmitStackTraceInFastThrow",
+    "-Dio.netty.noUnsafe=true",
+    "-Dio.netty.noKeySetOptimization=true",
+    "-Dio.netty.recycler.maxCapacityPerThread=0",
+    "-Dio.netty.allocator.numDirectArenas=0",
+    "-Dlog4j.shutdownHookEnabled=false",
+    "-Dlog4j2.disable.jmx=true",
+    "-Dorg.apache.lucene.store.MMapDirectory.sharedArenaMaxPermits=1",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+)
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSearch:
+    """`settings` go over those of opensearch.yml."""
+
+    settings: Mapping[str, object] = field(default_factory=dict)
+    heap: str = "512m"
+    name: str = "opensearch"
+    after: tuple[str, ...] = ()
+    port_count: int = 2
+    patience: float = 240
+
+    def install(self, narrate: Narrate) -> None:
+        """The distribution, and a Java that it runs on."""
+        java.java21(narrate)
+        distribution(narrate)
+
+    def prepare(self, site: Site) -> Launch:
+        """Settings and folders under the data folder; the distribution itself is never written to."""
+        runtime, full = java.java21(_silent)
+        home = distribution(_silent, full=full)
+        config = _write_config(site, home, self.settings)
+        temporary = _folder(site.data / "tmp")
+        flags = (
+            *class_archive(runtime, _SET),
+            *_FLAGS,
+            f"-Xms{self.heap}",
+            f"-Xmx{self.heap}",
+            f"-Djava.io.tmpdir={temporary}",
+            f"-XX:ErrorFile={site.data}/hs_err.log",
+            f"-Dopensearch.path.home={home}",
+            f"-Dopensearch.path.conf={config}",
+            "-Dopensearch.distribution.type=zip",
+            "-Dopensearch.bundled_jdk=false",
+        )
+        return Launch((str(runtime), *flags, "-cp", _classpath(home), "org.opensearch.bootstrap.OpenSearch"))
+
+    def ready(self, site: Site) -> bool:
+        """The cluster's health is not red."""
+        try:
+            with _OPENER.open(f"http://{HOST}:{site.port}/_cluster/health", timeout=5) as answer:
+                return bool(json.load(answer)["status"] != "red")
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+
+    def address(self, site: Site) -> str:
+        """An HTTP URL."""
+        return f"http://{HOST}:{site.port}"
+
+
+def _silent(_line: str) -> None:
+    return None
+
+
+def distribution(narrate: Narrate, *, full: bool = True) -> Path:
+    """The unpacked distribution; the runtime from PyPI cannot run the module with the thai analyzer."""
+    artifact = f"org.opensearch.distribution.integ-test-zip:opensearch:{VERSION}:zip"
+    folder = downloads.provide(_SET, lambda aside: maven.copy(artifact, aside, narrate), _unpack, narrate)
+    return folder / ("full" if full else "small")
+
+
+def _classpath(home: Path) -> str:
+    """The server needs the classes of its security agent, but not the agent, which rewrites classes at every start."""
+    agent = (home / "agent").glob("opensearch-agent-bootstrap-*.jar")
+    return ":".join(str(jar) for jar in (*sorted((home / "lib").glob("*.jar")), *agent))
+
+
+def _unpack(folder: Path) -> None:
+    archive = folder / f"opensearch-{VERSION}.zip"
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(folder)
+    archive.unlink()
+    home = folder / "full"
+    (folder / f"opensearch-{VERSION}").rename(home)
+    for module in (home / "modules").iterdir():
+        if module.name not in _MODULES:
+            shutil.rmtree(module)
+    (home / "plugins").mkdir(exist_ok=True)
+    small = folder / "small"
+    shutil.copytree(home, small, copy_function=_link)
+    shutil.rmtree(small / "modules/analysis-common")
+
+
+def _link(source: str, target: str) -> None:
+    Path(target).hardlink_to(source)
+
+
+def _folder(path: Path) -> Path:
+    if not path.exists():
+        path.mkdir(mode=0o700)
+        give(path, account())
+    return path
+
+
+def _write_config(site: Site, home: Path, extra: Mapping[str, object]) -> Path:
+    config = _folder(site.data / "config")
+    own = {
+        "http.port": site.ports[0],
+        "transport.port": site.ports[1],
+        "path.data": str(_folder(site.data / "data")),
+        "path.logs": str(_folder(site.data / "logs")),
+    }
+    (config / "opensearch.yml").write_text(yaml.safe_dump({**_SETTINGS, **extra, **own}))
+    (config / "log4j2.properties").write_text(_LOGGING)
+    (config / "jvm.options").write_text("")
+    for path in config.iterdir():
+        give(path, account())
+    return config
+
+
+_LOGGING = """status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d{ISO8601}][%-5p][%-25c{1.}] %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+"""

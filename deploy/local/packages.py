@@ -1,0 +1,59 @@
+"""Installing what the machine lacks by apt, without starting or touching any service of the system."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault
+from deploy.local.server import Narrate
+
+_POLICY = Path("/usr/sbin/policy-rc.d")
+"""Asked by every Debian package before it starts a service; exit code 101 means: do not."""
+
+
+def install(names: Sequence[str], what: str, narrate: Narrate) -> None:
+    """Install packages by name. Raises EnvironmentFault that says what to install, where we may not or cannot."""
+    remedy = f"Install it: apt-get install {' '.join(names)}"
+    prefix = _root()
+    if prefix is None or shutil.which("apt-get") is None:
+        raise EnvironmentFault(f"{what} is missing on this machine.", remedy)
+    narrate(f"installing {' '.join(names)} by apt")
+    try:
+        _quietly(prefix, names)
+    except subprocess.CalledProcessError:
+        raise EnvironmentFault(f"{what} is missing on this machine, and apt could not install it.", remedy) from None
+
+
+def _root() -> list[str] | None:
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") is None:
+        return None
+    allowed = subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+    return ["sudo", "-n"] if allowed else None
+
+
+def _quietly(prefix: list[str], names: Sequence[str]) -> None:
+    settings = ("env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
+    apt = [*prefix, *settings, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
+    forbidden = _forbid_services(prefix)
+    try:
+        subprocess.run([*apt, "update"], capture_output=True, check=False)
+        subprocess.run([*apt, "install", "-y", "--no-install-recommends", *names], capture_output=True, check=True)
+    finally:
+        if forbidden:
+            subprocess.run([*prefix, "rm", "-f", str(_POLICY)], check=False)
+
+
+def _forbid_services(prefix: list[str]) -> bool:
+    """Put the policy in place for a moment; an existing one is the owner's and stays as it is."""
+    if _POLICY.exists():
+        return False
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
+        script.write("#!/bin/sh\nexit 101\n")
+        script.flush()
+        subprocess.run([*prefix, "install", "-m", "755", script.name, str(_POLICY)], check=True)
+    return True

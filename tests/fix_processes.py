@@ -1,0 +1,120 @@
+"""Our own program as a child process, acted on by its pid only, and waiting for conditions instead of for time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pytest
+
+from deploy.local.process import dies_with_parent
+
+T = TypeVar("T")
+_ROOT = Path(__file__).parents[1]
+
+
+def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "") -> T:
+    """Ask until the answer is true, at most `deadline` seconds; returns the answer. Errors of `condition` pass."""
+    end = time.monotonic() + deadline
+    pause = 0.005
+    while not (answer := condition()):
+        if time.monotonic() > end:
+            name = what or getattr(condition, "__name__", "the condition")
+            raise AssertionError(f"not within {deadline} s: {name}")
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)
+    return answer
+
+
+class Program:
+    """A running child of this test: `python -m <module> …`. Standard output and error go to files."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        self.output = folder / f"{time.monotonic_ns()}.out"
+        self.errors = self.output.with_suffix(".err")
+        with self.output.open("wb") as out, self.errors.open("wb") as err:
+            self._child = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", **env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=dies_with_parent(signal.SIGKILL),  # noqa: PLW1509
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._child.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to this process alone."""
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9 and wait."""
+        self.send(signal.SIGKILL)
+        self._child.wait(30)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.send(signal.SIGSTOP)
+
+    def unpause(self) -> None:
+        """SIGCONT."""
+        self.send(signal.SIGCONT)
+
+    def terminate(self, deadline: float = 30) -> int:
+        """SIGTERM, wait, and return the exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait(deadline)
+
+    def wait(self, deadline: float = 60) -> int:
+        """The exit code; fails the test with what the program said if it does not end in time."""
+        try:
+            return self._child.wait(deadline)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {deadline} s:\n{self.said()[-4000:]}") from None
+
+    def said(self) -> str:
+        """Standard output and error so far."""
+        return self.output.read_text(errors="replace") + self.errors.read_text(errors="replace")
+
+    def end(self) -> None:
+        """For clean-up: kill it and whatever is left of its own session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._child.wait(30)
+
+
+class RunProgram(Protocol):
+    """`arguments` are those of the interpreter: `"-m", "cdc.cli.main", "run"` or `"-c", code`."""
+
+    def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program: ...
+
+
+@pytest.fixture
+def run_program(tmp_path: Path) -> Iterator[RunProgram]:
+    """Starts children that end with the test, and with pytest if it is killed."""
+    started: list[Program] = []
+    folder = tmp_path / "programs"
+    folder.mkdir()
+
+    def run(*arguments: str, env: Mapping[str, str] | None = None) -> Program:
+        started.append(Program(arguments, folder, env or {}))
+        return started[-1]
+
+    yield run
+    for program in started:
+        program.end()
