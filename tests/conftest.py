@@ -1,3 +1,5 @@
 """Fixtures come from the fix_*.py files beside this one."""
 
-pytest_plugins = ["tests.fix_servers", "tests.fix_proxy", "tests.fix_processes", "tests.fix_spark", "tests.fix_pipeline"]
+from pathlib import Path
+
+pytest_plugins = [f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py"))]
