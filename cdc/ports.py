@@ -76,6 +76,12 @@ class LogWriter(Protocol):
     def schemas(self) -> Schemas:
         """The registry kept with this log."""
 
+    def maintain(self) -> None:
+        """Merge, retain: what keeps the log cheap for ever. Call now and then, also beside `append` in another thread.
+
+        A crash in the middle of it is harmless. Never removes what a registered consumer has not read.
+        """
+
     def close(self) -> None:
         """Let go of locks. May never be called: a crash must be as good."""
 
@@ -99,6 +105,16 @@ class Consumer:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a registered reader is behind the head: in bytes of WAL, entries of the log, and age of what waits."""
+
+    consumer: str
+    bytes: int
+    entries: int
+    seconds: float
+
+
 class LogReader(Protocol):
     """Any number of readers, in any process, while the writer writes."""
 
@@ -114,15 +130,19 @@ class LogReader(Protocol):
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
         """Slices after an offset, in order, without a JVM. Ends at the head that it met at the start."""
 
-    def frame(self, spark: "SparkSession", after: Offset | None = None) -> "DataFrame":
-        """A streaming DataFrame of LOG_SCHEMA. Each slice ends with a PROGRESS_TABLE marker row.
+    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
+        """A streaming DataFrame of LOG_SCHEMA. Each micro-batch ends with a PROGRESS_TABLE marker row.
 
+        `limit` is about how many changes a micro-batch may hold (0: the log's own default); entries are never cut.
         `after` counts only when the query has no checkpoint yet. The trap: rows of one transaction stay in one
         micro-batch only as long as the log's slices do.
         """
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered reader."""
+
+    def lags(self) -> Sequence[Lag]:
+        """How far each registered reader is behind."""
 
     def commit(self, consumer: str, reached: Lsn) -> None:
         """Record that a reader has applied everything up to that LSN; registers it. Never goes back."""

@@ -1,0 +1,78 @@
+"""Registered readers: one small file each, so that no two consumers ever write the same file."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cdc.errors import ConfigError, LogCorrupt
+from cdc.log.files import make_folder, replace, room
+from cdc.model import Lsn
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far one reader has applied the log: everything up to `sequence` is no longer needed by it."""
+
+    name: str
+    sequence: int
+    reached: Lsn
+    at: datetime
+
+
+class Consumers:
+    """The positions kept beside a log. One process commits for a consumer at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def all(self) -> Sequence[Reached]:
+        """Every registered reader by name."""
+        paths = self._folder.glob("*.json") if self._folder.is_dir() else ()
+        found = (self._read(path) for path in sorted(paths))
+        return [item for item in found if item is not None]
+
+    def get(self, name: str) -> Reached | None:
+        """One reader, if it is registered."""
+        return self._read(self._path(name))
+
+    def commit(self, name: str, sequence: int, reached: Lsn) -> None:
+        """Move a reader forward; never back."""
+        path = self._path(name)
+        known = self._read(path)
+        if known is not None and (known.sequence >= sequence and known.reached >= reached):
+            return
+        if known is not None:
+            sequence, reached = max(sequence, known.sequence), max(reached, known.reached)
+        data = {"name": name, "sequence": sequence, "reached": reached, "at": datetime.now(UTC).isoformat()}
+        make_folder(self._folder)
+        with room(self._folder):
+            replace(path, json.dumps(data).encode())
+
+    def forget(self, name: str) -> None:
+        """Release what is kept for this reader."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is not a name for a consumer.", "Use letters, digits, _, . and -.")
+        return self._folder / f"{name}.json"
+
+    @staticmethod
+    def _read(path: Path) -> Reached | None:
+        try:
+            data = json.loads(os.fsdecode(path.read_bytes()))
+            return Reached(
+                str(data["name"]), int(data["sequence"]), Lsn(int(data["reached"])), datetime.fromisoformat(data["at"])
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise LogCorrupt(
+                f"Consumer file {path.name} is not readable.", "Remove it: the consumer registers itself again."
+            ) from None

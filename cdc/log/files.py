@@ -1,0 +1,93 @@
+"""Durable files: written aside, synced, renamed. Never follows a symbolic link, never readable by others.
+
+OSError stays inside: no room becomes LogFull, a vanished writer folder LogFenced.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault, LogFenced, LogFull
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def make_folder(path: Path) -> None:
+    """Make it with its parents, private to us. Refuses a symbolic link in its place."""
+    try:
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise EnvironmentFault(f"{path} is a symbolic link.", "Put a real folder there, or change `state`.")
+        path.chmod(FOLDER_MODE)
+    except OSError as error:
+        raise EnvironmentFault(f"{path}: {error.strerror}.", "Make it writable for this user.") from None
+
+
+@contextmanager
+def room(path: Path) -> Iterator[None]:
+    """Translate the errors of writing: nothing is visible yet when they come."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise LogFenced(
+            f"The writer folder {path.name} is gone: another writer took over.", "Stop this process."
+        ) from None
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise LogFull(f"No room left under {path.parent}.", "Free space or raise the quota; it goes on.") from None
+        raise
+
+
+def write_new(path: Path, data: bytes | memoryview) -> None:
+    """Write and sync a file that must not exist. On any error nothing of it is left."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Exchange a small file in one instant; durable on return."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    write_new(aside, data)
+    try:
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def open_existing(path: Path) -> int:
+    """A descriptor to read from. Refuses symbolic links (ELOOP)."""
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):
+        shutil.rmtree(path, ignore_errors=True)

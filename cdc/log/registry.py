@@ -1,0 +1,60 @@
+"""Finds the kinds of log: every module of this package that defines `KIND`.
+
+Sub-packages are not looked into, so that what needs Spark is imported only by those who use Spark.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from cdc.config import LogSettings, Settings
+from cdc.errors import ConfigError
+from cdc.ports import LogReader, LogWriter
+
+
+@dataclass(frozen=True, slots=True)
+class LogKind:
+    """One kind of log: its name in the pipeline file, its settings, and how it is opened."""
+
+    name: str
+    settings: type[LogSettings]
+    open_writer: Callable[[Settings], LogWriter]
+    open_reader: Callable[[Settings], LogReader]
+
+
+@cache
+def kinds() -> Mapping[str, LogKind]:
+    """Every kind by name; adding one is adding a file."""
+    package = importlib.import_module(__name__.rpartition(".")[0])
+    found: dict[str, LogKind] = {}
+    for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if info.ispkg:
+            continue
+        kind = getattr(importlib.import_module(info.name), "KIND", None)
+        if isinstance(kind, LogKind):
+            found[kind.name] = kind
+    return found
+
+
+def settings_kinds() -> Mapping[str, type[LogSettings]]:
+    """What `cdc.pipeline_file.load` needs to check the `log` section."""
+    return {name: kind.settings for name, kind in kinds().items()}
+
+
+def open_writer(settings: Settings) -> LogWriter:
+    """The one writer of the configured log. Raises LogFenced while another process has it."""
+    return _kind(settings).open_writer(settings)
+
+
+def open_reader(settings: Settings) -> LogReader:
+    """A reader of the configured log; works before the writer has ever run."""
+    return _kind(settings).open_reader(settings)
+
+
+def _kind(settings: Settings) -> LogKind:
+    name = settings.log.kind
+    if name not in kinds():
+        raise ConfigError(f"log.kind {name!r} is not known.", f"Known kinds: {', '.join(sorted(kinds()))}.")
+    return kinds()[name]

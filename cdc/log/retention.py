@@ -1,0 +1,55 @@
+"""Retention by age and size: the oldest segments give way to one empty segment that keeps position and marks."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from cdc.log import content
+from cdc.log.consumers import Consumers
+from cdc.log.history import History, sizes_of
+from cdc.log.names import Segment
+
+
+def expired(
+    kept: Sequence[Segment], sizes: Mapping[Segment, int], oldest: int, room: int, protected: int | None
+) -> Sequence[Segment]:
+    """The leading segments that may go: past the age or beyond the size, and read by everybody. Pure.
+
+    `oldest` is the commit time (µs) before which rows are past their age, `protected` the last sequence number that
+    every registered consumer has read (None: nobody is registered).
+    """
+    total = sum(sizes[segment] for segment in kept)
+    gone: list[Segment] = []
+    for segment in kept:
+        if protected is not None and segment.stop > protected:
+            break
+        if segment.newest >= oldest and total <= room:
+            break
+        gone.append(segment)
+        total -= sizes[segment]
+    return gone
+
+
+class Retention:
+    """Applies the rule to a log."""
+
+    def __init__(self, history: History, consumers: Consumers) -> None:
+        self._history = history
+        self._consumers = consumers
+
+    def apply(self, hours: float, gigabytes: float, force: bool = False) -> int:
+        """Remove what is past retention; returns how many entries went. `force` ignores the consumers."""
+        view = self._history.view()
+        oldest = int((datetime.now(UTC).timestamp() - hours * 3600) * 1e6)
+        protected = None if force else self.protected()
+        gone = expired(view.chain.kept, sizes_of(view), oldest, int(gigabytes * 2**30), protected)
+        if not gone:
+            return 0
+        floor = () if view.chain.floor is None else (view.chain.floor,)
+        last = gone[-1]
+        cut = content.Cut(last.stop, last.end, 0, 0)
+        self._history.replace(view, (*floor, *gone), (), (cut,), expired=True)
+        return last.stop - gone[0].start + 1
+
+    def protected(self) -> int | None:
+        """The last sequence number that every registered consumer has read; None if there are no consumers."""
+        return min((item.sequence for item in self._consumers.all()), default=None)

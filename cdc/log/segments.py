@@ -1,0 +1,150 @@
+"""The segment log: Parquet files in a folder, one writer, any number of readers, no server.
+
+A segment is written aside, synced and renamed into place: the rename is the commit, so "appended" and "position" are
+one fact, and a restart reads the position off the names. See docs/adr/0002-segment-log.md.
+"""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from cdc import failpoint
+from cdc.config import LogSettings, Settings
+from cdc.errors import LogError
+from cdc.log import content
+from cdc.log.consumers import Consumers
+from cdc.log.files import make_folder, room, write_new
+from cdc.log.folder import LogFolder
+from cdc.log.history import History, recover_marks
+from cdc.log.lease import Lease
+from cdc.log.names import Segment
+from cdc.log.reading import SegmentReader
+from cdc.log.registry import LogKind
+from cdc.log.retention import Retention
+from cdc.log.schemas import FolderSchemas
+from cdc.log.spool import SegmentSpool
+from cdc.model import Entry, Lsn, Progress
+from cdc.ports import Schemas
+
+
+class SegmentSettings(LogSettings):
+    """A log of Parquet files under the state folder."""
+
+    kind: Literal["segments"] = "segments"
+    compression: content.Compression = "lz4"
+    """Of fresh segments; history is always zstd. Small segments cost half the CPU with lz4."""
+    hot_segments: int = Field(512, ge=1)
+    """How many fresh segments may lie unmerged before a merge is due."""
+    segment_mb: float = Field(96.0, gt=0)
+    """Size at which a merged segment is left alone."""
+
+
+class SegmentWriter:
+    """Appends to the folder; safe to call from several threads, one entry at a time."""
+
+    def __init__(self, root: Path, settings: SegmentSettings, takeover: bool = False) -> None:
+        self._lease = Lease.take(root, takeover)
+        self._folder = LogFolder(root)
+        make_folder(self._folder.hot)
+        make_folder(self._folder.history)
+        self._settings = settings
+        self._schemas = FolderSchemas(root / "schemas")
+        self._lock = threading.RLock()
+        self._maintaining = threading.Lock()
+        self._history = History(self._folder, self._lease)
+        self._retention = Retention(self._history, Consumers(root / "consumers"))
+        self._broken = False
+        view = self._folder.view()
+        self._sequence = view.chain.head
+        self._progress = Progress(view.chain.end, recover_marks(view))
+
+    def progress(self) -> Progress:
+        """What is durable."""
+        return self._progress
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry kept with this log."""
+        return self._schemas
+
+    def append(self, entry: Entry) -> None:
+        """Write one segment; ignores an entry that was appended before."""
+        with self._lock:
+            if self._is_repeat(entry.end, entry.marks):
+                return
+            failpoint.reached("log.before_write")
+            rows = content.checked(entry.rows)
+            data = content.encode(rows, content.Facts(entry.marks, ()), self._settings.compression)
+            aside = self._lease.aside / f"{self._sequence + 1}.parquet"
+            with room(self._lease.aside):
+                write_new(aside, memoryview(data))
+            self.publish(aside, content.Extent.of(rows), entry.end, entry.marks)
+            failpoint.reached("log.after_append")
+
+    def spool(self) -> SegmentSpool:
+        """Begin a transaction too large for memory."""
+        return SegmentSpool(self, self._lease.aside, self._settings.compression)
+
+    def publish(self, aside: Path, extent: content.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
+        """Rename a synced file or folder into place as the next sequence number; False if the log has it already."""
+        with self._lock:
+            if self._broken:
+                raise LogError("An earlier sync of the log folder failed.", "Restart: what is durable is read again.")
+            if self._is_repeat(end, marks):
+                return False
+            segment = self._named(extent, max(end, self._progress.end), bool(marks))
+            failpoint.reached("log.before_rename")
+            try:
+                self._lease.publish(aside, self._folder.hot / str(segment))
+            except OSError:
+                # Visible but perhaps not durable: only a fresh look at the folder can tell.
+                self._broken = True
+                raise
+            self._sequence = segment.stop
+            self._progress = Progress(segment.end, {**self._progress.marks, **marks})
+            return True
+
+    def _named(self, extent: content.Extent, end: Lsn, marks: bool) -> Segment:
+        number = self._sequence + 1
+        first, last = (extent.first, extent.last) if extent.rows else (end, end)
+        return Segment(number, number, 0, first, last, end, extent.rows, extent.newest, marks)
+
+    def _is_repeat(self, end: Lsn, marks: Mapping[str, str]) -> bool:
+        known = self._progress
+        return end <= known.end and all(known.marks.get(key) == value for key, value in marks.items())
+
+    def maintain(self) -> None:
+        """Merge what is small and old, remove what is past retention."""
+        with self._maintaining:
+            self._history.tidy()
+            self._history.merge(self._settings.hot_segments, int(self._settings.segment_mb * 2**20))
+            self._retention.apply(self._settings.retention_hours, self._settings.retention_gb)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._lease.release()
+
+
+def folder_of(settings: Settings) -> Path:
+    """Where the segment log of a pipeline lies."""
+    return settings.state / "log"
+
+
+def _open_writer(settings: Settings) -> SegmentWriter:
+    make_folder(settings.state)
+    return SegmentWriter(folder_of(settings), _own(settings))
+
+
+def _own(settings: Settings) -> SegmentSettings:
+    log = settings.log
+    return log if isinstance(log, SegmentSettings) else SegmentSettings(**log.model_dump(exclude={"kind"}))
+
+
+def _open_reader(settings: Settings) -> SegmentReader:
+    return SegmentReader(folder_of(settings))
+
+
+KIND = LogKind("segments", SegmentSettings, _open_writer, _open_reader)
