@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import socket
 import threading
 import time
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from cdc.service.metrics import exposition
 from cdc.service.reached import Positions
 
 _LONGEST_WAIT = 60.0
+_LARGEST_HEAD = 16 * 1024
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -52,6 +54,19 @@ class Token:
         await self._app(scope, receive, send)
 
 
+class Bounds:
+    """Refuses a head that is too large. The parser's own limit counts only heads that arrive in pieces."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if sum(len(name) + len(value) for name, value in scope.get("headers", ())) > _LARGEST_HEAD:
+            await JSONResponse({"error": "the request's headers are too large"}, 431)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 class Endpoint:
     """The routes, over one pipeline's state folder and log."""
 
@@ -72,7 +87,7 @@ class Endpoint:
         ]
         token = self._settings.http.token
         guards = [Middleware(Token, expected=token.reveal())] if token else []
-        return Starlette(routes=routes, middleware=guards)
+        return Starlette(routes=routes, middleware=[Middleware(Bounds), *guards])
 
     def _facts(self) -> tuple[dict[str, object], dict[str, object]]:
         state = self._settings.state
@@ -129,33 +144,45 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         guard(settings.http)
-        app = Endpoint(settings).app()
+        self._settings = settings.http
         config = uvicorn.Config(
-            app,
-            host=settings.http.host,
-            port=settings.http.port,
+            Endpoint(settings).app(),
+            http="h11",  # bounds a request's head, which httptools does not
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=256,
+            limit_concurrency=512,
             timeout_keep_alive=5,
-            h11_max_incomplete_event_size=16384,
+            h11_max_incomplete_event_size=_LARGEST_HEAD,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
-        self._place = f"{settings.http.host}:{settings.http.port}"
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in settings.http.host else socket.AF_INET)
+
+    def _serve(self) -> None:
+        self._server.run([self._socket])
 
     def __enter__(self) -> "Server":
+        self._listen()
         self._thread.start()
         while not self._server.started:
-            if not self._thread.is_alive():
-                raise EnvironmentFault(
-                    f"The HTTP endpoint cannot listen on {self._place}: the port is taken or not allowed.",
-                    "Choose another with the setting http.port.",
-                )
             time.sleep(0.01)
         return self
+
+    def _listen(self) -> None:
+        host, port = self._settings.host, self._settings.port
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+            self._socket.listen(256)
+        except OSError as error:
+            self._socket.close()
+            raise EnvironmentFault(
+                f"The HTTP endpoint cannot listen on {host}:{port}: {error.strerror}.",
+                "Choose another with the setting http.port.",
+            ) from None
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join(5)
+        self._socket.close()
