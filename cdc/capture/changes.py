@@ -1,0 +1,248 @@
+"""Inserts, updates and deletes of one table schema, decoded together.
+
+Old values: under identity FULL an old tuple (`O`) holds the whole row; otherwise (`K`) only its key columns are data
+and every other `n` in it means nothing. An unchanged TOAST column is taken from a full old tuple where there is one,
+else it is left out of the image and named.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.capture.frames import Frames
+from cdc.capture.layout import Layout
+from cdc.capture.spans import Block, Flags, Places, Spans, as_arrow, gather
+from cdc.capture.tuples import Tuples, walk
+from cdc.errors import DecodeError
+
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+_NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
+OPS = pa.array(["c", "u", "d", "t"])
+NAMES = pa.list_(pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of one layout in stream order, one row each, a key change being two: `d`, then `c`."""
+
+    message: Places
+    """Which message each row came from."""
+    op: "pa.StringArray"
+    key: "pa.StringArray"
+    after: "pa.StringArray"
+    before: "pa.StringArray"
+    unchanged: "pa.ListArray"
+
+    @property
+    def texts(self) -> "list[pa.Array]":
+        """The columns that differ from message to message, in the order of the log's schema."""
+        return [self.op, self.key, self.after, self.before, self.unchanged]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The tuples of a group's messages. `old` and `new` are compact: over the messages that have one."""
+
+    old: Tuples | None
+    new: Tuples | None
+    has_old: Flags
+    has_new: Flags
+    full: Flags
+
+
+def decode(frames: Frames, layout: Layout, message: Places, at: Places) -> Changes:
+    """Decode these messages; `at` is where each one's first tuple mark stands."""
+    read = _filled(_read(frames, layout, message, at), layout)
+    key = layout.key_images(_key_block(read, layout, frames, message))
+    return _rows(read, layout, frames, message, (key, *_moved(read, layout, frames, key)))
+
+
+def truncate(message: int) -> Changes:
+    """The one row of a truncated table."""
+    nothing = pa.nulls(1, pa.string())
+    return Changes(np.array([message]), pa.array(["t"]), nothing, nothing, nothing, pa.nulls(1, NAMES))
+
+
+def _read(frames: Frames, layout: Layout, message: Places, at: Places) -> _Read:
+    kind = frames.kind[message]
+    mark = frames.data[at]
+    has_new, has_old = kind != DELETE, mark != _NEW
+    full = mark == _OLD
+    legal = np.where(has_old, (full | (mark == _KEY)) & (kind != INSERT), has_new) & (at < frames.stop[message])
+    _demand(frames, message, at, legal, "A row begins with an unknown mark")
+    at = at + 1
+    old = new = None
+    if has_old.any():
+        old, ends = walk(frames, message[has_old], at[has_old], layout.width)
+        at[has_old] = ends
+        again = has_old & has_new
+        _demand(frames, message, at, ~again | ((frames.data[at] == _NEW) & (at < frames.stop[message])), "No new row")
+        at[again] += 1
+    if has_new.any():
+        new, ends = walk(frames, message[has_new], at[has_new], layout.width)
+        at[has_new] = ends
+    _demand(frames, message, at, at == frames.stop[message], "A message goes on after its last column")
+    return _Read(old, new, has_old, has_new, full)
+
+
+def _demand(frames: Frames, message: Places, at: Places, good: Flags, complaint: str) -> None:
+    if not good.all():
+        row = int(np.argmin(good))
+        raise DecodeError(complaint, frames.offset(int(message[row]), int(at[row])))
+
+
+def _filled(read: _Read, layout: Layout) -> _Read:
+    """Take columns that were not sent from the old tuple: all of them under FULL, key columns always."""
+    if read.new is None or read.old is None or not any(flags is not None for flags in read.new.unchanged):
+        return read
+    keys = {field.index for field in layout.keys}
+    columns, unchanged = list(read.new.columns), list(read.new.unchanged)
+    old_of_new = read.has_old[read.has_new]
+    new_of_old = read.has_new[read.has_old]
+    full_of_new = read.full[read.has_new]
+    for index, missing in enumerate(unchanged):
+        if missing is None:
+            continue
+        fill = missing & (old_of_new if index in keys else full_of_new)
+        source = read.old.columns[index].pick(new_of_old)
+        columns[index], unchanged[index] = _patched(columns[index], missing, fill, source, fill[old_of_new])
+    return replace(read, new=Tuples(columns, unchanged))
+
+
+def _patched(column: Spans, missing: Flags, fill: Flags, source: Spans, use: Flags) -> tuple[Spans, Flags | None]:
+    """The column with `fill` rows taken from the `use` rows of `source`, in a buffer of its own: the old tuple
+    stands before the new one, and a shared buffer must be read in ascending order."""
+    start, stop = column.start.copy(), column.stop.copy()
+    valid = np.ones(len(column), np.bool_) if column.valid is None else column.valid.copy()
+    start[fill], stop[fill] = source.start[use], source.stop[use]
+    valid[fill] = True if source.valid is None else source.valid[use]
+    left = missing & ~fill
+    return gather(Spans(column.data, start, stop, valid)), left if left.any() else None
+
+
+def _key_block(read: _Read, layout: Layout, frames: Frames, message: Places) -> Block:
+    """The columns that identify each message's row: from the new tuple, or from a delete's old one.
+
+    Only key columns are merged; nobody looks at the others.
+    """
+    if read.new is not None:
+        _demand_keys(read, layout, frames, message)
+    found = read.new or read.old
+    columns = list(found.columns) if found is not None else []
+    if read.new is not None and read.old is not None and not read.has_new.all():
+        deleted = ~read.has_new[read.has_old]
+        for index in (field.index for field in layout.keys):
+            columns[index] = _merged(columns[index], read.old.columns[index].pick(deleted), read.has_new)
+    return Block(frames.data, columns, len(message))
+
+
+def _demand_keys(read: _Read, layout: Layout, frames: Frames, message: Places) -> None:
+    for field in layout.keys:
+        missing = None if read.new is None else read.new.unchanged[field.index]
+        if missing is not None:
+            index = int(message[read.has_new][np.argmax(missing)])
+            complaint = f"Key column {field.column.name} of {layout.schema.table} was not sent"
+            raise DecodeError(complaint, frames.offset(index, int(frames.start[index])))
+
+
+def _merged(new: Spans, old: Spans, is_new: Flags) -> Spans:
+    """One column over all messages: `new` where `is_new`, else `old`."""
+    if new.data is not old.data:
+        place = np.where(is_new, np.cumsum(is_new) - 1, len(new) + np.cumsum(~is_new) - 1)
+        return Spans.of(pa.concat_arrays([as_arrow(new), as_arrow(old)]).take(pa.array(place)))
+    start, stop = np.empty(len(is_new), np.int64), np.empty(len(is_new), np.int64)
+    start[is_new], stop[is_new] = new.start, new.stop
+    start[~is_new], stop[~is_new] = old.start, old.stop
+    valid = None
+    if new.valid is not None or old.valid is not None:
+        valid = np.ones(len(is_new), np.bool_)
+        valid[is_new] = True if new.valid is None else new.valid
+        valid[~is_new] = True if old.valid is None else old.valid
+    return Spans(new.data, start, stop, valid)
+
+
+def _moved(
+    read: _Read, layout: Layout, frames: Frames, key: "pa.StringArray"
+) -> "tuple[Flags | None, pa.StringArray | None]":
+    """Which messages changed their row's key, and the old keys of those. An old key that is sent need not differ."""
+    both = read.has_old & read.has_new
+    if read.old is None or not both.any():
+        return None, None
+    old = read.old.pick(read.has_new[read.has_old])
+    old_key = layout.key_images(Block(frames.data, old.columns, int(both.sum())))
+    differs = np.asarray(pc.not_equal(old_key, key.filter(pa.array(both))))
+    if not differs.any():
+        return None, None
+    moved = both.copy()
+    moved[both] = differs
+    return moved, old_key.filter(pa.array(differs))
+
+
+def _rows(
+    read: _Read,
+    layout: Layout,
+    frames: Frames,
+    message: Places,
+    keys: "tuple[pa.StringArray, Flags | None, pa.StringArray | None]",
+) -> Changes:
+    key, moved, old_key = keys
+    count = len(message)
+    has_new, has_before = read.has_new, read.full
+    kind = frames.kind[message]
+    op = np.where(kind == INSERT, 0, np.where(kind == UPDATE, 1, 2))
+    if moved is not None and old_key is not None:
+        source = np.repeat(np.arange(count), 1 + moved)
+        leaving = np.zeros(len(source), np.bool_)
+        leaving[np.flatnonzero(moved) + np.arange(int(moved.sum()))] = True
+        place = source.copy()
+        place[leaving] = count + np.arange(len(old_key))
+        key = pa.concat_arrays([key, old_key]).take(pa.array(place))
+        arriving = moved[source] & ~leaving
+        op = np.where(leaving, 2, np.where(arriving, 0, op[source]))
+        has_new, has_before = has_new[source] & ~leaving, has_before[source] & ~arriving
+        message = message[source]
+    after, unchanged = _after(read, layout, frames, has_new)
+    return Changes(message, OPS.take(pa.array(op)), key, after, _before(read, layout, frames, has_before), unchanged)
+
+
+def _after(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "tuple[pa.StringArray, pa.ListArray]":
+    if read.new is None:
+        return pa.nulls(len(present), pa.string()), pa.nulls(len(present), NAMES)
+    block = Block(frames.data, read.new.columns, int(read.has_new.sum()))
+    images = layout.rows(block, read.new.unchanged)
+    return spread(images, present), _names(read.new, layout, present)
+
+
+def _before(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "pa.StringArray":
+    if read.old is None or not read.full.any():
+        return pa.nulls(len(present), pa.string())
+    old = read.old if read.full[read.has_old].all() else read.old.pick(read.full[read.has_old])
+    return spread(layout.rows(Block(frames.data, old.columns, int(read.full.sum()))), present)
+
+
+def _names(new: Tuples, layout: Layout, present: Flags) -> "pa.ListArray":
+    """The columns that each row came without; NULL where it has all of them."""
+    absent = [(field.column.name, new.unchanged[field.index]) for field in layout.fields]
+    named = [(name, flags) for name, flags in absent if flags is not None]
+    if not named:
+        return pa.nulls(len(present), NAMES)
+    table = np.zeros((len(present), len(named)), np.bool_)
+    table[present] = np.stack([flags for _, flags in named], axis=1)
+    counts = table.sum(axis=1)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    names = pa.array([name for name, _ in named]).take(pa.array(np.nonzero(table)[1]))
+    bits = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(NAMES, len(present), [bits, pa.py_buffer(offsets)], children=[names])
+
+
+def spread(compact: "pa.StringArray", present: Flags) -> "pa.StringArray":
+    """The texts where `present`, NULL elsewhere: only offsets are made, the text is not copied."""
+    if len(compact) == len(present):
+        return compact
+    _, bounds, data = compact.buffers()
+    offsets = np.frombuffer(bounds, np.int32)[compact.offset : compact.offset + len(compact) + 1]
+    wide = offsets[np.concatenate(([0], np.cumsum(present)))]
+    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.string(), len(present), [bits, pa.py_buffer(wide), data])

@@ -1,0 +1,126 @@
+"""Which transaction each row of a feed belongs to, and its place in it: one context per Begin, BeginPrepare or
+StreamStart, from there to its end. The last one stays open over feeds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cdc.capture.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
+from cdc.capture.frames import Frames
+from cdc.capture.reading import POSTGRES_EPOCH
+from cdc.capture.spans import Flags, Octets, Places
+from cdc.errors import DecodeError
+
+_CLOSER = {ord("B"): ord("C"), ord("b"): ord("P"), ord("S"): ord("E")}
+_OPENS, _CLOSES = np.zeros(256, np.uint8), np.zeros(256, np.bool_)
+for _opener, _closer in _CLOSER.items():
+    _OPENS[_opener] = _closer
+    _CLOSES[_closer] = True
+_STREAM = ord("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Each row's transaction and its place in it."""
+
+    commit_lsn: Places
+    commit_ts: Places
+    xid: Places
+    ordinal: Places
+
+
+@dataclass(slots=True)
+class Contexts:
+    """The open transaction between feeds, and how many rows each streamed one has so far."""
+
+    closer: int = 0
+    """The kind that ends the open context; 0: none is open."""
+    commit_lsn: int = 0
+    commit_ts: int = 0
+    xid: int = 0
+    ordinal: int = 0
+    streamed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a streamed block is open."""
+        return self.closer == _CLOSER[_STREAM]
+
+    def streamed_flags(self, kind: Octets) -> Flags | None:
+        """Which messages of a feed stand in a streamed block (None: none): those carry a transaction id."""
+        starts = kind == _STREAM
+        if not self.streaming and not starts.any():
+            return None
+        return np.cumsum(starts.astype(np.int8) - (kind == _CLOSER[_STREAM]).astype(np.int8)) + self.streaming > 0
+
+    def check(self, frames: Frames, rows: Places) -> None:
+        """Transactions must begin and end in turn, and rows stand inside them."""
+        kind = frames.kind
+        turn = np.flatnonzero((_OPENS[kind] != 0) | _CLOSES[kind])
+        kinds = kind[turn]
+        expected = np.concatenate(([self.closer], _OPENS[kinds[:-1]])) if len(turn) else _OPENS[:0]
+        wrong = np.where(expected == 0, _OPENS[kinds] == 0, kinds != expected)
+        if wrong.any():
+            at = int(turn[np.argmax(wrong)])
+            raise DecodeError(f"Message {at} of the feed ends or begins a transaction out of turn", 0)
+        opened = np.concatenate(([self.closer], _OPENS[kinds]))
+        outside = opened[np.searchsorted(turn, rows)] == 0
+        if outside.any():
+            raise DecodeError(f"Message {int(rows[np.argmax(outside)])} of the feed is a row outside a transaction", 0)
+
+    def place(self, frames: Frames, found: Mapping[int, Event], counts: Places, message: Places) -> Placed:
+        """Number the rows (`counts`: rows per message, `message`: each row's message) and move on to the feed's end."""
+        kind = frames.kind
+        openers = np.flatnonzero(_OPENS[kind])
+        before = np.cumsum(counts) - counts
+        first = np.concatenate(([0], before[openers]))
+        size = np.diff(np.concatenate((first, [len(message)])))
+        lsn, ts, xid, carry = (np.zeros(len(openers) + 1, np.int64) for _ in range(4))
+        lsn[0], ts[0], xid[0], carry[0] = self.commit_lsn, self.commit_ts, self.xid, self.ordinal
+        plain = np.flatnonzero(kind[openers] == ord("B"))
+        at = frames.start[openers[plain]]
+        lsn[plain + 1] = frames.u64(at + 1)
+        ts[plain + 1] = frames.u64(at + 9) + POSTGRES_EPOCH
+        xid[plain + 1] = frames.u32(at + 17)
+        if len(plain) < len(openers) or self.streaming:
+            self._follow(frames, found, openers, (lsn, ts, xid, carry), size)
+        context = np.searchsorted(openers, message, side="right")
+        ordinal = np.arange(len(message)) - first[context] + carry[context]
+        placed = Placed(lsn[context], ts[context], xid[context], ordinal)
+        self.commit_lsn, self.commit_ts, self.xid = int(lsn[-1]), int(ts[-1]), int(xid[-1])
+        self.ordinal = int(carry[-1] + size[-1])
+        self._close(kind)
+        return placed
+
+    def _follow(
+        self,
+        frames: Frames,
+        found: Mapping[int, Event],
+        openers: Places,
+        fields: tuple[Places, Places, Places, Places],
+        size: Places,
+    ) -> None:
+        """The contexts that are not plain: prepared ones, and blocks of streamed ones, which go on where they were."""
+        lsn, ts, xid, carry = fields
+        if self.streaming:
+            self.streamed[self.xid] = self.ordinal + int(size[0])
+        numbers = {int(message): at for at, message in enumerate(openers.tolist(), 1)}
+        for message, event in sorted(found.items()):
+            if isinstance(event, BeginPrepare):
+                at = numbers[message]
+                lsn[at], ts[at], xid[at] = event.prepare_lsn, event.prepare_ts, event.xid
+            elif isinstance(event, StreamStart):
+                at = numbers[message]
+                xid[at] = event.xid
+                carry[at] = 0 if event.first else self.streamed.get(event.xid, 0)
+                self.streamed[event.xid] = int(carry[at] + size[at])
+            elif isinstance(event, StreamCommit | StreamPrepare) or (
+                isinstance(event, StreamAbort) and event.xid == event.subxid
+            ):
+                self.streamed.pop(event.xid, None)
+
+    def _close(self, kind: Octets) -> None:
+        turn = np.flatnonzero((_OPENS[kind] != 0) | _CLOSES[kind])
+        if len(turn):
+            self.closer = int(_OPENS[kind[turn[-1]]])

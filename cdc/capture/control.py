@@ -1,0 +1,115 @@
+"""Transactions begin, stop and end here: control messages to events, read one by one where they are rare."""
+
+from collections.abc import Callable
+
+from cdc.capture import events
+from cdc.capture.reading import Reading
+
+Control = (
+    events.StreamStart
+    | events.StreamStop
+    | events.StreamCommit
+    | events.StreamAbort
+    | events.BeginPrepare
+    | events.Prepare
+    | events.CommitPrepared
+    | events.RollbackPrepared
+    | events.StreamPrepare
+    | events.LogicalMessage
+)
+
+
+def stream_start(reading: Reading) -> events.StreamStart:
+    return events.StreamStart(reading.u32(), reading.octet() == 1)
+
+
+def stream_stop(reading: Reading) -> events.StreamStop:
+    return events.StreamStop()
+
+
+def stream_commit(reading: Reading) -> events.StreamCommit:
+    xid = reading.u32()
+    reading.octet()
+    return events.StreamCommit(xid, reading.lsn(), reading.lsn(), reading.time())
+
+
+def stream_abort(reading: Reading) -> events.StreamAbort:
+    return events.StreamAbort(reading.u32(), reading.u32())
+
+
+def parallel_abort(reading: Reading) -> events.StreamAbort:
+    """With `streaming 'parallel'` an abort also says where and when."""
+    return events.StreamAbort(reading.u32(), reading.u32(), reading.lsn(), reading.time())
+
+
+def begin_prepare(reading: Reading) -> events.BeginPrepare:
+    return events.BeginPrepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+
+
+def prepare(reading: Reading) -> events.Prepare:
+    reading.octet()
+    return events.Prepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+
+
+def stream_prepare(reading: Reading) -> events.StreamPrepare:
+    reading.octet()
+    return events.StreamPrepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+
+
+def commit_prepared(reading: Reading) -> events.CommitPrepared:
+    reading.octet()
+    return events.CommitPrepared(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+
+
+def rollback_prepared(reading: Reading) -> events.RollbackPrepared:
+    reading.octet()
+    return events.RollbackPrepared(
+        reading.lsn(), reading.lsn(), reading.time(), reading.time(), reading.u32(), reading.text()
+    )
+
+
+def logical_message(reading: Reading) -> events.LogicalMessage:
+    transactional = reading.octet() == 1
+    lsn, prefix = reading.lsn(), reading.text()
+    return events.LogicalMessage(prefix, reading.octets(reading.u32()), lsn, transactional)
+
+
+def origin(reading: Reading) -> None:
+    """Where a transaction came from: known, and not needed."""
+    reading.lsn()
+    reading.text()
+
+
+def type_name(reading: Reading) -> None:
+    """A type's name: the catalog is asked instead, because the name alone does not tell how a type is built."""
+    reading.u32()
+    reading.text()
+    reading.text()
+
+
+def truncated(message: memoryview, streamed: bool) -> list[int]:
+    """The oids of the truncated relations."""
+    reading = Reading(message)
+    if streamed:
+        reading.u32()
+    count = reading.u32()
+    reading.octet()
+    oids = reading.octets(4 * count)
+    reading.end()
+    return [int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4)]
+
+
+PARSERS: dict[str, Callable[[Reading], Control | None]] = {
+    "S": stream_start,
+    "E": stream_stop,
+    "c": stream_commit,
+    "A": stream_abort,
+    "b": begin_prepare,
+    "P": prepare,
+    "p": stream_prepare,
+    "K": commit_prepared,
+    "r": rollback_prepared,
+    "M": logical_message,
+    "O": origin,
+    "Y": type_name,
+}

@@ -1,0 +1,60 @@
+"""COPY's text format to columns, all rows at once: the snapshot's twin of the stream's tuples.
+
+Tabs and line ends are found over the whole chunk; `\\N` is NULL; a backslash is undone only where one stands. What comes
+out goes through the same images as the stream (`cdc.capture.layout.images`), so that both are byte-equal.
+"""
+
+import numpy as np
+
+from cdc.capture.spans import Block, Octets, Places, Spans, require_room
+from cdc.errors import DecodeError
+
+_TAB, _LINE, _BACKSLASH = ord("\t"), ord("\n"), ord("\\")
+_MEANING = np.arange(256, dtype=np.uint8)
+_MEANING[np.frombuffer(b"bfnrtv", np.uint8)] = np.frombuffer(b"\b\f\n\r\t\v", np.uint8)
+
+
+def parse(chunk: bytes | bytearray | memoryview, width: int) -> Block:
+    """Read whole lines of COPY TEXT with `width` columns. The trap: a chunk must end at a line's end.
+
+    Raises DecodeError where the number of values does not fit, before anything is allocated by it.
+    """
+    require_room(len(chunk), "One chunk of COPY")
+    data = np.frombuffer(bytearray(chunk), np.uint8)
+    if len(data) and data[-1] != _LINE:
+        raise DecodeError("A chunk of COPY ends inside a line", len(data))
+    lines = int(np.count_nonzero(data == _LINE))
+    if width == 0 or lines == 0:
+        return Block(data, [Spans(data, _NOTHING, _NOTHING) for _ in range(width)], lines)
+    stop = np.flatnonzero((data == _LINE) | (data == _TAB))
+    if len(stop) != lines * width or (data[stop[width - 1 :: width]] != _LINE).any():
+        raise DecodeError(f"A chunk of COPY does not hold {width} columns in every line", 0)
+    start = np.concatenate(([0], stop[:-1] + 1))
+    null = (stop - start == 2) & (data[start] == _BACKSLASH) & (data[stop - 1] == ord("N"))
+    data, start, stop = _unescaped(data, start, stop)
+    columns = [_column(data, start, stop, null, slice(at, None, width)) for at in range(width)]
+    return Block(data, columns, lines)
+
+
+_NOTHING: Places = np.zeros(0, np.int64)
+
+
+def _column(
+    data: Octets, start: Places, stop: Places, null: "np.ndarray[tuple[int], np.dtype[np.bool_]]", rows: slice
+) -> Spans:
+    valid = ~null[rows]
+    return Spans(data, start[rows], stop[rows], None if valid.all() else valid)
+
+
+def _unescaped(data: Octets, start: Places, stop: Places) -> tuple[Octets, Places, Places]:
+    """Undo backslashes over the whole chunk: the sign after one gets its meaning, the backslash goes, all moves up."""
+    marks = np.flatnonzero(data == _BACKSLASH)
+    if len(marks) == 0:
+        return data, start, stop
+    run = np.concatenate(([True], np.diff(marks) > 1))
+    first = np.maximum.accumulate(np.where(run, np.arange(len(marks)), 0))
+    marks = marks[(marks - marks[first]) % 2 == 0]  # in a run of backslashes every other one escapes its neighbour
+    data[marks + 1] = _MEANING[data[marks + 1]]
+    keep = np.ones(len(data), np.bool_)
+    keep[marks] = False
+    return data[keep], start - np.searchsorted(marks, start), stop - np.searchsorted(marks, stop)

@@ -1,0 +1,151 @@
+"""What a WAL stream says besides rows. Each event knows how many rows of its feed came before it (`row`).
+
+Plain tuples, because a stream of small transactions makes two of them per row. Times are microseconds since 1970.
+"""
+
+from typing import NamedTuple
+
+from cdc.model import Lsn, TableSchema
+
+
+class Begin(NamedTuple):
+    """A transaction follows, whole, rows in order. `final_lsn` is its commit record: the rows' `commit_lsn`."""
+
+    final_lsn: Lsn
+    commit_ts: int
+    xid: int
+    row: int = 0
+
+
+class Commit(NamedTuple):
+    """The transaction that began last is complete; `end_lsn` is what may be confirmed once it is durable."""
+
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+    row: int = 0
+
+
+class StreamStart(NamedTuple):
+    """Rows of a transaction still in progress follow. They have no commit LSN yet (0) and may be aborted."""
+
+    xid: int
+    first: bool
+    row: int = 0
+
+
+class StreamStop(NamedTuple):
+    """The block of the streamed transaction ends; others may follow before it goes on."""
+
+    row: int = 0
+
+
+class StreamCommit(NamedTuple):
+    """The streamed transaction is complete: its rows get this commit LSN and time."""
+
+    xid: int
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+    row: int = 0
+
+
+class StreamAbort(NamedTuple):
+    """Forget the rows of `subxid` so far; of everything, where it equals `xid`. `abort_lsn` 0: not sent."""
+
+    xid: int
+    subxid: int
+    abort_lsn: Lsn = Lsn(0)
+    abort_ts: int = 0
+    row: int = 0
+
+
+class BeginPrepare(NamedTuple):
+    """A two-phase transaction follows; its rows have the prepare LSN as `commit_lsn` until it is committed."""
+
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_ts: int
+    xid: int
+    gid: str
+    row: int = 0
+
+
+class Prepare(NamedTuple):
+    """The two-phase transaction is complete but not committed."""
+
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_ts: int
+    xid: int
+    gid: str
+    row: int = 0
+
+
+class CommitPrepared(NamedTuple):
+    """A prepared transaction is committed."""
+
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_ts: int
+    xid: int
+    gid: str
+    row: int = 0
+
+
+class RollbackPrepared(NamedTuple):
+    """A prepared transaction is gone."""
+
+    prepare_end_lsn: Lsn
+    end_lsn: Lsn
+    prepare_ts: int
+    rollback_ts: int
+    xid: int
+    gid: str
+    row: int = 0
+
+
+class StreamPrepare(NamedTuple):
+    """A streamed transaction is prepared, not committed."""
+
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_ts: int
+    xid: int
+    gid: str
+    row: int = 0
+
+
+class LogicalMessage(NamedTuple):
+    """`pg_logical_emit_message`. Not transactional: it arrives even where its transaction was rolled back."""
+
+    prefix: str
+    content: bytes
+    lsn: Lsn
+    transactional: bool
+    xid: int = 0
+    row: int = 0
+
+
+class RelationChanged(NamedTuple):
+    """Rows of this table that follow have this schema, as recorded in the registry."""
+
+    schema: TableSchema
+    row: int = 0
+
+
+Event = (
+    Begin
+    | Commit
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | CommitPrepared
+    | RollbackPrepared
+    | StreamPrepare
+    | LogicalMessage
+    | RelationChanged
+)

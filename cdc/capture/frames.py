@@ -1,0 +1,90 @@
+"""CopyData payloads joined into one buffer, with the head of every WAL message read at once.
+
+Lengths come from the frames themselves, never from the wire. The buffer ends in a few zero bytes, so that reading
+a number at any place inside it is safe before the place is checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cdc.capture.spans import Octets, Places, require_room
+from cdc.errors import DecodeError
+
+HEAD = 25
+"""Bytes before the payload of an XLogData frame: `w`, start, end, time."""
+_XLOG, _KEEPALIVE = ord("w"), ord("k")
+_SLACK = 32
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The WAL messages of one feed: message i is `data[start[i]:stop[i]]`, beginning with its kind."""
+
+    data: Octets
+    start: Places
+    stop: Places
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def kind(self) -> Octets:
+        """Each message's first byte."""
+        return self.data[self.start]
+
+    @cached_property
+    def lsn(self) -> Places:
+        """Each message's place in the WAL (the start of its XLogData)."""
+        return self.u64(self.start - HEAD + 1)
+
+    @cached_property
+    def _view32(self) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+        return np.ndarray((len(self.data) - 3,), ">u4", self.data.data, strides=(1,))
+
+    @cached_property
+    def _view64(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        return np.ndarray((len(self.data) - 7,), ">i8", self.data.data, strides=(1,))
+
+    def u16(self, at: Places) -> Places:
+        """Unsigned 16-bit numbers at these places."""
+        return self.data[at].astype(np.int64) << 8 | self.data[at + 1]
+
+    def u32(self, at: Places) -> Places:
+        """Unsigned 32-bit numbers at these places."""
+        return self._view32[at].astype(np.int64)
+
+    def u64(self, at: Places) -> Places:
+        """64-bit numbers at these places."""
+        return self._view64[at].astype(np.int64)
+
+    def message(self, index: int) -> memoryview:
+        """One message, for those that are read one by one."""
+        return memoryview(self.data)[self.start[index] : self.stop[index]]
+
+    def offset(self, index: int, place: int) -> int:
+        """A place in the buffer as the offset inside the frame it came in."""
+        return int(place - self.start[index]) + HEAD
+
+
+def join(frames: Sequence[bytes | memoryview]) -> Frames:
+    """Copy the frames together. Keepalives are left out; anything but XLogData and keepalives is a DecodeError."""
+    sizes = np.fromiter(map(len, frames), np.int64, len(frames))
+    require_room(int(sizes.sum()) + _SLACK, "One feed of WAL messages")
+    data = np.frombuffer(bytearray().join([*frames, bytes(_SLACK)]), np.uint8)
+    stop = np.cumsum(sizes)
+    start = stop - sizes
+    first = data[start]
+    wal = (first == _XLOG) & (sizes > 0)
+    known = wal | ((first == _KEEPALIVE) & (sizes > 0))
+    if not known.all():
+        at = int(np.argmin(known))
+        raise DecodeError(f"Frame {at} is neither XLogData nor a keepalive", 0)
+    start, stop = start[wal], stop[wal]
+    short = stop - start <= HEAD
+    if short.any():
+        at = int(np.argmax(short))
+        raise DecodeError("An XLogData frame ends inside its head", int(stop[at] - start[at]))
+    return Frames(data, start + HEAD, stop)

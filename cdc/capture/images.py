@@ -1,0 +1,151 @@
+"""JSON images of rows, assembled column-wise in one pass over the bytes: the forms are in docs/architecture.md.
+
+An image is a row of pieces: literal, value, literal, value, …, literal. All pieces of all rows are entries of one
+Arrow array over one buffer, and a single `take` copies them together; every so many pieces are one row. Nothing is
+done per row in Python. Stream and snapshot both come here, so that their images are byte-equal.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.capture.spans import Flags, Octets, Places, Spans, require_room
+from cdc.capture.types.rendering import Rendered
+from cdc.errors import DecodeError
+
+_PLAIN, _QUOTED, _START = 0, 1, 2  # what stands before a literal: a bare value, a string to close, nothing yet
+_VALUE, _NULL, _ABSENT = 0, 1, 2  # what follows the literal
+_VARIANTS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One column of an image: its rendered values, and the rows in which it is left out."""
+
+    rendered: Rendered
+    absent: Flags | None = None
+
+
+@dataclass(frozen=True)
+class Template:
+    """The literal text of an image of these columns. Made once per table schema, used for every batch."""
+
+    names: tuple[str, ...]
+    quoted: tuple[bool, ...]
+
+    def images(self, cells: Sequence[Cell], shared: Octets, count: int) -> "pa.StringArray":
+        """`count` images as JSON text; `shared` is the buffer that unconverted columns still lie in.
+
+        Raises DecodeError where a text is not UTF-8.
+        """
+        if not self.names:
+            return pa.array(["{}"] * count, pa.string())
+        literals = self._literals
+        source, entries = _source(literals, [cell.rendered for cell in cells], shared, count)
+        empty = len(literals) - 1
+        index = np.empty((count, 2 * len(cells) + 1), np.int32)
+        before: int | Places = _START
+        for at, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
+            state = _state(cell, count)
+            index[:, 2 * at] = _VARIANTS * at + 3 * before + state
+            index[:, 2 * at + 1] = entry if isinstance(state, int) else np.where(state == _VALUE, entry, empty)
+            before = self._after[at][before, state]
+        index[:, -1] = _VARIANTS * len(cells) + before
+        return _cut(source, index)
+
+    @cached_property
+    def _literals(self) -> Spans:
+        """Per column the nine variants, then the three endings, then the empty text."""
+        literals = []
+        for at, (name, quoted) in enumerate(zip(self.names, self.quoted, strict=True)):
+            label = json.dumps(name, ensure_ascii=False).encode() + b":"
+            for close, comma in ((b"", b","), (b'"', b","), (b"", b"")):
+                head = b"{" if at == 0 else close
+                lead = head if at == 0 else head + comma
+                literals += [lead + label + (b'"' if quoted else b""), lead + label + b"null", head]
+        return Spans.pack([*literals, b"}", b'"}', b"}", b""])
+
+    @cached_property
+    def _after(self) -> list[Places]:
+        """Per column: from (what stood before, what it was) to what stands before the next one."""
+        tables = []
+        for quoted in self.quoted:
+            value = _QUOTED if quoted else _PLAIN
+            rows = [[value, _PLAIN, _PLAIN], [value, _PLAIN, _PLAIN], [value, _PLAIN, _START]]
+            tables.append(np.array(rows, np.int64))
+        return tables
+
+
+def _state(cell: Cell, count: int) -> "int | Places":
+    valid, absent = cell.rendered.valid, cell.absent
+    if valid is None and absent is None:
+        return _VALUE
+    state = np.zeros(count, np.int64)
+    if valid is not None:
+        state[~valid] = _NULL
+    if absent is not None:
+        state[absent] = _ABSENT
+    return state
+
+
+def _source(
+    literals: Spans, columns: Sequence[Rendered], shared: Octets, count: int
+) -> "tuple[pa.BinaryArray, list[Places]]":
+    """One array that holds every piece, and each column's entry per row.
+
+    Order: literals, then the columns of the shared buffer row by row (every other entry is the gap between two
+    values), then columns with a buffer of their own. So offsets ascend, as Arrow wants them, and no value is moved.
+    """
+    own = [column for column in columns if column.spans.data is not shared]
+    buffers = [literals.data, *([shared] if len(own) < len(columns) else []), *(column.spans.data for column in own)]
+    total = sum(map(len, buffers))
+    require_room(total, "A batch of row images")
+    bounds: list[Places] = [literals.start, literals.stop[-1:]]
+    base, first = len(literals.data), len(literals) + 1
+    entries: dict[int, Places] = {}
+    mine = [column for column in columns if column.spans.data is shared]
+    if mine:
+        bounds.append(_interleaved([column.spans for column in mine], base, count))
+        rows = np.arange(count, dtype=np.int64) * (2 * len(mine)) + first
+        entries = {id(column): rows + 2 * at for at, column in enumerate(mine)}
+        base, first = base + len(shared), first + 2 * len(mine) * count
+    for column in own:
+        bounds.append(_interleaved([column.spans], base, len(column.spans)))
+        rows = np.arange(count, dtype=np.int64) if column.codes is None else column.codes
+        entries[id(column)] = rows * 2 + first
+        base, first = base + len(column.spans.data), first + 2 * len(column.spans)
+    bounds.append(np.array([total], np.int64))
+    offsets = np.concatenate(bounds).astype(np.int32)
+    data = pa.py_buffer(np.concatenate(buffers))
+    array = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+    return array, [entries[id(column)] for column in columns]
+
+
+def _interleaved(columns: Sequence[Spans], base: int, count: int) -> Places:
+    pairs = np.empty((count, 2 * len(columns)), np.int64)
+    for at, spans in enumerate(columns):
+        pairs[:, 2 * at] = spans.start
+        pairs[:, 2 * at + 1] = spans.stop
+    pairs += base
+    return pairs.ravel()
+
+
+def _cut(source: "pa.BinaryArray", index: "np.ndarray[tuple[int, int], np.dtype[np.int32]]") -> "pa.StringArray":
+    """Take all pieces at once, then let every row of `index` be one text."""
+    count, width = index.shape
+    try:
+        pieces = source.take(pa.array(index.ravel()))
+        _, bounds, data = pieces.buffers()
+        offsets = np.frombuffer(bounds, np.int32)[: count * width + 1 : width].copy()
+        whole = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), data])
+        return whole.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise DecodeError(
+            "A text value is not valid UTF-8, or the batch of images is larger than 2 GiB",
+            0,
+            "Read the source with client_encoding UTF8; a database in SQL_ASCII must hold valid UTF-8.",
+        ) from None

@@ -1,0 +1,75 @@
+"""A table schema made ready for images: which columns go in, under which names, rendered how."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc.capture.images import Cell, Template
+from cdc.capture.mask import NO_MASK, Masking
+from cdc.capture.spans import Block, Flags
+from cdc.capture.types import Renderer
+from cdc.model import Column, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column that goes into images: its place among the source's columns, and its way into JSON."""
+
+    index: int
+    column: Column
+    renderer: Renderer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows of one schema become images. `schema` is the masked one: what the registry holds.
+
+    A table without any key column (replica identity nothing) has its whole row as key.
+    """
+
+    schema: TableSchema
+    width: int
+    """How many columns the source sends, dropped ones included."""
+    fields: tuple[Field, ...]
+    keys: tuple[Field, ...]
+    row: Template
+    key: Template
+
+    def rows(self, block: Block, absent: Sequence[Flags | None] | None = None) -> "pa.StringArray":
+        """The row images of a block; where `absent`, a column is left out."""
+        return _images(self.row, self.fields, block, absent)
+
+    def key_images(self, block: Block) -> "pa.StringArray":
+        """The key images of a block."""
+        return _images(self.key, self.keys, block, None)
+
+
+def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> Layout:
+    """Apply the masking rules to a schema as the source has it. Raises ConfigError where they would lose its key."""
+    masked = masking.columns(schema)
+    fields = tuple(Field(index, column, renderer) for index, column, renderer in masked)
+    keys = tuple(field for field in fields if field.column.key) or fields
+    recorded = TableSchema(
+        schema.table, tuple(field.column for field in fields), schema.id, schema.oid, schema.identity
+    )
+    return Layout(recorded, len(schema.columns), fields, keys, _template(fields), _template(keys))
+
+
+def images(layout: Layout, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
+    """(key, after) of whole rows: the snapshot's entrance, by the same code as the stream's."""
+    return layout.key_images(block), layout.rows(block)
+
+
+def _template(fields: Sequence[Field]) -> Template:
+    return Template(tuple(field.column.name for field in fields), tuple(field.renderer.quoted for field in fields))
+
+
+def _images(
+    template: Template, fields: Sequence[Field], block: Block, absent: Sequence[Flags | None] | None
+) -> "pa.StringArray":
+    cells = [
+        Cell(field.renderer.render(block.columns[field.index]), None if absent is None else absent[field.index])
+        for field in fields
+    ]
+    return template.images(cells, block.data, block.count)

@@ -1,0 +1,75 @@
+"""What must not leave the source: columns dropped, hashed or masked before an image is built.
+
+A rule replaces the column's renderer, so rows, old rows, keys and snapshots are treated alike and no image ever holds
+the value. A hash is keyed (HMAC-SHA256, hex, of the value's Postgres text), made once per distinct value of a batch;
+equal values stay equal, so that joins and keys go on working. NULL stays NULL.
+"""
+
+import hmac
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from hashlib import sha256
+
+import numpy as np
+
+from cdc.capture.spans import Spans, distinct
+from cdc.capture.types import BUILT_IN, Rendered, Renderer, renderer_of
+from cdc.errors import ConfigError
+from cdc.model import Column, TableId, TableSchema
+
+_TEXT = BUILT_IN[25]
+_STARS = Spans.pack([b"***"])
+
+
+class Rule(StrEnum):
+    """What happens to a column's values."""
+
+    DROP = "drop"
+    HASH = "hash"
+    MASK = "mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """The rules of a pipeline: per table, per column; `only` lists the columns to keep, key columns always being kept.
+
+    `secret` keys the hash and is never shown.
+    """
+
+    rules: Mapping[TableId, Mapping[str, Rule]] = field(default_factory=dict)
+    only: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+    secret: bytes = field(default=b"", repr=False)
+
+    def columns(self, schema: TableSchema) -> Iterator[tuple[int, Column, Renderer]]:
+        """The columns that stay, as recorded, each with its place at the source and its renderer."""
+        rules = self.rules.get(schema.table, {})
+        only = self.only.get(schema.table)
+        for index, column in enumerate(schema.columns):
+            rule = rules.get(column.name)
+            if column.key and rule in (Rule.DROP, Rule.MASK):
+                raise ConfigError(
+                    f"Column {column.name} of {schema.table} is part of its key: the rule `{rule}` would lose it",
+                    "Use `hash`: equal keys stay equal.",
+                )
+            if rule is Rule.DROP or (only is not None and column.name not in only and not column.key):
+                continue
+            yield index, *self._treated(column, rule)
+
+    def _treated(self, column: Column, rule: Rule | None) -> tuple[Column, Renderer]:
+        if rule is None:
+            return column, renderer_of(column.type)
+        text = replace(column, type=_TEXT, modifier=-1)
+        return text, Renderer(self._hash if rule is Rule.HASH else _star, quoted=True)
+
+    def _hash(self, spans: Spans) -> Rendered:
+        values, codes = distinct(spans)
+        digests = [hmac.new(self.secret, value, sha256).hexdigest().encode() for value in values]
+        return Rendered(Spans.pack(digests or [b""]), spans.valid, codes)
+
+
+def _star(spans: Spans) -> Rendered:
+    return Rendered(_STARS, spans.valid, np.zeros(len(spans), np.int64))
+
+
+NO_MASK = Masking()

@@ -1,0 +1,305 @@
+"""WAL messages to rows of Arrow and events: the pure decoder of `pgoutput`, protocol 1 to 4. No socket, no clock.
+
+    decoder = Decoder(schemas, catalog)
+    decoded = decoder.feed(frames)      # CopyData payloads as they came: XLogData, keepalives are passed over
+
+`decoded.rows` is one table in LOG_SCHEMA with every change of the feed, in stream order. `decoded.events` are the
+other things the stream said (cdc.capture.events), in stream order, each with `row`: how many of the rows came before
+it. So a transaction's rows are `rows.slice(begin.row, commit.row - begin.row)`, all whole transactions of a feed are
+one slice up to the last Commit's `row`, and nobody touches a row. A transaction may span feeds; so may a block of a
+streamed one. `ordinal` counts a transaction's rows over feeds.
+
+- `commit_lsn` and `commit_ts` come from Begin. In a streamed block they are 0: the caller fills them in at
+  StreamCommit, after leaving out the rows whose `subxid` was aborted. `decoded.subxids` gives each row's own
+  (sub)transaction; for rows that are not streamed it is the transaction's.
+- A key change is two rows, `d` of the old key and `c` of the new one, same version, adjacent ordinals.
+- `before` is there only where identity FULL sends it. `unchanged` is NULL where every column was sent.
+- Truncate: one row per table, op `t`, key, after and before NULL.
+- Keys: the identity's columns. Under FULL the wire calls every column a key, so `keys` is asked for the primary
+  key; without one the whole row is the key, and so it is for a table with identity nothing (inserts only).
+- A relation counts from its message on, also inside a transaction.
+
+Malformed bytes raise DecodeError and nothing else; the decoder must not be used afterwards.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.capture import changes, control
+from cdc.capture.changes import Changes
+from cdc.capture.contexts import Contexts, Placed
+from cdc.capture.events import (
+    Begin,
+    Commit,
+    Event,
+    LogicalMessage,
+    RelationChanged,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+)
+from cdc.capture.frames import Frames, join
+from cdc.capture.layout import Layout
+from cdc.capture.mask import NO_MASK, Masking
+from cdc.capture.reading import POSTGRES_EPOCH, Reading
+from cdc.capture.relations import Catalog, Keys, Relations
+from cdc.capture.spans import Flags, Places
+from cdc.errors import DecodeError
+from cdc.model import LOG_SCHEMA
+from cdc.ports import Schemas
+
+PART = 64 << 20
+"""Feeds are decoded in parts of this many bytes, so that no Arrow buffer comes near its 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What one feed held: see the module."""
+
+    rows: pa.Table
+    events: Sequence[Event]
+    subxids: Places
+
+
+class Decoder:
+    """Decodes one replication stream from its start. Not for two threads.
+
+    `schemas` records every new table schema (masked); `catalog` finds types that are not Postgres's own; `keys` finds
+    the primary key of a table with identity FULL; `parallel` says that the stream was started with
+    `streaming 'parallel'` (protocol 4), whose aborts are longer.
+    """
+
+    def __init__(
+        self,
+        schemas: Schemas,
+        catalog: Catalog,
+        keys: Keys = lambda _: (),
+        masking: Masking = NO_MASK,
+        parallel: bool = False,
+    ) -> None:
+        self._relations = Relations(schemas, catalog, keys, masking)
+        self._contexts = Contexts()
+        self._parsers = dict(control.PARSERS)
+        if parallel:
+            self._parsers["A"] = control.parallel_abort
+
+    def feed(self, frames: Sequence[bytes | memoryview]) -> Decoded:
+        """Decode the next frames of the stream. Raises DecodeError; see the module for what comes out."""
+        return _joined([self._decode(join(part)) for part in _parts(frames)])
+
+    def _decode(self, frames: Frames) -> Decoded:
+        _check_kinds(frames)
+        found = self._control(frames)
+        scopes = self._scopes(frames, found)
+        rows_of = _row_messages(frames)
+        self._contexts.check(frames, rows_of)
+        self._learn(frames, scopes, found)
+        groups = self._changes(frames, scopes) + self._truncates(frames, scopes)
+        self._relations.settle()
+        counts = np.zeros(len(frames), np.int64)
+        for _, group in groups:
+            np.add.at(counts, group.message, 1)
+        message = np.repeat(np.arange(len(frames)), counts)
+        placed = self._contexts.place(frames, found, counts, message)
+        rows = _table(groups, frames, message, placed)
+        subxids = placed.xid if scopes is None else _subxids(frames, scopes, message, placed.xid)
+        return Decoded(rows, _events(frames, found, counts), subxids)
+
+    def _control(self, frames: Frames) -> dict[int, Event]:
+        """The rare messages, parsed one by one. Origins and types are read and known, but say nothing to us."""
+        streamed = self._contexts.streamed_flags(frames.kind)
+        found: dict[int, Event] = {}
+        for index in np.flatnonzero(_RARE[frames.kind]).tolist():
+            message = frames.message(index)
+            kind = chr(message[0])
+            reading = Reading(message)
+            xid = reading.u32() if kind in "MY" and streamed is not None and streamed[index] else 0
+            event = self._parsers[kind](reading)
+            reading.end()
+            if event is not None:
+                found[index] = event._replace(xid=xid) if isinstance(event, LogicalMessage) else event
+        return found
+
+    def _scopes(self, frames: Frames, found: Mapping[int, Event]) -> Places | None:
+        """The streamed transaction that each message stands in, 0 outside; None: nothing is streamed."""
+        streamed = self._contexts.streamed_flags(frames.kind)
+        if streamed is None:
+            return None
+        starts = [(index, event.xid) for index, event in found.items() if isinstance(event, StreamStart)]
+        at = np.array([index for index, _ in starts], np.int64)
+        xids = np.array([self._contexts.xid, *(xid for _, xid in starts)], np.int64)
+        return np.where(streamed, xids[np.searchsorted(at, np.arange(len(frames)), side="right")], 0)
+
+    def _learn(self, frames: Frames, scopes: Places | None, found: dict[int, Event]) -> None:
+        """Take in relations in their order, with the ends of streamed transactions between them."""
+        turns = np.flatnonzero(_TURNS[frames.kind])
+        for index in turns.tolist():
+            event = found.get(index)
+            if isinstance(event, StreamCommit | StreamPrepare):
+                self._relations.publish(event.xid, index)
+            elif isinstance(event, StreamAbort):
+                if event.xid == event.subxid:
+                    self._relations.forget(event.xid)
+            else:
+                scope = 0 if scopes is None else int(scopes[index])
+                layout = self._relations.learn(frames.message(index), scope, index)
+                if layout is not None:
+                    found[index] = RelationChanged(layout.schema)
+
+    def _changes(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
+        """The inserts, updates and deletes, table schema by table schema."""
+        message = np.flatnonzero(_CHANGES[frames.kind])
+        if len(message) == 0:
+            return []
+        scope = np.zeros(len(message), np.int64) if scopes is None else scopes[message]
+        at = frames.start[message] + np.where(scope != 0, 5, 1)
+        short = at + 5 > frames.stop[message]
+        if short.any():
+            raise DecodeError("A row message ends before its row", frames.offset(int(message[np.argmax(short)]), 0))
+        oid = frames.u32(at)
+        groups = self._by_layout(scope, oid, message)
+        return [(layout, changes.decode(frames, layout, message[rows], at[rows] + 4)) for layout, rows in groups]
+
+    def _by_layout(self, scope: Places, oid: Places, message: Places) -> list[tuple[Layout, Places]]:
+        parts: dict[int, tuple[Layout, list[Places]]] = {}
+        for code in np.unique(scope << 32 | oid).tolist():
+            of_scope, of_oid = code >> 32, code & 0xFFFFFFFF
+            rows = np.flatnonzero((oid == of_oid) & (scope == of_scope))
+            cuts = np.searchsorted(message[rows], self._relations.changes(of_scope, of_oid))
+            for piece in filter(len, np.split(rows, cuts)):
+                layout = self._layout(of_scope, of_oid, int(message[piece[0]]))
+                parts.setdefault(id(layout), (layout, []))[1].append(piece)
+        return [(layout, np.sort(np.concatenate(pieces))) for layout, pieces in parts.values()]
+
+    def _layout(self, scope: int, oid: int, place: int) -> Layout:
+        layout = self._relations.at(scope, oid, place)
+        if layout is None:
+            raise DecodeError(f"Message {place} of the feed is of relation {oid}, which was never described", 0)
+        return layout
+
+    def _truncates(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
+        groups = []
+        for index in np.flatnonzero(frames.kind == _TRUNCATE).tolist():
+            scope = 0 if scopes is None else int(scopes[index])
+            for oid in control.truncated(frames.message(index), scope != 0):
+                groups.append((self._layout(scope, oid, index), changes.truncate(index)))
+        return groups
+
+
+def _flags(kinds: str) -> Flags:
+    flags = np.zeros(256, np.bool_)
+    flags[np.frombuffer(kinds.encode(), np.uint8)] = True
+    return flags
+
+
+_TRUNCATE = ord("T")
+_KNOWN = _flags("BCORYIUDTMSEcAbPKrp")
+_CHANGES = _flags("IUD")
+_ROWS = _flags("IUDT")
+_TURNS = _flags("RcAp")
+_RARE = _flags("SEcAbPKrpMOY")
+_SIZES = {"B": 21, "C": 26}
+
+
+def _check_kinds(frames: Frames) -> None:
+    known = _KNOWN[frames.kind]
+    if not known.all():
+        at = int(np.argmin(known))
+        raise DecodeError(f"Message kind {frames.kind[at]} is unknown", frames.offset(at, int(frames.start[at])))
+    size = frames.stop - frames.start
+    for kind, wanted in _SIZES.items():
+        wrong = (frames.kind == ord(kind)) & (size != wanted)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise DecodeError(f"A {kind} message has the wrong length", frames.offset(at, int(frames.stop[at])))
+
+
+def _row_messages(frames: Frames) -> Places:
+    return np.flatnonzero(_ROWS[frames.kind])
+
+
+def _parts(frames: Sequence[bytes | memoryview]) -> Iterator[Sequence[bytes | memoryview]]:
+    """The frames in runs of at most PART bytes; a larger frame is a run of its own."""
+    if sum(map(len, frames)) <= PART:
+        yield frames
+        return
+    first = size = 0
+    for at, frame in enumerate(frames):
+        if size and size + len(frame) > PART:
+            yield frames[first:at]
+            first, size = at, 0
+        size += len(frame)
+    yield frames[first:]
+
+
+def _joined(parts: Sequence[Decoded]) -> Decoded:
+    if len(parts) == 1:
+        return parts[0]
+    found: list[Event] = []
+    before = 0
+    for part in parts:
+        found.extend(event._replace(row=event.row + before) for event in part.events)
+        before += part.rows.num_rows
+    rows = pa.concat_tables([part.rows for part in parts])
+    return Decoded(rows, found, np.concatenate([part.subxids for part in parts]))
+
+
+def _table(groups: Sequence[tuple[Layout, Changes]], frames: Frames, message: Places, placed: Placed) -> pa.Table:
+    """The groups put together in stream order."""
+    if not groups:
+        return LOG_SCHEMA.empty_table()
+    texts = [group.texts for _, group in groups]
+    names = [str(layout.schema.table) for layout, _ in groups]
+    ids = np.array([layout.schema.id for layout, _ in groups], np.int32)
+    number = np.repeat(np.arange(len(groups)), [len(group.message) for _, group in groups])
+    columns = texts[0]
+    if len(groups) > 1:
+        order = np.argsort(np.concatenate([group.message for _, group in groups]), kind="stable")
+        number = number[order]
+        columns = [pa.concat_arrays(column).take(pa.array(order)) for column in zip(*texts, strict=True)]
+    op, key, after, before, unchanged = columns
+    arrays = [
+        pa.array(names).take(pa.array(number)),
+        op,
+        key,
+        after,
+        before,
+        unchanged,
+        pa.array(frames.lsn[message]),
+        pa.array(placed.commit_lsn),
+        pa.array(placed.ordinal),
+        pa.array(placed.xid),
+        pa.array(placed.commit_ts).view(pa.timestamp("us", tz="UTC")),
+        pa.array(ids[number]),
+    ]
+    return pa.Table.from_arrays(arrays, schema=LOG_SCHEMA)
+
+
+def _subxids(frames: Frames, scopes: Places, message: Places, xid: Places) -> Places:
+    own = frames.u32(frames.start[message] + 1)
+    return np.where(scopes[message] != 0, own, xid)
+
+
+def _events(frames: Frames, found: dict[int, Event], counts: Places) -> list[Event]:
+    """Everything but rows, in stream order, each with the number of rows before it."""
+    before = np.cumsum(counts) - counts
+    events: dict[int, Event] = {index: event._replace(row=int(before[index])) for index, event in found.items()}
+    for kind, make in ((ord("B"), _begins), (ord("C"), _commits)):
+        message = np.flatnonzero(frames.kind == kind)
+        if len(message):
+            events.update(zip(message.tolist(), make(frames, frames.start[message], before[message]), strict=True))
+    return [events[index] for index in sorted(events)]
+
+
+def _begins(frames: Frames, at: Places, row: Places) -> Iterator[Event]:
+    times = frames.u64(at + 9) + POSTGRES_EPOCH
+    return map(Begin, frames.u64(at + 1).tolist(), times.tolist(), frames.u32(at + 17).tolist(), row.tolist())
+
+
+def _commits(frames: Frames, at: Places, row: Places) -> Iterator[Event]:
+    times = frames.u64(at + 18) + POSTGRES_EPOCH
+    return map(Commit, frames.u64(at + 2).tolist(), frames.u64(at + 10).tolist(), times.tolist(), row.tolist())

@@ -1,0 +1,116 @@
+"""Relation messages: the table schemas that rows are decoded with, and which of them counts where in the stream.
+
+A relation counts from its message on. Inside a streamed block it counts for that transaction only, until its commit
+makes it everybody's: so does the server think of what it has sent.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection
+
+from cdc.capture.layout import Layout, lay_out
+from cdc.capture.mask import Masking
+from cdc.capture.reading import Reading
+from cdc.capture.types import BUILT_IN
+from cdc.errors import DecodeError
+from cdc.model import Column, PgType, TableId, TableSchema
+from cdc.ports import Schemas
+
+Catalog = Callable[[int], PgType]
+"""Finds a type by oid; asked only for oids that are not Postgres's own, once each."""
+Keys = Callable[[int], Collection[str]]
+"""Finds the primary key's columns of a table by oid; asked only under identity FULL, where the wire calls every
+column a key. Empty: the table has none, and its whole row is its key."""
+
+_KEY_FLAG = 1
+
+
+class Relations:
+    """Every relation known so far, by scope (0, or the streamed transaction's id) and oid."""
+
+    def __init__(self, schemas: Schemas, catalog: Catalog, keys: Keys, masking: Masking) -> None:
+        self._schemas = schemas
+        self._catalog = catalog
+        self._keys = keys
+        self._masking = masking
+        self._types: dict[int, PgType] = {}
+        self._messages: dict[int, tuple[bytes, Layout]] = {}
+        self._history: dict[tuple[int, int], list[tuple[int, Layout]]] = {}
+
+    def learn(self, message: memoryview, scope: int, place: int) -> Layout | None:
+        """Take in a relation message that stands at `place` of this feed; returns the layout where it is new."""
+        streamed = scope != 0
+        body = bytes(message[5 if streamed else 1 :])
+        oid = int.from_bytes(body[:4], "big")
+        seen = self._messages.get(oid)
+        if seen is None or seen[0] != body:
+            layout = self._laid_out(_parsed(Reading(message), streamed, self._type))
+            self._messages[oid] = (body, layout)
+            changed = seen is None or seen[1].schema != layout.schema
+        else:
+            layout, changed = seen[1], False
+        self._history.setdefault((scope, oid), []).append((place, layout))
+        return layout if changed else None
+
+    def at(self, scope: int, oid: int, place: int) -> Layout | None:
+        """The layout that a row at this place of the feed was written with."""
+        history = self._history.get((scope, oid), [])
+        index = bisect_left(history, place, key=lambda entry: entry[0])
+        if index:
+            return history[index - 1][1]
+        return self.at(0, oid, place) if scope else None
+
+    def changes(self, scope: int, oid: int) -> list[int]:
+        """Where in this feed the layout of this relation changes."""
+        return [place for place, _ in self._history.get((scope, oid), []) if place >= 0]
+
+    def publish(self, scope: int, place: int) -> None:
+        """The streamed transaction is committed at this place: what it said of relations holds for all."""
+        for inner, oid in [key for key in self._history if key[0] == scope]:
+            _, layout = self._history.pop((inner, oid))[-1]
+            self._history.setdefault((0, oid), []).append((place, layout))
+
+    def forget(self, scope: int) -> None:
+        """The streamed transaction is aborted."""
+        for key in [key for key in self._history if key[0] == scope]:
+            del self._history[key]
+
+    def settle(self) -> None:
+        """The feed is over: only the last layouts count from here on."""
+        for history in self._history.values():
+            history[:] = [(-1, history[-1][1])]
+
+    def _laid_out(self, schema: TableSchema) -> Layout:
+        if schema.identity == "f" and (names := self._keys(schema.oid)):
+            schema = _keyed(schema, names)
+        layout = lay_out(schema, self._masking)
+        recorded = self._schemas.record(layout.schema)
+        return Layout(recorded, layout.width, layout.fields, layout.keys, layout.row, layout.key)
+
+    def _type(self, oid: int) -> PgType:
+        found = BUILT_IN.get(oid) or self._types.get(oid)
+        if found is None:
+            found = self._types[oid] = self._catalog(oid)
+        return found
+
+
+def _keyed(schema: TableSchema, names: Collection[str]) -> TableSchema:
+    columns = tuple(
+        Column(column.name, column.type, column.modifier, column.name in names) for column in schema.columns
+    )
+    return TableSchema(schema.table, columns, schema.id, schema.oid, schema.identity)
+
+
+def _parsed(reading: Reading, streamed: bool, find: Catalog) -> TableSchema:
+    if streamed:
+        reading.u32()
+    oid = reading.u32()
+    table = TableId(reading.text() or "pg_catalog", reading.text())
+    identity = chr(reading.octet())
+    if identity not in "dfin":
+        raise DecodeError(f"Relation {table} has an unknown replica identity", 0)
+    raw = [(reading.octet(), reading.text(), reading.u32(), reading.i32()) for _ in range(reading.u16())]
+    reading.end()
+    columns = tuple(
+        Column(name, find(type_oid), modifier, bool(flags & _KEY_FLAG)) for flags, name, type_oid, modifier in raw
+    )
+    return TableSchema(table, columns, 0, oid, identity)

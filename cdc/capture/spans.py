@@ -1,0 +1,120 @@
+"""Columns as spans of bytes in one shared buffer: what the wire and COPY are parsed into, before any conversion.
+
+Pure numpy and pyarrow. A value is never copied until it goes into an image; the buffer belongs to one feed and may
+be written to by the type that owns the span (never outside of it).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cdc.errors import DecodeError
+
+Octets = NDArray[np.uint8]
+Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+MAX_BUFFER = 2**31 - 1
+"""Arrow's strings have 32-bit offsets: a larger buffer would wrap in silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """One column over many rows: row i is `data[start[i]:stop[i]]`, NULL where `valid` is false.
+
+    `valid` None means that every row has a value. Spans ascend and do not overlap, also over NULLs: `gather` and the
+    images lean on it.
+    """
+
+    data: Octets
+    start: Places
+    stop: Places
+    valid: Flags | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @classmethod
+    def of(cls, array: "pa.BinaryArray | pa.StringArray") -> Self:
+        """The spans of an Arrow array without offset of its own; NULLs become `valid`."""
+        if len(array) == 0:
+            return cls(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        _, bounds, data = array.buffers()
+        offsets = np.frombuffer(bounds, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        octets = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        valid = np.asarray(array.is_valid()) if array.null_count else None
+        return cls(octets, offsets[:-1], offsets[1:], valid)
+
+    @classmethod
+    def pack(cls, values: Sequence[bytes]) -> Self:
+        """Spans over a handful of values, for the rare conversions that go value by value."""
+        stop = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
+        data = np.frombuffer(bytearray(b"".join(values)), np.uint8)
+        return cls(data, np.concatenate(([0], stop[:-1])).astype(np.int64) if len(stop) else stop, stop)
+
+    def value(self, row: int) -> bytes:
+        """One value, copied out."""
+        return self.data[self.start[row] : self.stop[row]].tobytes()
+
+    def pick(self, rows: Places | Flags) -> Self:
+        """These rows only, in the given order, which must ascend."""
+        valid = None if self.valid is None else self.valid[rows]
+        return replace(self, start=self.start[rows], stop=self.stop[rows], valid=valid)
+
+    def last_octet(self) -> Octets:
+        """The last byte of each value, 0 where NULL or empty."""
+        at = self.stop - 1
+        octets = self.data[np.maximum(at, 0)] if len(self.data) else np.zeros(len(self), np.uint8)
+        empty = self.stop <= self.start
+        if self.valid is not None:
+            empty |= ~self.valid
+        return np.where(empty, np.uint8(0), octets) if empty.any() else octets
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Many rows of one table: the source's columns in order, most of them still in the one buffer `data`."""
+
+    data: Octets
+    columns: Sequence[Spans]
+    count: int
+
+
+def gather(spans: Spans) -> Spans:
+    """The same values, contiguous in a buffer of their own (writable); NULLs have no bytes."""
+    taken = Spans.of(as_arrow(spans))
+    data = taken.data[: taken.stop[-1] if len(taken) else 0].copy()
+    return Spans(data, taken.start, taken.stop, spans.valid)
+
+
+def as_arrow(spans: Spans) -> "pa.BinaryArray":
+    """The values as an Arrow array of their own, NULL where NULL."""
+    count = len(spans)
+    bounds = np.zeros(2 * count + 1, np.int32)
+    bounds[0:-1:2] = spans.start
+    bounds[1::2] = spans.stop
+    bounds[-1] = bounds[-2] if count else 0
+    source = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(spans.data)])
+    rows = np.arange(0, 2 * count, 2, dtype=np.int32)
+    return source.take(pa.array(rows, mask=None if spans.valid is None else ~spans.valid))
+
+
+def distinct(spans: Spans) -> tuple[list[bytes], Places]:
+    """The distinct values and each row's index into them (0 where NULL): for conversions that go value by value."""
+    encoded = as_arrow(spans).dictionary_encode()
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return encoded.dictionary.to_pylist(), codes
+
+
+def require_room(size: int, what: str) -> None:
+    """Refuse what Arrow's 32-bit offsets cannot hold, before anything is allocated."""
+    if size > MAX_BUFFER:
+        raise DecodeError(
+            f"{what} needs {size} bytes, more than an image can hold ({MAX_BUFFER})",
+            0,
+            "Leave the large column out of the publication or drop it in the pipeline file.",
+        )

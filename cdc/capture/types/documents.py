@@ -1,0 +1,22 @@
+"""`json` and `jsonb` are embedded as they are."""
+
+import numpy as np
+
+from cdc.capture.spans import Spans, gather
+from cdc.capture.types.rendering import Rendered, Renderer, register, unchanged
+
+_BLANK = ord(" ")
+
+
+def render(spans: Spans) -> Rendered:
+    """A raw control byte can only stand between tokens (Postgres refuses it in a string): it becomes a blank."""
+    column = gather(spans)
+    breaks = np.flatnonzero(column.data < _BLANK)
+    if len(breaks) == 0:
+        return Rendered(spans, spans.valid)
+    column.data[breaks] = _BLANK
+    return Rendered(column, spans.valid)
+
+
+register("json", renderer=Renderer(render, quoted=False))
+register("jsonb", renderer=Renderer(unchanged, quoted=False))

@@ -1,0 +1,33 @@
+"""Numbers in Postgres's own digits. NaN and the infinities are no JSON numbers: they become strings."""
+
+import numpy as np
+
+from cdc.capture.spans import Spans, gather
+from cdc.capture.types.rendering import Rendered, Renderer, register, unchanged
+
+_NINE = ord("9")
+
+
+def render(spans: Spans) -> Rendered:
+    """`NaN`, `Infinity` and `-Infinity` are told by their last byte: every real number ends in a digit."""
+    odd = spans.last_octet() > _NINE
+    if not odd.any():
+        return Rendered(spans, spans.valid)
+    return Rendered(_quote(spans, odd), spans.valid)
+
+
+def _quote(spans: Spans, odd: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Spans:
+    """The column in a buffer of its own with quotation marks around the odd values."""
+    column = gather(spans)
+    shift = np.concatenate(([0], np.cumsum(2 * odd)))
+    start, stop = column.start + shift[:-1], column.stop + shift[1:]
+    out = np.full(len(column.data) + int(shift[-1]), ord('"'), np.uint8)
+    marks = np.zeros(len(out), np.bool_)
+    marks[start[odd]] = True
+    marks[stop[odd] - 1] = True
+    out[~marks] = column.data
+    return Spans(out, start, stop, spans.valid)
+
+
+register("int2", "int4", "int8", "oid", renderer=Renderer(unchanged, quoted=False))
+register("float4", "float8", "numeric", renderer=Renderer(render, quoted=False))
