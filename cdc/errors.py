@@ -14,7 +14,6 @@
     ├── LogError                  the durable log
     │   ├── LogFull               transient: no room; reading stops until there is
     │   ├── LogLost               transient: the log's server does not answer
-    │   ├── LogLost               transient: the log's server cannot be reached
     │   ├── LogCorrupt            a segment or record that cannot be read
     │   └── LogFenced             another writer took over: stop at once
     └── SinkError                 a store
@@ -102,12 +101,6 @@ class LogError(MillraceError):
 
 class LogFull(LogError):
     """No room left under the log."""
-
-    transient = True
-
-
-class LogLost(LogError):
-    """The log's server went away; what was being appended may or may not be there, and is looked up again."""
 
     transient = True
 
