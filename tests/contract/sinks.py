@@ -3,17 +3,23 @@
 To put a new kind under the suite, write its bench and add one line to BENCHES.
 """
 
+import json
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import pytest
+import redis
+from deltalake import DeltaTable
 
-from cdc.model import TableSchema
+from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
-from sinks import memory
+from sinks import delta, memory
 from sinks.context import SinkContext
+from sinks.redis import RedisSettings
+from sinks.redis import open_sink as open_redis
+from sinks.redis_keys import Names
 
 
 class Bench(Protocol):
@@ -53,8 +59,65 @@ class MemoryBench:
         del memory._STORES[self._settings.name][str(schema.table)].rows[key]
 
 
+class DeltaBench:
+    """A folder of Delta tables."""
+
+    def __init__(self, folder: Path) -> None:
+        names = ("items", "ints", "odd_texts", "pairs")
+        as_text = {TableId("public", name): ("at",) for name in names}  # the histories hold infinity and BC
+        self._settings = delta.DeltaSettings(path=str(folder / "lake"), as_text=as_text)
+        self._context = SinkContext(folder)
+
+    def open(self) -> Sink:
+        return delta.open_sink(self._settings, self._context)
+
+    def restart(self) -> None:
+        """A folder has no server."""
+
+    def versions(self, schema: TableSchema) -> dict[str, int]:
+        names = [column.name for column in schema.key]
+        rows = self._table(schema).to_pyarrow_table(columns=[*names, "_millrace_version"]).to_pylist()
+        keys = [json.dumps({name: row[name] for name in names}, ensure_ascii=False) for row in rows]
+        assert len(set(keys)) == len(keys)
+        return dict(zip(keys, (row["_millrace_version"] for row in rows), strict=True))
+
+    def lose(self, schema: TableSchema, key: str) -> None:
+        self._table(schema).delete(" AND ".join(f"{name} = {value}" for name, value in json.loads(key).items()))
+
+    def _table(self, schema: TableSchema) -> DeltaTable:
+        return DeltaTable(f"{self._settings.path}/{schema.table.schema}.{schema.table.name}")
+
+
+class RedisBench:
+    """The session's Redis with a prefix of the test's own."""
+
+    def __init__(self, request: pytest.FixtureRequest, form: Literal["json", "hash"] = "json") -> None:
+        self._server = request.getfixturevalue("redis_server")
+        self._settings = RedisSettings(url=self._server.url, prefix=f"{uuid.uuid4().hex[:8]}:", form=form)
+        self._client = redis.Redis.from_url(self._server.url)
+
+    def open(self) -> Sink:
+        return open_redis(self._settings, SinkContext(Path("unused")))
+
+    def restart(self) -> None:
+        self._server.restart()
+
+    def versions(self, schema: TableSchema) -> dict[str, int]:
+        head = f"{self._settings.prefix}~v:{{"
+        marks = list(self._client.scan_iter(match=f"{head}*", count=1000))
+        values: list[Any] = self._client.mget(marks) if marks else []
+        return {key.decode(): int(value[:16], 16) for key, value in zip(marks, values, strict=True)}
+
+    def lose(self, schema: TableSchema, key: str) -> None:
+        self._client.delete(Names.of(schema, self._settings.prefix, self._settings.key).row(key))
+
+
 MakeBench = Callable[[pytest.FixtureRequest], Bench]
 
+
 BENCHES: dict[str, MakeBench] = {
-    "memory": lambda request: MemoryBench(),
+    "delta": lambda request: DeltaBench(request.getfixturevalue("tmp_path")),
+    "memory": lambda _request: MemoryBench(),
+    "redis": RedisBench,
+    "redis-hash": lambda request: RedisBench(request, form="hash"),
 }

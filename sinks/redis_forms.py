@@ -1,0 +1,84 @@
+"""The two forms of a row in Redis: JSON text, or a hash of text fields."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sinks.raw_json import build, members, quote, splice, unquote
+
+Held = bytes | Mapping[bytes, bytes] | None
+"""What a read gave: a string's bytes, a hash's fields, or nothing."""
+
+
+class Form(Protocol):
+    """How a row becomes a value."""
+
+    name: str
+    read: str
+    """The command that reads a row."""
+
+    def value(self, image: bytes) -> bytes:
+        """The script's value for a row."""
+
+    def merged(self, held: Held, image: str, unchanged: Sequence[str]) -> bytes | None:
+        """The value of a partial row with the held columns kept; None if they are not there."""
+
+    def image(self, held: Held) -> str:
+        """The row back as a JSON object."""
+
+    def shown(self, image: str) -> str:
+        """What `image` would give for this row, were it stored."""
+
+
+class JsonText:
+    """The image itself."""
+
+    name = "json"
+    read = "GET"
+
+    def value(self, image: bytes) -> bytes:
+        return image
+
+    def merged(self, held: Held, image: str, unchanged: Sequence[str]) -> bytes | None:
+        if not isinstance(held, bytes):
+            return None
+        whole, lacking = splice(image, held.decode(), unchanged)
+        return None if lacking else whole.encode()
+
+    def image(self, held: Held) -> str:
+        return held.decode() if isinstance(held, bytes) else "{}"
+
+    def shown(self, image: str) -> str:
+        return image
+
+
+class HashFields:
+    """One field per column: a string's text, or any other value's JSON. A null column has no field."""
+
+    name = "hash"
+    read = "HGETALL"
+
+    def value(self, image: bytes) -> bytes:
+        return build(_texts(image.decode())).encode()
+
+    def merged(self, held: Held, image: str, unchanged: Sequence[str]) -> bytes | None:
+        fields = _fields(held)
+        if not fields or not all(name in fields for name in unchanged):
+            return None  # a column that the server leaves out is large, and so never null
+        return build(_texts(image) | {name: quote(fields[name]) for name in unchanged}).encode()
+
+    def image(self, held: Held) -> str:
+        return build({name: quote(text) for name, text in _fields(held).items()})
+
+    def shown(self, image: str) -> str:
+        return build(_texts(image))
+
+
+FORMS: Mapping[str, Form] = {form.name: form for form in (JsonText(), HashFields())}
+
+
+def _texts(image: str) -> dict[str, str]:
+    return {name: quote(unquote(raw)) for name, raw in members(image).items() if raw != "null"}
+
+
+def _fields(held: Held) -> dict[str, str]:
+    return {name.decode(): text.decode() for name, text in held.items()} if isinstance(held, Mapping) else {}
