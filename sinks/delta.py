@@ -1,0 +1,164 @@
+"""The lake: one Delta table per source table, kept equal to it.
+
+Promise beyond `Sink`: `apply` may be called by several threads at once for different tables.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+from pydantic import Field
+
+from cdc.config import SecretField, SinkSettings, TableField
+from cdc.errors import Rejected
+from cdc.failpoint import reached
+from cdc.model import TableId, TableSchema
+from cdc.ports import Batch
+from sinks.context import SinkContext
+from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, changes, expected, in_source_order
+from sinks.delta_layout import DELETED, VERSION, Layout, TypeChange, evolve, folder, new_layout
+from sinks.delta_merge import append, floor, merge, quoted
+from sinks.delta_pruning import bounds
+from sinks.delta_store import DeltaStore, scanned
+
+
+class DeltaSettings(SinkSettings):
+    """A folder or bucket of Delta tables."""
+
+    kind: Literal["delta"] = "delta"
+    path: str = Field(min_length=1)
+    """Folder of the tables, or an object store's URI. Each table lies in `schema.name` below it."""
+    storage_options: dict[str, SecretField] = Field(default_factory=dict)
+    """Options of the object store, by deltalake's names."""
+    as_text: dict[TableField, tuple[str, ...]] = Field(default_factory=dict)
+    """Columns to store as text, by table: for values that no typed column holds (infinity, BC, NaN in a decimal)."""
+    type_change: TypeChange = "stop"
+    """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
+
+
+SETTINGS = DeltaSettings
+
+
+def open_sink(settings: DeltaSettings, context: SinkContext) -> "DeltaSink":
+    """Nothing is connected or created before `prepare`."""
+    return DeltaSink(settings, context)
+
+
+class DeltaSink:
+    """See `Sink`."""
+
+    def __init__(self, settings: DeltaSettings, context: SinkContext) -> None:
+        self._settings = settings
+        self._context = context
+        self._stores: dict[TableId, DeltaStore] = {}
+        self._layouts: dict[TableId, tuple[TableSchema, Layout]] = {}
+
+    @property
+    def name(self) -> str:
+        """As configured."""
+        return self._settings.name
+
+    def prepare(self, schema: TableSchema) -> None:
+        """Create the table, or add and widen columns. A column that the source dropped stays, null from now on."""
+        store, text = self.store(schema.table), self._as_text(schema.table)
+        if not store.exists():
+            self._make_root()
+            store.create(new_layout(schema, text))
+        evolution = evolve(schema, store.schema(), self._settings.type_change, text)
+        store.evolve(evolution)
+        self._layouts[schema.table] = (schema, evolution.layout)
+
+    def apply(self, batch: Batch) -> None:
+        """Merge the batch in one commit. Rows that no column can hold, and partial rows alone, are rejected."""
+        store = self.store(batch.schema.table)
+        given = changes(batch, self._layout(batch.schema))
+        rejected = store.commit(lambda table: _write(table, given))
+        reached("delta.after_commit")
+        if rejected.rejected:
+            raise Rejected(rejected.rejected)
+
+    def stored(self, schema: TableSchema) -> pa.Table:
+        """Live rows under the source's column names, ordered by key; types of sinks.delta_types."""
+        layout = self._layout(schema)
+        rows = self.store(schema.table).read(layout, [one.name for one in layout.placed], f"NOT {DELETED}")
+        return in_source_order(schema, layout, rows)
+
+    def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
+        """What `stored` would give. A value that does not fit its column is null: its row was refused, and differs."""
+        return expected(schema, self._layout(schema), images)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+        self._stores.clear()
+        self._layouts.clear()
+
+    def store(self, table: TableId) -> DeltaStore:
+        """The Delta table of a source table, whether it exists or not."""
+        if table not in self._stores:
+            uri = f"{self._settings.path.rstrip('/')}/{folder(table)}"
+            options = {name: secret.reveal() for name, secret in self._settings.storage_options.items()}
+            self._stores[table] = DeltaStore(table, uri, options, self._context.wait)
+        return self._stores[table]
+
+    def _layout(self, schema: TableSchema) -> Layout:
+        known = self._layouts.get(schema.table)
+        if known is not None and known[0] == schema:
+            return known[1]
+        store = self.store(schema.table)
+        if not store.exists():
+            return new_layout(schema, self._as_text(schema.table))
+        layout = evolve(schema, store.schema(), self._settings.type_change, self._as_text(schema.table)).layout
+        self._layouts[schema.table] = (schema, layout)
+        return layout
+
+    def _as_text(self, table: TableId) -> frozenset[str]:
+        return frozenset(self._settings.as_text.get(table, ()))
+
+    def _make_root(self) -> None:
+        if "://" not in self._settings.path:
+            Path(self._settings.path).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _write(table: DeltaTable, given: Changes) -> Changes:
+    """Write what may be written; returns the changes with what was set aside."""
+    given = _without_orphans(table, given.after_truncate(floor(table)))
+    if given.truncated:
+        if not merge(table, given)["num_output_rows"]:
+            append(table, given)  # nothing to remove, yet the truncate must be remembered
+    elif given.rows.num_rows:
+        write = append if _is_empty(table) else merge
+        write(table, given)
+    return given
+
+
+def _is_empty(table: DeltaTable) -> bool:
+    return not table.file_uris()
+
+
+def _without_orphans(table: DeltaTable, given: Changes) -> Changes:
+    """Set aside partial rows whose stored row is gone: what they lack is nowhere in this store."""
+    if not given.partial:
+        return given
+    at = np.flatnonzero(given.rows[PARTIAL].to_numpy())
+    wanted = given.rows.take(at).select([*given.layout.key, VERSION])
+    known = _stored_versions(table, given.layout, wanted)
+    orphans = np.zeros(given.rows.num_rows, np.bool_)
+    orphans[at] = _orphaned(wanted, known, given)
+    return given.without(orphans, STORED_ROW_MISSING)
+
+
+def _stored_versions(table: DeltaTable, layout: Layout, wanted: pa.Table) -> pa.Table:
+    first = layout.key[0]
+    return scanned(table, layout, [*layout.key, VERSION, DELETED], bounds(quoted(first), wanted[first]))
+
+
+def _orphaned(wanted: pa.Table, known: pa.Table, given: Changes) -> np.ndarray:
+    known = known.rename_columns([*given.layout.key, "stored_version", "stored_deleted"])
+    numbered = wanted.append_column("row", pa.array(np.arange(wanted.num_rows)))
+    joined = numbered.join(known, list(given.layout.key), join_type="left outer").sort_by("row")
+    version = joined["stored_version"].fill_null(-1).to_numpy()
+    deleted = joined["stored_deleted"].fill_null(True).to_numpy()
+    gone = deleted | (version < given.truncated)
+    return gone & (version < joined[VERSION].to_numpy())

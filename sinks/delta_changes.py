@@ -1,0 +1,171 @@
+"""A folded batch as the typed rows that a merge into Delta takes. Pure.
+
+What cannot be typed is set aside here, row by row, before anything is written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import RejectedItem
+from cdc.model import TableSchema
+from cdc.ports import Batch
+from sinks.delta_images import typed
+from sinks.delta_layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, VERSION, Layout
+
+if TYPE_CHECKING:
+    from sinks.delta_json import AnyArray
+
+PARTIAL = PREFIX + "partial"
+"""Source-side only: the row lacks columns whose stored values must stay."""
+
+STORED_ROW_MISSING = "stored row missing"
+
+
+def keep_flag(number: int) -> str:
+    """Source-side only: the name of the flag that says whether the numbered kept column is absent from a row."""
+    return f"{PREFIX}keep_{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Rows of `layout.arrow` plus PARTIAL and a flag for each of `kept`; at most one row per key."""
+
+    layout: Layout
+    rows: pa.Table
+    keys: "AnyArray"
+    """The key of each row as JSON, for the dead letters."""
+    kept: tuple[str, ...]
+    rejected: tuple[RejectedItem, ...]
+    truncated: int
+    lsn: int
+
+    @property
+    def partial(self) -> bool:
+        """Whether any row lacks columns."""
+        return bool(self.kept)
+
+    def after_truncate(self, floor: int) -> "Changes":
+        """What is left to do in a table that has seen the truncate `floor`: nothing below it, nor that one again."""
+        truncated = self.truncated if self.truncated > floor else 0
+        young = pc.greater_equal(self.rows[VERSION], max(floor, truncated))
+        return replace(self, rows=self.rows.filter(young), keys=self.keys.filter(_plain(young)), truncated=truncated)
+
+    def without(self, rows: npt.NDArray[np.bool_], reason: str) -> "Changes":
+        """The changes with these rows set aside."""
+        if not rows.any():
+            return self
+        mask = pa.array(rows)
+        items = rejected_items(self.layout, self.keys.filter(mask), self.rows[VERSION].filter(mask), reason)
+        rest = pa.array(~rows)
+        return replace(
+            self,
+            rows=self.rows.filter(rest),
+            keys=self.keys.filter(rest),
+            rejected=self.rejected + items,
+        )
+
+
+def rejected_items(layout: Layout, keys: "AnyArray", versions: "AnyArray", reason: str) -> tuple[RejectedItem, ...]:
+    """One item per row, all with the same reason."""
+    pairs = zip(keys.to_pylist(), versions.to_pylist(), strict=True)
+    return tuple(RejectedItem(str(layout.table), key, version, reason) for key, version in pairs)
+
+
+def changes(batch: Batch, layout: Layout) -> Changes:
+    """Type a batch; rows with a value that does not fit are set aside."""
+    rows = batch.rows.combine_chunks()
+    lsn = pc.max(rows["commit_lsn"]).as_py() or batch.truncated
+    columns, misfits = _columns(layout, rows)
+    kept, flags = _kept(layout, rows)
+    table = pa.table(
+        {
+            **({KEY_TEXT: _plain(rows["key"])} if layout.by_text else {}),
+            **columns,
+            **{field.name: pa.nulls(rows.num_rows, field.type) for field in layout.leftover},
+            VERSION: rows["version"],
+            DELETED: pc.equal(rows["op"], "d"),
+            COMMITTED: rows["commit_ts"],
+            **flags,
+        }
+    )
+    typed_rows = Changes(layout, table, _plain(rows["key"]), kept, (), batch.truncated, lsn)
+    return _without_misfits(typed_rows, misfits)
+
+
+def expected(schema: TableSchema, layout: Layout, images: pa.Table) -> pa.Table:
+    """The rows of these images (columns key, after) as `stored` gives them: named as in the source, by key.
+
+    A value that does not fit is null here, while the store refused its row: verify must see the difference.
+    """
+    read, _ = _columns(layout, images.combine_chunks())
+    return in_source_order(schema, layout, pa.table(read))
+
+
+def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.Table:
+    """Delta's columns under the source's names, in the source's column order, ordered by key.
+
+    Floats are given as their shortest exact text: NaN would not equal itself, and -0 would equal 0.
+    """
+    names = {one.column.name: one.name for one in layout.placed}
+    table = pa.table({column.name: _comparable(rows[names[column.name]]) for column in schema.columns})
+    if not table.num_rows:
+        return table.combine_chunks()
+    order = [(column.name, "ascending") for column in schema.key]
+    return table.take(pc.sort_indices(table, sort_keys=order)).combine_chunks()
+
+
+def _comparable(column: "AnyArray") -> "AnyArray":
+    return column.cast(pa.string()) if pa.types.is_floating(column.type) else column
+
+
+def _columns(layout: Layout, rows: pa.Table) -> tuple[dict[str, "AnyArray"], dict[int, str]]:
+    """Key columns are read from `key`: a key may be too large to be sent again, and a delete has nothing else."""
+    types = {one.column: one.type for one in layout.placed}
+    keys = typed({column: types[column] for column in types if column.key}, _plain(rows["key"]))
+    others = typed({column: types[column] for column in types if not column.key}, _plain(rows["after"]))
+    read = {**keys.columns, **others.columns}
+    columns = {one.name: read[one.column.name] for one in layout.placed}
+    return columns, {**others.misfits, **keys.misfits}
+
+
+def _plain(column: "pa.ChunkedArray[pa.StringScalar]") -> "AnyArray":
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _without_misfits(rows: Changes, misfits: Mapping[int, str]) -> Changes:
+    """Set misfits aside by reason, keeping row numbers valid while doing so."""
+    if not misfits:
+        return rows
+    reasons = sorted(set(misfits.values()))
+    numbers = np.full(rows.rows.num_rows, -1)
+    numbers[list(misfits)] = [reasons.index(reason) for reason in misfits.values()]
+    for number, reason in enumerate(reasons):
+        rows = rows.without(numbers == number, reason)
+        numbers = numbers[numbers != number]
+    return rows
+
+
+def _kept(layout: Layout, rows: pa.Table) -> tuple[tuple[str, ...], dict[str, "AnyArray"]]:
+    """Columns that some row does not bring, each with its flags."""
+    unchanged = _plain(rows["unchanged"])
+    owners = pc.list_parent_indices(unchanged).to_numpy(zero_copy_only=False)
+    missing = pc.list_flatten(unchanged)
+    kept: list[str] = []
+    flags: dict[str, AnyArray] = {}
+    partial = np.zeros(rows.num_rows, np.bool_)
+    for one in layout.placed:
+        mine = owners[pc.equal(missing, one.column.name).to_numpy(zero_copy_only=False)] if len(missing) else owners
+        if not len(mine) or one.column.key:
+            continue
+        flag = np.zeros(rows.num_rows, np.bool_)
+        flag[mine] = True
+        partial |= flag
+        flags[keep_flag(len(kept))] = pa.array(flag)
+        kept.append(one.name)
+    return tuple(kept), {PARTIAL: pa.array(partial), **flags}

@@ -1,0 +1,151 @@
+"""Row images to typed Arrow columns, exactly or not at all. Pure.
+
+A value that the column's type cannot hold is never clamped, rounded or nulled: its row is named as a misfit, and
+the caller sets the row aside. The rows around it are not touched by that.
+"""
+
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model import Column
+from sinks.delta_json import RawColumn, members
+from sinks.delta_types import Form, form
+
+if TYPE_CHECKING:
+    from sinks.delta_json import AnyArray
+
+NOT_AN_OBJECT = "the row image is not a JSON object"
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Columns of the images, row for row; `misfits` are rows that must not be written, each with its reason.
+
+    A misfit's value is null in its column, so never use a row without looking it up in `misfits`.
+    """
+
+    columns: dict[str, "AnyArray"]
+    misfits: dict[int, str]
+
+
+def typed(columns: Mapping[Column, pa.DataType], images: "AnyArray") -> Typed:
+    """Read JSON objects as columns of these types, text at the least. An absent member is null, as is a null image."""
+    raw, misfits = _objects(images)
+    read: dict[str, AnyArray] = {}
+    for column, type_ in columns.items():
+        values = raw.get(column.name)
+        if values is None:
+            read[column.name] = pa.nulls(len(images), type_)
+            continue
+        read[column.name], odd = _column(values, type_, form(column, type_))
+        for row in odd:
+            misfits.setdefault(row, f"column {column.name}: value does not fit {type_name(type_)}")
+    return Typed(read, misfits)
+
+
+def type_name(type_: pa.DataType) -> str:
+    """The name of a column's type as Delta and Spark write it."""
+    if pa.types.is_decimal(type_):
+        return f"decimal({type_.precision},{type_.scale})"
+    if pa.types.is_timestamp(type_):
+        return "timestamp" if type_.tz else "timestamp_ntz"
+    return _NAMES.get(type_, str(type_))
+
+
+_NAMES = {
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.bool_(): "boolean",
+    pa.date32(): "date",
+}
+
+
+def _objects(images: "AnyArray") -> tuple[dict[str, RawColumn], dict[int, str]]:
+    """The members of the images; looks row by row only if one of them is not a JSON object."""
+    try:
+        return members(images), {}
+    except ValueError:
+        broken = [row for row in range(len(images)) if not _is_object(images.slice(row, 1))]
+    mask = np.zeros(len(images), np.bool_)
+    mask[broken] = True
+    whole = pc.if_else(pa.array(mask), pa.scalar(None, images.type), images)
+    return members(whole), dict.fromkeys(broken, NOT_AN_OBJECT)
+
+
+def _is_object(image: "AnyArray") -> bool:
+    try:
+        members(image)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(values: RawColumn, type_: pa.DataType, how: Form) -> tuple["AnyArray", list[int]]:
+    if how is Form.JSON:
+        return values.json().cast(pa.string()), []
+    texts = values.text()
+    if how is Form.BASE64:
+        return _decoded(texts)
+    if type_ == pa.string():
+        return texts.cast(pa.string()), []
+    cast, odd = exact_cast(texts, type_)
+    return cast, odd
+
+
+def exact_cast(texts: "AnyArray", type_: pa.DataType) -> tuple["AnyArray", list[int]]:
+    """Cast texts; those that the type cannot hold become null and are named by row."""
+    try:
+        cast = texts.cast(type_)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return _bisected(texts, type_)
+    overflowed = _overflowed(texts, cast)
+    if not overflowed:
+        return cast, []
+    mask = np.zeros(len(texts), np.bool_)
+    mask[overflowed] = True
+    return pc.if_else(pa.array(mask), pa.scalar(None, type_), cast), overflowed
+
+
+def _bisected(texts: "AnyArray", type_: pa.DataType) -> tuple["AnyArray", list[int]]:
+    """Arrow names no row when a cast fails: halve until the odd ones stand alone."""
+    if len(texts) == 1:
+        return pa.nulls(1, type_), [0]
+    half = len(texts) // 2
+    left, odd_left = exact_cast(texts.slice(0, half), type_)
+    right, odd_right = exact_cast(texts.slice(half), type_)
+    return pa.concat_arrays([left, right]), odd_left + [half + row for row in odd_right]
+
+
+def _overflowed(texts: "AnyArray", cast: "AnyArray") -> list[int]:
+    """A finite number too large for the float becomes an infinity in Arrow without a word."""
+    if not pa.types.is_floating(cast.type):
+        return []
+    infinite = np.flatnonzero(_flags(pc.is_inf(cast)))
+    return [row for row in infinite.tolist() if "inf" not in str(texts[row].as_py()).lower()]
+
+
+def _flags(array: "AnyArray") -> npt.NDArray[np.bool_]:
+    flags: npt.NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _decoded(texts: "AnyArray") -> tuple["AnyArray", list[int]]:
+    decoded: list[bytes | None] = []
+    odd = []
+    for row, text in enumerate(texts.to_pylist()):
+        try:
+            decoded.append(None if text is None else binascii.a2b_base64(text, strict_mode=True))
+        except (binascii.Error, ValueError):
+            decoded.append(None)
+            odd.append(row)
+    return pa.array(decoded, pa.binary()), odd

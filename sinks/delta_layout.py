@@ -1,0 +1,170 @@
+"""How a source table lies in Delta: names, types and what a new schema asks of an existing table. Pure.
+
+Key columns come first (so that their file statistics exist, whatever the table's width), then the others in source
+order, then ours. Readers filter on `NOT _millrace_deleted`.
+"""
+
+import re
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from cdc.errors import SinkError
+from cdc.model import Column, TableId, TableSchema
+from sinks.delta_images import type_name
+from sinks.delta_types import INSTANT, arrow_type, holds, widens
+
+VERSION = "_millrace_version"
+DELETED = "_millrace_deleted"
+COMMITTED = "_millrace_commit_ts"
+KEY_TEXT = "_millrace_key"
+PREFIX = "_millrace_"
+
+OURS = (
+    pa.field(VERSION, pa.int64(), nullable=False),
+    pa.field(DELETED, pa.bool_(), nullable=False),
+    pa.field(COMMITTED, INSTANT),
+)
+"""A deleted row stays as a tombstone with its key and version: a replayed older change must not bring it back."""
+
+TypeChange = Literal["stop", "new_column"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A source column and the Delta column that holds it."""
+
+    column: Column
+    name: str
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each column of a schema lies in a Delta table, and by which columns rows are told apart."""
+
+    table: TableId
+    placed: tuple[Placed, ...]
+    key: tuple[str, ...]
+    leftover: tuple[pa.Field, ...] = ()
+    """Columns of the Delta table that the source no longer has: null in every row written from now on."""
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The whole Delta table, in order."""
+        keyed = [pa.field(KEY_TEXT, pa.string(), nullable=False)] if self.by_text else []
+        own = [pa.field(one.name, one.type) for one in self.placed]
+        return pa.schema([*keyed, *own, *self.leftover, *OURS])
+
+    @property
+    def by_text(self) -> bool:
+        """Whether rows are told apart by the key's JSON text: tables whose whole row is the key, nulls included."""
+        return self.key == (KEY_TEXT,)
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What an existing table needs before rows of a layout fit: new columns, and columns to rewrite wider."""
+
+    layout: Layout
+    added: tuple[pa.Field, ...] = ()
+    widened: tuple[pa.Field, ...] = ()
+
+
+def folder(table: TableId) -> str:
+    """The table's folder: `schema.name`, with every character beyond letters, digits, _ and - as ~hex."""
+    return f"{_safe(table.schema)}.{_safe(table.name)}"
+
+
+def _safe(part: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), part)
+
+
+def new_layout(schema: TableSchema, as_text: AbstractSet[str] = frozenset()) -> Layout:
+    """The layout of a table that does not exist yet."""
+    _check(schema)
+    placed = tuple(Placed(column, column.name, _wanted(column, as_text)) for column in _keys_first(schema))
+    return Layout(schema.table, placed, _key(schema, _whole_row_is_key(schema)))
+
+
+def evolve(
+    schema: TableSchema, stored: pa.Schema, policy: TypeChange = "stop", as_text: AbstractSet[str] = frozenset()
+) -> Evolution:
+    """How rows of this schema fit into a table that exists. Raises SinkError if the policy forbids it."""
+    _check(schema)
+    placed, added, widened = [], [], []
+    for column in _keys_first(schema):
+        one, is_new, is_wider = _place(schema.table, column, _wanted(column, as_text), stored, policy)
+        placed.append(one)
+        added += [pa.field(one.name, one.type)] if is_new else []
+        widened += [pa.field(one.name, one.type)] if is_wider else []
+    taken = {one.name for one in placed} | {field.name for field in OURS} | {KEY_TEXT}
+    leftover = tuple(field.with_nullable(True) for field in stored if field.name not in taken)
+    layout = Layout(schema.table, tuple(placed), _key(schema, KEY_TEXT in stored.names), leftover)
+    return Evolution(layout, tuple(added), tuple(widened))
+
+
+def _wanted(column: Column, as_text: AbstractSet[str]) -> pa.DataType:
+    return pa.string() if column.name in as_text else arrow_type(column)
+
+
+def _place(
+    table: TableId, column: Column, wanted: pa.DataType, stored: pa.Schema, policy: TypeChange
+) -> tuple[Placed, bool, bool]:
+    if column.name not in stored.names:
+        return Placed(column, column.name, wanted), True, False
+    have = stored.field(column.name).type
+    if holds(have, wanted):
+        return Placed(column, column.name, have), False, False
+    if widens(have, wanted):
+        return Placed(column, column.name, wanted), False, True
+    if policy == "stop" or column.key:
+        raise _type_changed(table, column, have, wanted)
+    name = f"{column.name}__{re.sub('[^a-z0-9]+', '_', type_name(wanted)).strip('_')}"
+    if name not in stored.names:
+        return Placed(column, name, wanted), True, False
+    return Placed(column, name, stored.field(name).type), False, False
+
+
+def _type_changed(table: TableId, column: Column, have: pa.DataType, wanted: pa.DataType) -> SinkError:
+    return SinkError(
+        f"table {table}: column {column.name} is {type_name(have)} in Delta and now {type_name(wanted)} in the source.",
+        "Set `type_change: new_column` to keep both, or remove the Delta table and run: "
+        f"millrace resync {table}. Nothing was written.",
+    )
+
+
+def _keys_first(schema: TableSchema) -> Sequence[Column]:
+    return [*schema.key, *(column for column in schema.columns if not column.key)]
+
+
+def _key(schema: TableSchema, by_text: bool) -> tuple[str, ...]:
+    return (KEY_TEXT,) if by_text else tuple(column.name for column in schema.key)
+
+
+def _whole_row_is_key(schema: TableSchema) -> bool:
+    """REPLICA IDENTITY FULL without a primary key: nulls among the key columns, which no equality finds."""
+    return schema.identity == "f" and len(schema.key) == len(schema.columns)
+
+
+def _check(schema: TableSchema) -> None:
+    if not schema.key:
+        raise SinkError(
+            f"table {schema.table} has no key, so Delta could not tell its rows apart.",
+            f"Give it a primary key, or run: ALTER TABLE {schema.table} REPLICA IDENTITY FULL.",
+        )
+    folded = [column.name.lower() for column in schema.columns]
+    for column in schema.columns:
+        if column.name.startswith(PREFIX):
+            raise SinkError(
+                f"table {schema.table}: the name of column {column.name} is taken by Millrace.",
+                "Rename the column, or leave it out with `columns`.",
+            )
+        if folded.count(column.name.lower()) > 1:
+            raise SinkError(
+                f"table {schema.table}: Delta cannot tell column {column.name} from one of other case.",
+                "Rename the column, or leave one out with `columns`.",
+            )

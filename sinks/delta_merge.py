@@ -1,0 +1,101 @@
+"""The guarded merge by `deltalake`: newer versions win, older ones change nothing, partial rows keep what they lack."""
+
+from collections.abc import Iterable
+
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.table import TableMerger
+
+from sinks.delta_changes import PARTIAL, Changes, keep_flag
+from sinks.delta_layout import DELETED, KEY_TEXT, VERSION, Layout
+
+WRITER = "millrace.lsn"
+"""The application id of every commit by Millrace; its number is the LSN that the commit brings the table to.
+
+It never decides what is skipped: versions do, row by row, so a reset checkpoint loses nothing. It fences: Delta
+refuses a commit if another with the same application id came between read and commit, so two writers can never
+both append a key that neither of them saw."""
+
+TRUNCATED = "millrace.truncated"
+"""The application id that remembers the newest truncate: changes below it are gone, also those of keys never seen."""
+
+
+def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, int]:
+    """Merge in one commit, or in none if nothing changes. `within` narrows which target files are looked at.
+
+    Partial rows without a live stored row are neither written nor reported: find them first.
+    """
+    on = [f"target.{quoted(name)} = source.{quoted(name)}" for name in changes.layout.key]
+    merger = table.merge(
+        changes.rows,
+        predicate=" AND ".join([*on, f"({within})"] if within else on),
+        source_alias="source",
+        target_alias="target",
+        streamed_exec=False,
+        commit_properties=_marks(table, changes),
+    )
+    return _clauses(merger, changes).execute()
+
+
+def append(table: DeltaTable, changes: Changes) -> None:
+    """Add rows whose keys are known to be new, in one commit; without rows, the commit only marks. Never partial."""
+    rows = changes.rows.select(changes.layout.arrow.names)
+    write_deltalake(table, rows, mode="append", commit_properties=_marks(table, changes))
+
+
+def floor(table: DeltaTable) -> int:
+    """The newest truncate that the table has seen."""
+    return table.transaction_version(TRUNCATED) or 0
+
+
+def _marks(table: DeltaTable, changes: Changes) -> CommitProperties:
+    """What each commit says of itself; neither number ever goes back."""
+    lsn = max(changes.lsn, table.transaction_version(WRITER) or 0)
+    marks = [Transaction(WRITER, lsn)]
+    if changes.truncated:
+        marks.append(Transaction(TRUNCATED, changes.truncated))
+    return CommitProperties(custom_metadata={WRITER: str(lsn)}, app_transactions=marks)
+
+
+def quoted(name: str) -> str:
+    """A column's name in an expression."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _clauses(merger: TableMerger, changes: Changes) -> TableMerger:
+    newer = f"source.{VERSION} > target.{VERSION}"
+    whole = f"NOT source.{PARTIAL}"
+    if changes.partial:
+        live = f"NOT target.{DELETED} AND target.{VERSION} >= {changes.truncated}"
+        newer += f" AND ({whole} OR ({live}))"
+    merger = merger.when_matched_update(_updates(changes), predicate=newer)
+    merger = merger.when_not_matched_insert(_inserts(changes), predicate=whole if changes.partial else None)
+    if changes.truncated:
+        older = f"target.{VERSION} < {changes.truncated}"
+        gone = _tombstone(changes.layout, changes.truncated)
+        merger = merger.when_matched_update(gone, predicate=older)
+        merger = merger.when_not_matched_by_source_update(gone, predicate=older)
+    return merger
+
+
+def _updates(changes: Changes) -> dict[str, str]:
+    updates = _inserts(changes)
+    for number, name in enumerate(changes.kept):
+        column = quoted(name)
+        flag = f"source.{keep_flag(number)}"
+        updates[column] = f"CASE WHEN {flag} THEN target.{column} ELSE source.{column} END"
+    return updates
+
+
+def _inserts(changes: Changes) -> dict[str, str]:
+    return {quoted(name): f"source.{quoted(name)}" for name in changes.layout.arrow.names}
+
+
+def _tombstone(layout: Layout, version: int) -> dict[str, str]:
+    """A truncated row keeps its key and forgets the rest."""
+    gone = {quoted(name): "NULL" for name in _forgotten(layout)}
+    return {**gone, quoted(VERSION): str(version), quoted(DELETED): "true"}
+
+
+def _forgotten(layout: Layout) -> Iterable[str]:
+    spared = {*layout.key, KEY_TEXT, VERSION, DELETED}
+    return (name for name in layout.arrow.names if name not in spared)

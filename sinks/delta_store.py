@@ -1,0 +1,158 @@
+"""One Delta table on disk or in an object store: open, create, evolve, read, and retry what may be tried again."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Schema
+
+from cdc.errors import Busy, Lost, SinkError
+from cdc.model import TableId
+from sinks.delta_layout import Evolution, Layout
+from sinks.delta_merge import WRITER
+
+T = TypeVar("T")
+
+ATTEMPTS = 6
+"""A conflicting OPTIMIZE or writer is met again at most this often before the query is told to wait: each round
+reads the log anew, so six rounds outlast any single maintenance commit."""
+
+ROOM = 16 * 1024 * 1024
+"""Bytes below which a failed write is taken as a full disk; a merge's smallest file is far smaller."""
+
+
+class DeltaStore:
+    """One table. Not for use by two threads at once; different tables may be used side by side."""
+
+    def __init__(self, table: TableId, uri: str, options: Mapping[str, str], wait: Callable[[float], None]) -> None:
+        self.table = table
+        self.uri = uri
+        self._options = dict(options) or None
+        self._wait = wait
+        self._handle: DeltaTable | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the table lies, if on this machine."""
+        return None if "://" in self.uri else Path(self.uri)
+
+    def exists(self) -> bool:
+        """Whether there is such a table."""
+        return self._guarded(lambda: DeltaTable.is_deltatable(self.uri, self._options))
+
+    def current(self) -> DeltaTable:
+        """The table as of its newest commit."""
+        if self._handle is None:
+            self._handle = self._guarded(lambda: DeltaTable(self.uri, storage_options=self._options))
+        else:
+            self._guarded(self._handle.update_incremental)
+        return self._handle
+
+    def schema(self) -> pa.Schema:
+        """The table's columns as Arrow types."""
+        return pa.schema(self.current().schema().to_arrow())
+
+    def create(self, layout: Layout) -> None:
+        """Create the table; another writer may do so at the same time, and either of them wins."""
+        with suppress(CommitFailedError):
+            self._guarded(lambda: self._created(layout))
+        self._handle = None
+        if not self.exists():
+            raise Busy(f"table {self.table}: Delta could not create it.", "It is tried again.")
+
+    def _created(self, layout: Layout) -> None:
+        DeltaTable.create(
+            self.uri,
+            Schema.from_arrow(layout.arrow),
+            mode="ignore",
+            name=str(self.table),
+            storage_options=self._options,
+            configuration={"delta.appendOnly": "false"},
+        )
+
+    def evolve(self, evolution: Evolution) -> None:
+        """Add and widen columns. Adding is a commit of its own; widening rewrites the table in one commit."""
+        if evolution.added:
+            fields = Schema.from_arrow(pa.schema(evolution.added)).fields
+            self.commit(lambda table: table.alter.add_columns(fields))
+        if evolution.widened:
+            self.commit(lambda table: self._rewrite(table, evolution))
+
+    def _rewrite(self, table: DeltaTable, evolution: Evolution) -> None:
+        wider = {field.name: field for field in evolution.widened}
+        old = pa.schema(table.schema().to_arrow())
+        new = pa.schema([wider.get(field.name, field).with_nullable(field.nullable) for field in old])
+        batches = pa.RecordBatchReader.from_stream(table.scan(columns=old.names))
+        rows = pa.RecordBatchReader.from_batches(new, (_cast(batch, new) for batch in batches))
+        fence = CommitProperties(app_transactions=[Transaction(WRITER, table.transaction_version(WRITER) or 0)])
+        write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence)
+
+    def read(self, layout: Layout, columns: Sequence[str], where: str = "") -> pa.Table:
+        """These columns of the newest rows that meet the condition, in the layout's types."""
+        return self._guarded(lambda: scanned(self.current(), layout, columns, where))
+
+    def commit(self, action: Callable[[DeltaTable], T]) -> T:
+        """Run an action that commits, on the newest version, again after a conflict.
+
+        Raises Busy when others keep winning, Lost when the table has gone, SinkError for what a person must see.
+        """
+        for attempt in range(ATTEMPTS):
+            table = self.current()
+            try:
+                return self._guarded(lambda table=table: action(table))
+            except CommitFailedError:
+                self._handle = None
+                self._wait(0.02 * 2**attempt)
+        raise Busy(f"table {self.table}: other writers of the Delta table kept winning {ATTEMPTS} times.")
+
+    def _guarded(self, action: Callable[[], T]) -> T:
+        """Turn Delta's errors into ours; conflicts pass through."""
+        try:
+            return action()
+        except CommitFailedError:
+            raise
+        except (TableNotFoundError, FileNotFoundError) as error:
+            self._handle = None
+            raise Lost(f"table {self.table}: there is no Delta table at its path any more.", self._remedy()) from error
+        except (DeltaError, OSError) as error:
+            self._handle = None
+            raise self._fault(error) from error
+
+    def _fault(self, error: Exception) -> SinkError:
+        place = self._nearest_folder()
+        if place is not None and shutil.disk_usage(place).free < ROOM:
+            return Busy(f"table {self.table}: no room left on the disk.", "Free some space; it is tried again.", 5.0)
+        if place is not None and not os.access(place, os.W_OK):
+            return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {place}.")
+        if isinstance(error, OSError):
+            return Lost(f"table {self.table}: the store cannot be reached ({type(error).__name__}).", self._remedy())
+        return SinkError(
+            f"table {self.table}: Delta refused ({type(error).__name__}).", "The cause is in the log of this process."
+        )
+
+    def _nearest_folder(self) -> Path | None:
+        folder = self.folder
+        while folder is not None and not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        return folder
+
+    def _remedy(self) -> str:
+        return f"Check {self.uri}; if it was removed on purpose, run: millrace resync {self.table}."
+
+
+def scanned(table: DeltaTable, layout: Layout, columns: Sequence[str], where: str = "") -> pa.Table:
+    """Rows of one version of the table, in the layout's types; their order means nothing."""
+    rows = pa.RecordBatchReader.from_stream(table.scan(columns=list(columns), predicate=where or None)).read_all()
+    return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [batch.column(number).cast(field.type) for number, field in enumerate(schema)], schema=schema
+    )
