@@ -6,11 +6,13 @@ else it is left out of the image and named.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.capture.buffers import flags_of, lists, spread, take
 from cdc.capture.frames import Frames
 from cdc.capture.layout import Layout
 from cdc.capture.spans import Block, Flags, Places, Spans, as_arrow, gather
@@ -33,10 +35,10 @@ class Changes:
     key: "pa.StringArray"
     after: "pa.StringArray"
     before: "pa.StringArray"
-    unchanged: "pa.ListArray"
+    unchanged: "pa.ListArray[Any]"
 
     @property
-    def texts(self) -> "list[pa.Array]":
+    def texts(self) -> "list[pa.Array[Any]]":
         """The columns that differ from message to message, in the order of the log's schema."""
         return [self.op, self.key, self.after, self.before, self.unchanged]
 
@@ -151,7 +153,7 @@ def _merged(new: Spans, old: Spans, is_new: Flags) -> Spans:
     """One column over all messages: `new` where `is_new`, else `old`."""
     if new.data is not old.data:
         place = np.where(is_new, np.cumsum(is_new) - 1, len(new) + np.cumsum(~is_new) - 1)
-        return Spans.of(pa.concat_arrays([as_arrow(new), as_arrow(old)]).take(pa.array(place)))
+        return Spans.of(take(pa.concat_arrays([as_arrow(new), as_arrow(old)]), place))
     start, stop = np.empty(len(is_new), np.int64), np.empty(len(is_new), np.int64)
     start[is_new], stop[is_new] = new.start, new.stop
     start[~is_new], stop[~is_new] = old.start, old.stop
@@ -172,7 +174,7 @@ def _moved(
         return None, None
     old = read.old.pick(read.has_new[read.has_old])
     old_key = layout.key_images(Block(frames.data, old.columns, int(both.sum())))
-    differs = np.asarray(pc.not_equal(old_key, key.filter(pa.array(both))))
+    differs = flags_of(pc.not_equal(old_key, key.filter(pa.array(both))))
     if not differs.any():
         return None, None
     moved = both.copy()
@@ -198,16 +200,16 @@ def _rows(
         leaving[np.flatnonzero(moved) + np.arange(int(moved.sum()))] = True
         place = source.copy()
         place[leaving] = count + np.arange(len(old_key))
-        key = pa.concat_arrays([key, old_key]).take(pa.array(place))
+        key = take(pa.concat_arrays([key, old_key]), place)
         arriving = moved[source] & ~leaving
         op = np.where(leaving, 2, np.where(arriving, 0, op[source]))
         has_new, has_before = has_new[source] & ~leaving, has_before[source] & ~arriving
         message = message[source]
     after, unchanged = _after(read, layout, frames, has_new)
-    return Changes(message, OPS.take(pa.array(op)), key, after, _before(read, layout, frames, has_before), unchanged)
+    return Changes(message, take(OPS, op), key, after, _before(read, layout, frames, has_before), unchanged)
 
 
-def _after(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "tuple[pa.StringArray, pa.ListArray]":
+def _after(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "tuple[pa.StringArray, pa.ListArray[Any]]":
     if read.new is None:
         return pa.nulls(len(present), pa.string()), pa.nulls(len(present), NAMES)
     block = Block(frames.data, read.new.columns, int(read.has_new.sum()))
@@ -222,7 +224,7 @@ def _before(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "pa.
     return spread(layout.rows(Block(frames.data, old.columns, int(read.full.sum()))), present)
 
 
-def _names(new: Tuples, layout: Layout, present: Flags) -> "pa.ListArray":
+def _names(new: Tuples, layout: Layout, present: Flags) -> "pa.ListArray[Any]":
     """The columns that each row came without; NULL where it has all of them."""
     absent = [(field.column.name, new.unchanged[field.index]) for field in layout.fields]
     named = [(name, flags) for name, flags in absent if flags is not None]
@@ -231,18 +233,4 @@ def _names(new: Tuples, layout: Layout, present: Flags) -> "pa.ListArray":
     table = np.zeros((len(present), len(named)), np.bool_)
     table[present] = np.stack([flags for _, flags in named], axis=1)
     counts = table.sum(axis=1)
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    names = pa.array([name for name, _ in named]).take(pa.array(np.nonzero(table)[1]))
-    bits = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
-    return pa.Array.from_buffers(NAMES, len(present), [bits, pa.py_buffer(offsets)], children=[names])
-
-
-def spread(compact: "pa.StringArray", present: Flags) -> "pa.StringArray":
-    """The texts where `present`, NULL elsewhere: only offsets are made, the text is not copied."""
-    if len(compact) == len(present):
-        return compact
-    _, bounds, data = compact.buffers()
-    offsets = np.frombuffer(bounds, np.int32)[compact.offset : compact.offset + len(compact) + 1]
-    wide = offsets[np.concatenate(([0], np.cumsum(present)))]
-    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(pa.string(), len(present), [bits, pa.py_buffer(wide), data])
+    return lists(take(pa.array([name for name, _ in named]), np.nonzero(table)[1]), counts)

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
+from cdc.capture.types import SESSION
 from cdc.config import SourceSettings
 from cdc.errors import SlotBusy, SlotLost, SourceError, SourceLost, SourceRefused
 
@@ -18,12 +19,7 @@ CONNECT_SECONDS = 10
 _LOOPBACK = ("localhost", "127.", "::1")
 _SESSION = {
     "row_security": "off",
-    "TimeZone": "UTC",
-    "DateStyle": "ISO",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
+    **SESSION,
     "idle_in_transaction_session_timeout": "0",
     "statement_timeout": "0",
 }

@@ -1,7 +1,7 @@
 """COPY's text format to columns, all rows at once: the snapshot's twin of the stream's tuples.
 
-Tabs and line ends are found over the whole chunk; `\\N` is NULL; a backslash is undone only where one stands. What comes
-out goes through the same images as the stream (`cdc.capture.layout.images`), so that both are byte-equal.
+Tabs and line ends are found over the whole chunk; `\\N` is NULL; a backslash is undone only where one stands.
+What comes out goes through the same images as the stream (`cdc.capture.layout.images`), so that both are byte-equal.
 """
 
 import numpy as np

@@ -48,6 +48,10 @@ class Frames:
     def _view64(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         return np.ndarray((len(self.data) - 7,), ">i8", self.data.data, strides=(1,))
 
+    @cached_property
+    def _bytes(self) -> memoryview:
+        return self.data.data
+
     def u16(self, at: Places) -> Places:
         """Unsigned 16-bit numbers at these places."""
         return self.data[at].astype(np.int64) << 8 | self.data[at + 1]
@@ -62,7 +66,7 @@ class Frames:
 
     def message(self, index: int) -> memoryview:
         """One message, for those that are read one by one."""
-        return memoryview(self.data)[self.start[index] : self.stop[index]]
+        return self._bytes[self.start[index] : self.stop[index]]
 
     def offset(self, index: int, place: int) -> int:
         """A place in the buffer as the offset inside the frame it came in."""

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from cdc.capture.buffers import binary, regrouped, take
 from cdc.capture.spans import Flags, Octets, Places, Spans, require_room
 from cdc.capture.types.rendering import Rendered
 from cdc.errors import DecodeError
@@ -119,9 +120,7 @@ def _source(
         entries[id(column)] = rows * 2 + first
         base, first = base + len(column.spans.data), first + 2 * len(column.spans)
     bounds.append(np.array([total], np.int64))
-    offsets = np.concatenate(bounds).astype(np.int32)
-    data = pa.py_buffer(np.concatenate(buffers))
-    array = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
+    array = binary(np.concatenate(bounds).astype(np.int32), np.concatenate(buffers))
     return array, [entries[id(column)] for column in columns]
 
 
@@ -136,13 +135,8 @@ def _interleaved(columns: Sequence[Spans], base: int, count: int) -> Places:
 
 def _cut(source: "pa.BinaryArray", index: "np.ndarray[tuple[int, int], np.dtype[np.int32]]") -> "pa.StringArray":
     """Take all pieces at once, then let every row of `index` be one text."""
-    count, width = index.shape
     try:
-        pieces = source.take(pa.array(index.ravel()))
-        _, bounds, data = pieces.buffers()
-        offsets = np.frombuffer(bounds, np.int32)[: count * width + 1 : width].copy()
-        whole = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), data])
-        return whole.cast(pa.string())
+        return regrouped(take(source, index.ravel()), index.shape[1])
     except pa.ArrowInvalid:
         raise DecodeError(
             "A text value is not valid UTF-8, or the batch of images is larger than 2 GiB",

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.capture import changes, control
+from cdc.capture.buffers import take
 from cdc.capture.changes import Changes
 from cdc.capture.contexts import Contexts, Placed
 from cdc.capture.events import (
@@ -260,10 +261,10 @@ def _table(groups: Sequence[tuple[Layout, Changes]], frames: Frames, message: Pl
     if len(groups) > 1:
         order = np.argsort(np.concatenate([group.message for _, group in groups]), kind="stable")
         number = number[order]
-        columns = [pa.concat_arrays(column).take(pa.array(order)) for column in zip(*texts, strict=True)]
+        columns = [take(pa.concat_arrays(column), order) for column in zip(*texts, strict=True)]
     op, key, after, before, unchanged = columns
     arrays = [
-        pa.array(names).take(pa.array(number)),
+        take(pa.array(names), number),
         op,
         key,
         after,

@@ -6,12 +6,13 @@ be written to by the type that owns the span (never outside of it).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from cdc.capture.buffers import binary, bounds_of, flags_of, octets_of, take
 from cdc.errors import DecodeError
 
 Octets = NDArray[np.uint8]
@@ -41,13 +42,9 @@ class Spans:
     @classmethod
     def of(cls, array: "pa.BinaryArray | pa.StringArray") -> Self:
         """The spans of an Arrow array without offset of its own; NULLs become `valid`."""
-        if len(array) == 0:
-            return cls(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        _, bounds, data = array.buffers()
-        offsets = np.frombuffer(bounds, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        octets = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-        valid = np.asarray(array.is_valid()) if array.null_count else None
-        return cls(octets, offsets[:-1], offsets[1:], valid)
+        bounds = bounds_of(array).astype(np.int64)
+        valid = flags_of(array.is_valid()) if array.null_count else None
+        return cls(octets_of(array), bounds[:-1], bounds[1:], valid)
 
     @classmethod
     def pack(cls, values: Sequence[bytes]) -> Self:
@@ -98,16 +95,14 @@ def as_arrow(spans: Spans) -> "pa.BinaryArray":
     bounds[0:-1:2] = spans.start
     bounds[1::2] = spans.stop
     bounds[-1] = bounds[-2] if count else 0
-    source = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(spans.data)])
-    rows = np.arange(0, 2 * count, 2, dtype=np.int32)
-    return source.take(pa.array(rows, mask=None if spans.valid is None else ~spans.valid))
+    return take(binary(bounds, spans.data), np.arange(0, 2 * count, 2, dtype=np.int32), spans.valid)
 
 
 def distinct(spans: Spans) -> tuple[list[bytes], Places]:
     """The distinct values and each row's index into them (0 where NULL): for conversions that go value by value."""
     encoded = as_arrow(spans).dictionary_encode()
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return encoded.dictionary.to_pylist(), codes
+    return cast("list[bytes]", encoded.dictionary.to_pylist()), codes
 
 
 def require_room(size: int, what: str) -> None:

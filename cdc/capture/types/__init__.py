@@ -12,7 +12,7 @@ for _module in pkgutil.iter_modules(__path__):
 SESSION = {
     "client_encoding": "UTF8",
     "TimeZone": "UTC",
-    "DateStyle": "ISO, MDY",
+    "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
     "extra_float_digits": "1",
     "bytea_output": "hex",

@@ -38,7 +38,8 @@ def _octets(column: Spans, valid: "np.ndarray[tuple[int], np.dtype[np.bool_]]") 
     keep[column.start[valid]] = False
     keep[column.start[valid] + 1] = False
     nibbles = _NIBBLE[column.data[keep]]
-    return nibbles[0::2] << 4 | nibbles[1::2]
+    octets: Octets = np.left_shift(nibbles[0::2], 4, dtype=np.uint8)
+    return octets | nibbles[1::2]
 
 
 def _base64(octets: Octets) -> Octets:

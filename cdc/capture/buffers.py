@@ -1,0 +1,77 @@
+"""Arrow arrays over numpy's memory and back: the one place that handles buffers by hand.
+
+Nothing is copied unless a function says so. Offsets are Arrow's own 32-bit ones.
+"""
+
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Bounds = NDArray[np.int32]
+_Array = TypeVar("_Array", bound="pa.Array[Any]")
+
+
+def _buffer(values: "NDArray[Any]") -> pa.Buffer:
+    return pa.py_buffer(cast("Any", values))
+
+
+def bitmap(flags: "NDArray[np.bool_]") -> pa.Buffer:
+    """Flags as Arrow's validity bits."""
+    return _buffer(np.packbits(flags, bitorder="little"))
+
+
+def binary(bounds: Bounds, data: "NDArray[np.uint8]") -> pa.BinaryArray:
+    """Texts `data[bounds[i]:bounds[i + 1]]`, not checked."""
+    made = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, _buffer(bounds), _buffer(data)])
+    return cast("pa.BinaryArray", made)
+
+
+def regrouped(array: pa.BinaryArray, size: int) -> pa.StringArray:
+    """Every `size` neighbours as one text over the same bytes. Raises ArrowInvalid where one is not UTF-8."""
+    bounds = np.ascontiguousarray(bounds_of(array)[::size])
+    made = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, _buffer(bounds), array.buffers()[2]])
+    return cast("pa.StringArray", made.cast(pa.string()))
+
+
+def spread(compact: pa.StringArray, present: "NDArray[np.bool_]") -> pa.StringArray:
+    """The texts in order where `present`, NULL elsewhere, over the same bytes."""
+    if len(compact) == len(present):
+        return compact
+    bounds = bounds_of(compact)[np.concatenate(([0], np.cumsum(present)))]
+    buffers = [bitmap(present), _buffer(bounds), compact.buffers()[2]]
+    return cast("pa.StringArray", pa.Array.from_buffers(pa.string(), len(present), buffers))
+
+
+def lists(values: pa.StringArray, counts: "NDArray[np.int64]") -> "pa.ListArray[Any]":
+    """`counts[i]` values each, NULL where that is 0."""
+    bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    made = pa.Array.from_buffers(
+        pa.list_(pa.string()), len(counts), [bitmap(counts > 0), _buffer(bounds)], children=[values]
+    )
+    return cast("pa.ListArray[Any]", made)
+
+
+def bounds_of(array: "pa.BinaryArray | pa.StringArray") -> Bounds:
+    """Where each text of an array begins, and where the last one ends."""
+    if len(array) == 0:
+        return np.zeros(1, np.int32)
+    everything = np.frombuffer(cast("Any", array.buffers()[1]), np.int32)
+    return everything[array.offset : array.offset + len(array) + 1]
+
+
+def octets_of(array: "pa.BinaryArray | pa.StringArray") -> "NDArray[np.uint8]":
+    """The bytes that the bounds point into; read only."""
+    data = array.buffers()[2]
+    return np.zeros(0, np.uint8) if data is None else np.frombuffer(cast("Any", data), np.uint8)
+
+
+def take(array: _Array, index: "NDArray[Any]", valid: "NDArray[np.bool_] | None" = None) -> _Array:
+    """Copy these entries together; NULL where not `valid`."""
+    return array.take(cast("Any", pa.array(index, mask=None if valid is None else ~valid)))
+
+
+def flags_of(array: "pa.Array[Any] | pa.ChunkedArray[Any]") -> "NDArray[np.bool_]":
+    """Arrow's booleans, none of them NULL, as numpy's (copied)."""
+    return cast("NDArray[np.bool_]", array.to_numpy(zero_copy_only=False))
