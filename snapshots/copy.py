@@ -1,0 +1,110 @@
+"""COPY … TO STDOUT as blocks of raw lines, at libpq's level: about 2 µs a row where psycopg's own iterator takes 4.
+
+Nothing is parsed here. The connection is the caller's, and is in no COPY any more when the iterator has ended or
+failed; a COPY that is left in the middle takes its connection with it.
+"""
+
+import selectors
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import pq
+
+from cdc.capture.connect import explain_result
+from cdc.errors import SourceLost
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+BLOCK_ROWS = 16_384
+"""Blocks of 100,000 rows were 1.6 times slower: neither the lines nor their columns stay in the cache."""
+BLOCK_BYTES = 16 * 2**20
+"""A block of wide rows ends here, so that what is in flight stays bounded; one row alone may be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines of COPY's text format, each with its line feed."""
+
+    lines: bytes
+    rows: int
+
+
+def read_blocks(connection: Connection, query: bytes, doing: str) -> Iterator[Block]:
+    """Run a COPY and give its lines block by block. Raises the source's error, whose sentence `doing` begins.
+
+    The trap: a block that was given is no promise that the COPY will succeed; only the end of the iterator is.
+    """
+    pgconn = connection.pgconn
+    with selectors.DefaultSelector() as selector:
+        selector.register(pgconn.socket, selectors.EVENT_READ)
+        pgconn.send_query(query)
+        result = _result(pgconn, selector, doing)
+        if result is None or result.status != pq.ExecStatus.COPY_OUT:
+            _finish(pgconn, selector, doing)
+            raise _failure(result, doing)
+        ended = False
+        try:
+            yield from _blocks(pgconn, selector, doing)
+            ended = True
+        finally:
+            if not ended:
+                _abandon(connection)
+        _finish(pgconn, selector, doing)
+
+
+def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[Block]:
+    get = pgconn.get_copy_data
+    lines: list[bytes | memoryview] = []
+    append, size = lines.append, 0
+    while True:
+        length, line = get(1)  # never get(0): it holds the GIL while it waits
+        if length > 0:
+            append(line)
+            size += length
+            if len(lines) >= BLOCK_ROWS or size >= BLOCK_BYTES:
+                yield Block(b"".join(lines), len(lines))
+                lines.clear()
+                size = 0
+        elif length == 0:
+            _receive(pgconn, selector, doing)
+        else:
+            break
+    if lines:
+        yield Block(b"".join(lines), len(lines))
+
+
+def _receive(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> None:
+    selector.select()
+    try:
+        pgconn.consume_input()
+    except psycopg.OperationalError:
+        raise SourceLost(f"{doing} failed: the connection went away.", "It is tried again.") from None
+
+
+def _result(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> pq.abc.PGresult | None:
+    pgconn.flush()
+    while pgconn.is_busy():
+        _receive(pgconn, selector, doing)
+    return pgconn.get_result()
+
+
+def _finish(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> None:
+    failed = None
+    while (result := _result(pgconn, selector, doing)) is not None:
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            failed = result
+    if failed is not None:
+        raise _failure(failed, doing)
+
+
+def _failure(result: pq.abc.PGresult | None, doing: str) -> Exception:
+    if result is None:
+        return SourceLost(f"{doing} failed: the connection went away.", "It is tried again.")
+    return explain_result(result, doing)
+
+
+def _abandon(connection: Connection) -> None:
+    """Leave a COPY in the middle: nobody can use the session until its rows are drained, so it goes."""
+    connection.close()

@@ -1,0 +1,130 @@
+"""Rows of a table on their way from COPY into the log: which columns are asked for, and what the log is told.
+
+The images are made by the stream's own code, so a row has the same bytes whichever way it came. Masks apply before
+anything else: a dropped column is not even asked for.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from cdc.capture import catalog, copytext
+from cdc.capture.layout import Layout, images, lay_out
+from cdc.capture.mask import Masking, Rule
+from cdc.config import SourceSettings, TableSettings
+from cdc.errors import SourceRefused
+from cdc.model import LOG_SCHEMA, Lsn, Op, TableId, TableSchema
+from cdc.ports import Schemas
+from snapshots.copy import Block, read_blocks
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def masking_of(source: SourceSettings) -> Masking:
+    """The pipeline's rules, as the stream applies them."""
+    return Masking(
+        {table.name: {name: Rule(rule) for name, rule in table.mask.items()} for table in source.tables if table.mask},
+        {table.name: frozenset(table.columns) for table in source.tables if table.columns},
+        source.mask_key.reveal().encode(),
+    )
+
+
+@dataclass(frozen=True)
+class Readable:
+    """A table as it is read: its columns at the source, its layout in the log, and its row filter."""
+
+    layout: Layout
+    columns: tuple[str, ...]
+    where: str
+    partitioned: bool
+    keyed: bool
+    """Whether it has a key that is not simply the whole row: only then can it be walked in key order."""
+
+    @property
+    def table(self) -> TableId:
+        """The table's name in the log."""
+        return self.layout.schema.table
+
+    def copy_query(
+        self, relation: sql.Composable, *conditions: sql.Composable, tail: sql.Composable | None = None
+    ) -> sql.Composed:
+        """COPY of this table's columns from a relation that has them, its row filter included."""
+        mine = [sql.SQL("({})").format(sql.SQL(self.where))] if self.where else []
+        restricted = [*mine, *conditions]
+        filtered = sql.SQL(" where {}").format(sql.SQL(" and ").join(restricted)) if restricted else sql.SQL("")
+        return sql.SQL("copy (select {} from {}{}{}) to stdout").format(
+            sql.SQL(", ").join(map(sql.Identifier, self.columns)), relation, filtered, tail or sql.SQL("")
+        )
+
+    def images(self, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
+        """(key, after) of a block of COPY's lines."""
+        return images(self.layout, copytext.parse(block.lines, len(self.columns)))
+
+    def recorded(self, schemas: Schemas) -> "Readable":
+        """The same with its schema in the registry: `layout.schema.id` is what its rows carry."""
+        return replace(self, layout=replace(self.layout, schema=schemas.record(self.layout.schema)))
+
+
+def describe(connection: Connection, table: TableSettings, masking: Masking) -> Readable:
+    """Ask the catalog. Raises SourceRefused if there is no such table, or none that has rows of its own."""
+    facts = next((found for found in catalog.tables(connection, [table.name]) if found.table == table.name), None)
+    if facts is None:
+        raise SourceRefused(f"Table {table.name} does not exist.", "Check source.tables, or create it.")
+    if not facts.publishable:
+        raise SourceRefused(f"{table.name} is a {facts.kind_name}: it has no changes.", "Take it out of source.tables.")
+    schema = catalog.schema(connection, facts)
+    if facts.identity == "f" and facts.primary_key:
+        schema = _keyed(schema, facts.primary_key)
+    kept = {field.index for field in lay_out(schema, masking).fields}
+    asked = replace(schema, columns=tuple(column for at, column in enumerate(schema.columns) if at in kept))
+    keyed = bool(facts.primary_key if facts.identity == "f" else facts.identity_columns)
+    names = tuple(column.name for column in asked.columns)
+    return Readable(lay_out(asked, masking), names, table.where, facts.kind == "p", keyed)
+
+
+def _keyed(schema: TableSchema, names: Collection[str]) -> TableSchema:
+    return replace(schema, columns=tuple(replace(column, key=column.name in names) for column in schema.columns))
+
+
+def read_images(connection: Connection, readable: Readable, query: sql.Composable) -> Iterator[pa.Table]:
+    """Blocks of (key, after) images of a COPY made by `copy_query`."""
+    text = query.as_bytes(connection)
+    for block in read_blocks(connection, text, f"Reading table {readable.table}"):
+        key, after = readable.images(block)
+        yield pa.table([key, after], names=["key", "after"])
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What all rows of one snapshot, or of one chunk, have in common. See docs/architecture.md for `version`."""
+
+    version: Lsn
+    commit_lsn: Lsn
+    commit_ts: datetime
+    xid: int = 0
+
+
+def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> pa.Table:
+    """Images (key, after) as rows of the log, with ordinals from `first` on."""
+    count = read.num_rows
+    columns = {
+        "table": pa.repeat(str(schema.table), count),
+        "op": pa.repeat(Op.READ.value, count),
+        "key": read["key"],
+        "after": read["after"],
+        "before": pa.nulls(count, pa.string()),
+        "unchanged": pa.nulls(count, pa.list_(pa.string())),
+        "version": pa.array(np.full(count, stamp.version, np.int64)),
+        "commit_lsn": pa.array(np.full(count, stamp.commit_lsn, np.int64)),
+        "ordinal": pa.array(np.arange(first, first + count, dtype=np.int64)),
+        "xid": pa.array(np.full(count, stamp.xid, np.int64)),
+        "commit_ts": pa.repeat(pa.scalar(stamp.commit_ts, pa.timestamp("us", tz="UTC")), count),
+        "schema_id": pa.array(np.full(count, schema.id, np.int32)),
+    }
+    return pa.table(columns, schema=LOG_SCHEMA)

@@ -1,0 +1,100 @@
+"""What the source's catalog says of a table that is to be read: its leaves, their size, and whether we may.
+
+Everything is asked inside the transaction that will read, after the table was touched (ACCESS SHARE, nothing
+stronger): from then on nobody can drop, rewrite or truncate it under the snapshot.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cdc.capture.connect import explain
+from cdc.errors import SourceLost, SourceRefused
+from cdc.model import TableId
+from snapshots.plan import Leaf
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_TID_RANGES_FROM = 140_000
+"""Older servers read a whole table to find one range of ctids."""
+
+_LEAVES = """
+select n.nspname, c.relname, c.relfilenode, pg_relation_filenode(c.oid),
+       coalesce(pg_relation_size(c.oid) / current_setting('block_size')::int, 0)::int8,
+       has_table_privilege(c.oid, 'select'), c.reltuples::float8
+from pg_partition_tree(%s::regclass) leaf
+join pg_class c on c.oid = leaf.relid join pg_namespace n on n.oid = c.relnamespace
+where leaf.isleaf and c.relkind = 'r'
+union all
+select n.nspname, c.relname, c.relfilenode, pg_relation_filenode(c.oid),
+       coalesce(pg_relation_size(c.oid) / current_setting('block_size')::int, 0)::int8, true, c.reltuples::float8
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = %s::regclass and c.relkind = 'r' and not c.relispartition
+order by 1, 2
+"""
+
+
+def identifier(table: TableId) -> sql.Identifier:
+    """The table's name for SQL, quoted."""
+    return sql.Identifier(table.schema, table.name)
+
+
+def regclass(table: TableId) -> str:
+    """The table's name as the input of `regclass`, quoted."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
+
+
+def touch(connection: Connection, table: TableId, columns: Sequence[str]) -> None:
+    """Take ACCESS SHARE on a table until the transaction ends, and prove that these columns may be read in full.
+
+    Raises SourceRefused with the statement that helps: a missing grant, or row security that would hide rows.
+    """
+    chosen = sql.SQL(", ").join(map(sql.Identifier, columns)) if columns else sql.SQL("")
+    query = sql.SQL("select {} from {} limit 0").format(chosen, identifier(table))
+    try:
+        connection.execute(query)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _refused(
+            table, connection.info.user, "row-level security" in (error.diag.message_primary or "")
+        ) from None
+    except psycopg.errors.UndefinedTable:
+        raise SourceRefused(
+            f"Table {table} does not exist in database {connection.info.dbname}.", "Check source.tables."
+        ) from None
+    except psycopg.Error as error:
+        raise explain(error, f"Reading table {table}") from None
+
+
+def find_leaves(connection: Connection, table: TableId) -> tuple[tuple[Leaf, ...], int]:
+    """The relations that hold the table's rows, and about how many rows those are.
+
+    The trap: a snapshot that was exported before a table was rewritten sees the new, unfamiliar file as empty. What
+    the snapshot believes the file to be is therefore compared with what it is, and SourceLost asks for a new start.
+    """
+    name = regclass(table)
+    leaves, estimate = [], 0.0
+    for schema, relation, known, actual, pages, allowed, rows in connection.execute(_LEAVES, [name, name]):
+        leaf = TableId(schema, relation)
+        if known not in (actual, 0):
+            raise SourceLost(
+                f"Table {leaf} was rewritten or truncated while its snapshot began.", "A new snapshot is started."
+            )
+        whole = not allowed or connection.info.server_version < _TID_RANGES_FROM
+        leaves.append(Leaf(leaf, actual, pages, whole))
+        estimate += max(rows, 0.0)
+    if any(leaf.whole for leaf in leaves) and leaves[0].name != table:
+        return (Leaf(table, 0, sum(leaf.pages for leaf in leaves), whole=True),), int(estimate)
+    return tuple(leaves), int(estimate)
+
+
+def _refused(table: TableId, user: str, row_security: bool) -> SourceRefused:
+    if row_security:
+        return SourceRefused(
+            f"Row-level security hides rows of {table} from role {user}: a snapshot would miss them in silence.",
+            f'Run: ALTER ROLE "{user}" BYPASSRLS, or disable row security on the table.',
+        )
+    return SourceRefused(
+        f"Role {user} may not read table {table}.", f'Run: GRANT SELECT ON {regclass(table)} TO "{user}"'
+    )
