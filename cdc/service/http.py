@@ -5,8 +5,11 @@ import hmac
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.resources import files
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,16 +19,30 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import cdc.log
 from cdc.config import HttpSettings, Settings
-from cdc.errors import ConfigError, EnvironmentFault
+from cdc.errors import ConfigError, EnvironmentFault, MillraceError
 from cdc.model import ZERO_LSN, format_lsn, parse_lsn
 from cdc.service import status
+from cdc.service.flow import Flow, flow
 from cdc.service.health import reasons
+from cdc.service.history import History
 from cdc.service.metrics import exposition
 from cdc.service.reached import Positions
+from cdc.service.why import events
 
 _LONGEST_WAIT = 60.0
+_LONGEST_SEARCH = 20.0
 _LARGEST_HEAD = 16 * 1024
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:",
+    "x-content-type-options": "nosniff",
+}
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -72,7 +89,9 @@ class Endpoint:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._positions = Positions(settings)
+        self._reader = cdc.log.open_reader(settings)
+        self._positions = Positions(settings, self._reader)
+        self._history = History(self._flow)
         self._sinks = tuple(sink.name for sink in settings.sinks)
 
     def app(self) -> Starlette:
@@ -84,10 +103,24 @@ class Endpoint:
             Route("/v1/status", self.status),
             Route("/v1/wait", self.wait),
             Route("/v1/cut", self.cut),
+            Route("/v1/flow", self.flow),
+            Route("/v1/history", self.history),
+            Route("/v1/why", self.why),
+            *(Route(path, _page(name, kind)) for path, (name, kind) in _PAGE.items()),
         ]
         token = self._settings.http.token
         guards = [Middleware(Token, expected=token.reveal())] if token else []
-        return Starlette(routes=routes, middleware=[Middleware(Bounds), *guards])
+        return Starlette(routes=routes, middleware=[Middleware(Bounds), *guards], lifespan=self._sampling)
+
+    @asynccontextmanager
+    async def _sampling(self, _: Starlette) -> AsyncIterator[None]:
+        self._history.start()
+        yield
+        self._history.stop()
+
+    def _flow(self) -> Flow:
+        capture, apply = self._facts()
+        return flow(capture, apply, self._positions.reached(), self._positions.head())
 
     def _facts(self) -> tuple[dict[str, object], dict[str, object]]:
         state = self._settings.state
@@ -137,6 +170,35 @@ class Endpoint:
     async def cut(self, _: Request) -> Response:
         """The newest LSN that every sink has reached."""
         return JSONResponse({"lsn": format_lsn(min(self._positions.reached().values(), default=ZERO_LSN))})
+
+    async def flow(self, _: Request) -> Response:
+        """The page's picture."""
+        return JSONResponse(asdict(self._flow()))
+
+    async def history(self, _: Request) -> Response:
+        """The page's plots."""
+        samples = [asdict(sample) for sample in self._history.samples()]
+        return JSONResponse({"sinks": self._sinks, "samples": samples})
+
+    async def why(self, request: Request) -> Response:
+        """Every event of a key, and how many of them each sink has applied."""
+        table, key = request.query_params.get("table", ""), request.query_params.get("key", "")
+        try:
+            found = await asyncio.to_thread(events, self._reader, table, key, _LONGEST_SEARCH)
+        except MillraceError as error:
+            return JSONResponse({"error": str(error)}, 400 if isinstance(error, ConfigError) else 503)
+        reached = self._positions.reached()
+        applied = [{"name": n, "applied": sum(event.end <= lsn for event in found)} for n, lsn in reached.items()]
+        return JSONResponse({"events": [asdict(event) for event in found], "sinks": applied})
+
+
+def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files("cdc.service").joinpath("page", name).read_bytes()
+
+    async def serve(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+    return serve
 
 
 class Server:
