@@ -20,7 +20,7 @@ from cdc.model import TableId
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
-_FILTERS_FROM = 150_000
+FILTERS_FROM = 150_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def read(connection: Connection, name: str) -> Publication | None:
 def _tables_query(connection: Connection, every: bool) -> sql.SQL | sql.Composed:
     if every:
         return sql.SQL(_SCHEMA_TABLES)
-    printed = "pg_get_expr(pr.prqual, pr.prrelid)" if connection.info.server_version >= _FILTERS_FROM else "null::text"
+    printed = "pg_get_expr(pr.prqual, pr.prrelid)" if connection.info.server_version >= FILTERS_FROM else "null::text"
     return sql.SQL(_TABLES).format(filter=sql.SQL(printed))
 
 
@@ -123,7 +123,7 @@ def _listed(columns: tuple[str, ...]) -> str:
     return f"({', '.join(columns)})" if columns else "all"
 
 
-def statement(connection: Connection, source: SourceSettings) -> sql.Composed:
+def statement(source: SourceSettings) -> sql.Composed:
     """CREATE PUBLICATION for the configured tables."""
     head = sql.SQL("CREATE PUBLICATION {} FOR TABLE ").format(sql.Identifier(source.publication))
     tables = sql.SQL(", ").join(_clause(table) for table in source.tables)
@@ -151,7 +151,7 @@ def ensure(connection: Connection, source: SourceSettings) -> Publication:
     if found is None:
         refuse_unfit(catalog.tables(connection, (table.name for table in source.tables)), source)
         with explained(f"Creating publication {source.publication}"), connection.transaction():
-            connection.execute(statement(connection, source))
+            connection.execute(statement(source))
             refuse_filters(connection, source)
         found = read(connection, source.publication)
     if found is None:
@@ -199,15 +199,16 @@ def unfit(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
     return None
 
 
-def identity_statement(fact: TableFacts) -> str:
-    """What to run to give a table an identity."""
+def identity_statement(fact: TableFacts, full: bool = True) -> str:
+    """What to run to give a table an identity; `full` says whether FULL would do."""
     name = relation(fact.table).as_string(None)
     if fact.primary_key:
         return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
     if fact.candidate_index:
         index = sql.Identifier(fact.candidate_index).as_string(None)
         return f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index}"
-    return f"ALTER TABLE {name} ADD PRIMARY KEY (…), or else: ALTER TABLE {name} REPLICA IDENTITY FULL"
+    key = f"ALTER TABLE {name} ADD PRIMARY KEY (…)"
+    return f"{key}, or else: ALTER TABLE {name} REPLICA IDENTITY FULL" if full else key
 
 
 _FILTERED = """

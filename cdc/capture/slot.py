@@ -24,7 +24,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 MARK = "source"
 """The log's mark that holds a SourceIdentity."""
 
-_RESYNC = "Take a new snapshot into a new slot with: millrace resync"
+RESYNC = "Take a new snapshot into a new slot with: millrace resync"
+"""The remedy where what was missed cannot be read any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class SourceIdentity:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
-            raise LogCorrupt("The log's mark `source` cannot be read.", _RESYNC) from None
+            raise LogCorrupt("The log's mark `source` cannot be read.", RESYNC) from None
 
     @classmethod
     def of_created(cls, made: SlotCreated) -> Self:
@@ -135,17 +136,17 @@ def _mismatch(
     if server.system_id != stored.system_id:
         return PositionMismatch(
             f"The log was filled from system {stored.system_id}, but this server is system {server.system_id}.",
-            f"Point source.host at the server of before. If this one replaces it: {_RESYNC}",
+            f"Point source.host at the server of before. If this one replaces it: {RESYNC}",
         )
     if server.flushed < durable:
         return PositionMismatch(
             f"The log reaches {format_lsn(durable)}, but the server's WAL ends at {format_lsn(server.flushed)}: "
             "the server was restored from a backup or lost a failover.",
-            _RESYNC,
+            RESYNC,
         )
     if slot is None:
         moved = f" (timeline {stored.timeline}, now {server.timeline})" if server.timeline != stored.timeline else ""
-        return SlotLost(f"Slot {stored.slot} is gone{moved}; changes after {format_lsn(durable)} may be lost.", _RESYNC)
+        return SlotLost(f"Slot {stored.slot} is gone{moved}; changes after {format_lsn(durable)} may be lost.", RESYNC)
     return _unfit(stored, slot, server, durable)
 
 
@@ -153,21 +154,21 @@ def _unfit(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, dura
     if slot.wal_status == "lost":
         return SlotLost(
             f"Slot {slot.name} was invalidated: its WAL after {format_lsn(durable)} has been removed.",
-            f"Raise max_slot_wal_keep_size. {_RESYNC}",
+            f"Raise max_slot_wal_keep_size. {RESYNC}",
         )
     if slot.plugin != "pgoutput":
-        return SourceRefused(f"Slot {slot.name} uses plugin {slot.plugin or 'none'}, not pgoutput.", _RESYNC)
+        return SourceRefused(f"Slot {slot.name} uses plugin {slot.plugin or 'none'}, not pgoutput.", RESYNC)
     if slot.confirmed > durable:
         return PositionMismatch(
             f"Slot {slot.name} is confirmed up to {format_lsn(slot.confirmed)}, beyond the log's end "
             f"{format_lsn(durable)}: it was made anew or moved by hand, and the changes between are not in the log.",
-            _RESYNC,
+            RESYNC,
         )
     if server.timeline != stored.timeline and not slot.failover:
         return PositionMismatch(
             f"The server is on timeline {server.timeline}, the log was filled from timeline {stored.timeline}: "
             "after a failover or a point-in-time recovery the WAL of before need not be the WAL of now.",
-            _RESYNC,
+            RESYNC,
         )
     return None
 
@@ -209,16 +210,17 @@ class _Blockers:
         pids = self._pids()
         if seconds >= self.timeout:
             raise SourceRefused(
-                f"Creating slot {self.slot} waited {seconds:.0f} seconds for open transactions ({pids}).",
+                f"Creating slot {self.slot} waited {seconds:.0f} seconds for open transactions ({pids or "not known"}).",
                 "End them, for instance with select pg_terminate_backend(pid), and start again.",
             )
-        self.waiting(f"creating slot {self.slot}: waiting for open transactions ({pids})")
+        if pids:
+            self.waiting(f"creating slot {self.slot}: waiting for open transactions ({pids})")
 
     def _pids(self) -> str:
         with explained("Looking up who holds up the slot"):
             row = self.connection.execute("select pg_blocking_pids(%s)", (self.creator,)).fetchone()
         pids = sorted(set(row[0] if row else []))
-        return ", ".join("a prepared transaction" if pid == 0 else f"pid {pid}" for pid in pids) or "not known yet"
+        return ", ".join("a prepared transaction" if pid == 0 else f"pid {pid}" for pid in pids)
 
 
 def drop(connection: Connection, name: str) -> None:

@@ -1,0 +1,261 @@
+"""Preflight: everything that could go wrong with the source, found before anything is made or read.
+
+Each finding says what was looked at, whether it is well, and what to run if not. Nothing is changed.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from cdc.capture import catalog, publication, slot
+from cdc.capture.catalog import TableFacts, relation
+from cdc.capture.connect import connect, explained, is_loopback, place
+from cdc.config import SourceSettings
+from cdc.errors import SourceError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+OLDEST_SERVER = 130_000
+"""12 has no wal_status and no publish_via_partition_root: a lost slot could not be told from a lost connection."""
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    verdict: Verdict
+    object: str
+    message: str
+    remedy: str = ""
+
+
+def examine(source: SourceSettings) -> list[Finding]:
+    """Look at the source with the pipeline's own connection. A source that cannot be reached is a finding."""
+    found = list(_installation())
+    try:
+        with connect(source, "millrace doctor") as connection:
+            found.append(_ok("connection", place(source), f"reached as {source.user}"))
+            for check in _CHECKS:
+                found += check(connection, source)
+        found += _replication(source)
+    except SourceError as error:
+        found.append(_fail("connection", place(source), error.message, error.remedy))
+    return found
+
+
+def _ok(check: str, about: str, message: str) -> Finding:
+    return Finding(check, Verdict.OK, about, message)
+
+
+def _warn(check: str, about: str, message: str, remedy: str) -> Finding:
+    return Finding(check, Verdict.WARN, about, message, remedy)
+
+
+def _fail(check: str, about: str, message: str, remedy: str) -> Finding:
+    return Finding(check, Verdict.FAIL, about, message, remedy)
+
+
+def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]:
+    with explained("Asking the server for its settings"):
+        found = connection.execute(query, values).fetchone()
+    return found if found is not None else ()
+
+
+def _installation() -> Iterator[Finding]:
+    """`sinks` and `snapshots` are names that a foreign package may have as well."""
+    home = Path(__file__).parents[2]
+    for name in ("cdc", "sinks", "snapshots", "views"):
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).parents[1] if spec is not None and spec.origin else None
+        if found == home:
+            yield _ok("installation", name, "our own package")
+        else:
+            message = f"the package {name} that Python finds lies under {found}, not under {home}"
+            yield _fail("installation", name, message, "Install Millrace into an environment of its own.")
+
+
+def _server(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    version = connection.info.server_version
+    shown = f"{version // 10_000}.{version % 10_000}"
+    if version < OLDEST_SERVER:
+        yield _fail("version", "server", f"PostgreSQL {shown} is too old", "Use PostgreSQL 13 or newer.")
+    else:
+        yield _ok("version", "server", f"PostgreSQL {shown}")
+    if version < publication.FILTERS_FROM:
+        for table in source.tables:
+            if table.columns or table.where:
+                message = f"column lists and row filters need PostgreSQL 15, this is {shown}"
+                yield _fail("version", str(table.name), message, "Use `mask: {column: drop}` instead, or upgrade.")
+    if not connection.pgconn.ssl_in_use and not is_loopback(source.host):
+        yield _warn("encryption", "connection", "the connection is not encrypted", "Set source.sslmode: verify-full.")
+
+
+def _wal(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    level = _row(connection, "select current_setting('wal_level')")[0]
+    if level == "logical":
+        yield _ok("wal_level", "server", "logical")
+    else:
+        remedy = "Run: ALTER SYSTEM SET wal_level = 'logical', then restart the server."
+        yield _fail("wal_level", "server", f"wal_level is {level}; logical replication needs logical", remedy)
+    if _row(connection, "select pg_is_in_recovery()")[0] and connection.info.server_version < 160_000:
+        yield _fail("recovery", "server", "this is a standby", "Point source.host at the primary.")
+    kept = _row(connection, "select current_setting('max_slot_wal_keep_size')")[0]
+    if kept == "-1":
+        message = "max_slot_wal_keep_size is unlimited: a reader that stays away fills the server's disk"
+        yield _warn("wal_keep", "server", message, "Set a limit that your disk can bear, and an alert well below it.")
+    else:
+        yield _ok("wal_keep", "server", f"slots may hold {kept} of WAL")
+
+
+_CAPACITY = """
+select current_setting('max_replication_slots')::int, (select count(*) from pg_catalog.pg_replication_slots),
+       current_setting('max_wal_senders')::int, (select count(*) from pg_catalog.pg_stat_replication)
+"""
+
+
+def _capacity(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    slots, used_slots, senders, used_senders = _row(connection, _CAPACITY)
+    existing = slot.find(connection, source.slot)
+    if existing is None and used_slots >= slots:
+        remedy = "Raise max_replication_slots (needs a restart), or drop a slot that nobody reads."
+        yield _fail("slots", "server", f"all {slots} replication slots are taken (max_replication_slots)", remedy)
+    else:
+        yield _ok("slots", "server", f"{used_slots} of {slots} replication slots taken")
+    if used_senders >= senders and not (existing and existing.active_pid):
+        remedy = "Raise max_wal_senders (needs a restart), or stop a reader."
+        yield _fail("senders", "server", f"all {senders} walsenders are taken (max_wal_senders)", remedy)
+    else:
+        yield _ok("senders", "server", f"{used_senders} of {senders} walsenders taken")
+
+
+_ROLE = """
+select rolsuper, rolreplication, rolbypassrls, has_database_privilege(current_database(), 'create')
+  from pg_catalog.pg_roles where rolname = current_user
+"""
+
+
+def _role(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    superuser, replication, _, _ = _row(connection, _ROLE)
+    quoted = psycopg.sql.Identifier(source.user).as_string(None)
+    if superuser:
+        remedy = "Use a role with LOGIN REPLICATION and SELECT on the tables; see deploy/postgres."
+        yield _warn("role", source.user, "is a superuser: more than capture needs", remedy)
+    elif replication or _grants_replication(connection):
+        yield _ok("role", source.user, "may replicate")
+    else:
+        yield _fail("role", source.user, "lacks REPLICATION", f"Run: ALTER ROLE {quoted} REPLICATION")
+
+
+def _grants_replication(connection: Connection) -> bool:
+    """Managed services hide the attribute behind a role of their own."""
+    query = (
+        "select exists (select from pg_catalog.pg_roles r where r.rolname = 'rds_replication'"
+        " and pg_has_role(current_user, r.oid, 'member'))"
+    )
+    return bool(_row(connection, query)[0])
+
+
+def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    if not source.tables:
+        yield _fail("tables", "pipeline", "no table is configured", "List some under source.tables.")
+    facts = catalog.tables(connection, (table.name for table in source.tables))
+    bypass = any(_row(connection, _ROLE)[index] for index in (0, 2))
+    settings = {table.name: table for table in source.tables}
+    for missing in settings.keys() - {fact.table for fact in facts}:
+        yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
+    for fact in facts:
+        about = str(fact.table)
+        if problem := publication.unfit(fact, settings[fact.leaf_of or fact.table]):
+            yield _fail("identity", about, *problem)
+        else:
+            yield _identity(fact)
+        yield from _access(fact, source, bypass)
+
+
+def _identity(fact: TableFacts) -> Finding:
+    if fact.identity == "f" and not fact.primary_key:
+        message = "has identity FULL and no primary key: its whole row is its key, equal rows are one"
+        return _warn("identity", str(fact.table), message, f"Run: {publication.identity_statement(fact, False)}")
+    return _ok("identity", str(fact.table), f"identified by {', '.join(fact.primary_key or fact.identity_columns)}")
+
+
+def _access(fact: TableFacts, source: SourceSettings, bypass: bool) -> Iterator[Finding]:
+    name = relation(fact.table).as_string(None)
+    role = psycopg.sql.Identifier(source.user).as_string(None)
+    # A leaf is read through its root, whose privileges count.
+    if not fact.readable and fact.leaf_of is None:
+        yield _fail(
+            "select", str(fact.table), f"role {source.user} may not read it", f"Run: GRANT SELECT ON {name} TO {role}"
+        )
+    if fact.row_security and not bypass:
+        message = f"row security hides rows from role {source.user}: a snapshot would miss them"
+        yield _fail("row_security", str(fact.table), message, f"Run: ALTER ROLE {role} BYPASSRLS")
+
+
+def _publication(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    found = publication.read(connection, source.publication)
+    if found is None:
+        yield _ok("publication", source.publication, "does not exist yet; it is made at the start")
+        if not _row(connection, _ROLE)[3]:
+            role = psycopg.sql.Identifier(source.user).as_string(None)
+            remedy = f"Create it as the tables' owner: {publication.statement(source).as_string(None)}"
+            yield _fail("publication", source.publication, f"role {role} may not create it", remedy)
+        return
+    said = publication.differences(found, source)
+    for difference in said:
+        remedy = "Correct the publication or the pipeline; a changed publication needs: millrace resync"
+        yield _fail("publication", source.publication, difference, remedy)
+    if found.all_tables:
+        remedy = "Use an explicit list: whoever may create tables can fill your stores otherwise."
+        yield _warn("publication", source.publication, "publishes all tables", remedy)
+    if not said:
+        yield _ok("publication", source.publication, f"publishes {len(found.tables)} tables as configured")
+
+
+def _slot(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
+    found = slot.find(connection, source.slot)
+    if found is None:
+        yield _ok("slot", source.slot, "does not exist yet; it is made at the start")
+        return
+    if found.plugin != "pgoutput":
+        yield _fail("slot", found.name, f"uses plugin {found.plugin or 'none'}", "Configure another source.slot.")
+    elif found.database != source.database:
+        yield _fail("slot", found.name, f"belongs to database {found.database}", "Configure another source.slot.")
+    elif found.wal_status == "lost":
+        yield _fail("slot", found.name, "was invalidated: the WAL it needs is gone", "Run: millrace resync")
+    elif found.wal_status == "unreserved":
+        remedy = "Let the reader catch up at once, or raise max_slot_wal_keep_size."
+        yield _warn("slot", found.name, "is about to be invalidated", remedy)
+    else:
+        yield _ok("slot", found.name, f"is {found.wal_status} and holds {found.retained_bytes:,} bytes of WAL")
+
+
+def _replication(source: SourceSettings) -> Iterator[Finding]:
+    with connect(source, "millrace doctor", replication=True) as replication:
+        server = slot.identify(replication)
+    yield _ok("replication", place(source), f"system {server.system_id}, timeline {server.timeline}")
+
+
+_CHECKS: tuple[Callable[[Connection, SourceSettings], Iterator[Finding]], ...] = (
+    _server,
+    _wal,
+    _capacity,
+    _role,
+    _tables,
+    _publication,
+    _slot,
+)

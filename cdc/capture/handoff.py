@@ -1,0 +1,184 @@
+"""From the reading thread to the log: a queue bounded by bytes, and the one thread that appends.
+
+Promise: entries become durable in the order in which they were put, each once; `confirmed` never passes one that is
+not. What waits is merged into one entry, so an idle log gets a change at once and a busy one gets few, large entries.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc import failpoint
+from cdc.capture.acknowledge import Acknowledgements, Ticket
+from cdc.capture.tally import Tally
+from cdc.capture.transactions import Large
+from cdc.errors import LogFull
+from cdc.model import Entry, Lsn
+from cdc.ports import Clock, LogWriter
+
+MERGE_BYTES = 32 * 2**20
+"""A merged entry is cut about here: a larger one would take long to become visible, and memory."""
+_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    ticket: Ticket
+    item: Entry | Large
+    size: int
+
+
+class Handoff:
+    """Put in one thread, appended in another. `durable` is called after each append, in the appending thread."""
+
+    def __init__(self, log: LogWriter, limit: int, tally: Tally, clock: Clock) -> None:
+        self._log = log
+        self._limit = limit
+        self._tally = tally
+        self._clock = clock
+        self._durable: Callable[[], None] = lambda: None
+        self._changed = threading.Condition()
+        self._queue: deque[_Waiting] = deque()
+        self._acknowledged = Acknowledgements(log.progress().end)
+        self._held = 0
+        self._closed = False
+        self._failure: BaseException | None = None
+        self.trouble = ""
+        """Why the log takes nothing at the moment; empty: it does."""
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def call_when_durable(self, durable: Callable[[], None]) -> None:
+        """Whom to tell of an append from now on."""
+        self._durable = durable
+
+    def put(self, items: Sequence[Entry | Large]) -> None:
+        """Queue items in log order. Never blocks: look at `full` before reading more."""
+        with self._changed:
+            for item in items:
+                size = item.rows.nbytes if isinstance(item, Entry) else 0
+                self._held += size
+                self._queue.append(_Waiting(self._acknowledged.expect(item.end), item, size))
+            self._changed.notify_all()
+
+    @property
+    def full(self) -> bool:
+        """Whether reading on would hold too much."""
+        return self._held >= self._limit
+
+    @property
+    def held(self) -> int:
+        """Bytes that are not yet durable."""
+        return self._held
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was put is durable."""
+        return not self._acknowledged.outstanding
+
+    @property
+    def confirmed(self) -> Lsn:
+        """What may be confirmed to the source."""
+        return self._acknowledged.confirmed
+
+    def check(self) -> None:
+        """Raise in the reading thread what the appending thread died of."""
+        if self._failure is not None:
+            raise self._failure
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until everything is durable, at most that long; raises what the appending thread died of."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self.settled or self._failure is not None, seconds)
+        self.check()
+        return done
+
+    def close(self) -> None:
+        """Stop appending; what is queued is forgotten, and read again at the next start."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        for waiting in self._queue:
+            if isinstance(waiting.item, Large):
+                waiting.item.discard()
+        self._queue.clear()
+
+    def _run(self) -> None:
+        try:
+            while taken := self._take():
+                self._append(taken)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            self._durable()
+
+    def _take(self) -> list[_Waiting]:
+        """The next items to append together; empty: closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            if self._closed:
+                return []
+            taken = [self._queue.popleft()]
+            size = taken[0].size
+            while self._queue and size < MERGE_BYTES and _mergeable(taken[-1].item, self._queue[0].item):
+                taken.append(self._queue.popleft())
+                size += taken[-1].size
+            return taken
+
+    def _append(self, taken: list[_Waiting]) -> None:
+        failpoint.reached("capture.before_append")
+        first = taken[0].item
+        if isinstance(first, Large):
+            self._patiently(lambda: self._publish(first))
+            first.discard()
+        else:
+            entry = _merged([waiting.item for waiting in taken if isinstance(waiting.item, Entry)])
+            self._patiently(lambda: self._log.append(entry))
+            self._tally.add(entry.rows)
+        with self._changed:
+            for waiting in taken:
+                self._acknowledged.durable(waiting.ticket)
+                self._held -= waiting.size
+            self._changed.notify_all()
+        self._durable()
+
+    def _publish(self, large: Large) -> None:
+        spool = self._log.spool()
+        try:
+            for rows in large.parts():
+                spool.write(rows)
+                self._tally.add(rows)
+        except BaseException:
+            spool.discard()
+            raise
+        spool.publish(large.end)
+
+    def _patiently(self, append: Callable[[], None]) -> None:
+        """A full log is waited for: the queue fills, reading stops, and the source keeps its WAL."""
+        while True:
+            try:
+                append()
+            except LogFull as error:
+                self.trouble = str(error)
+                if self._closed:
+                    raise
+                self._clock.wait(_RETRY_SECONDS)
+            else:
+                self.trouble = ""
+                return
+
+
+def _mergeable(left: Entry | Large, right: Entry | Large) -> bool:
+    return isinstance(left, Entry) and isinstance(right, Entry)
+
+
+def _merged(entries: list[Entry]) -> Entry:
+    if len(entries) == 1:
+        return entries[0]
+    marks = {key: value for entry in entries for key, value in entry.marks.items()}
+    return Entry(pa.concat_tables([entry.rows for entry in entries]), entries[-1].end, marks)

@@ -1,0 +1,203 @@
+"""The loop of capture: drain, decode, assemble, hand over, confirm; and begin again when the source went away.
+
+Promise: everything committed after the log's end goes into the log once, in commit order, and nothing is confirmed
+that is not durable there. An idle stretch of WAL becomes an empty entry before it is confirmed, so the slot is never
+ahead of the log, and a slot that is has been moved by somebody else.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from cdc.capture import slot
+from cdc.capture.connect import connect
+from cdc.capture.handoff import Handoff
+from cdc.capture.lookups import Lookups
+from cdc.capture.mask import NO_MASK, Masking
+from cdc.capture.overflow import Overflow
+from cdc.capture.pgoutput import Decoder
+from cdc.capture.stream import Deaf, Listener, Stream
+from cdc.capture.tally import Tally
+from cdc.capture.transactions import Assembler
+from cdc.capture.wire import Wire
+from cdc.config import SourceSettings
+from cdc.errors import SlotBusy, SourceError, SourceLost
+from cdc.model import ZERO_LSN, Lsn
+from cdc.ports import Clock, LogWriter
+
+_QUEUE_BYTES = 64 * 2**20
+_OPEN_BYTES = 64 * 2**20
+_WAIT_SECONDS = 0.2
+_FIRST_DELAY, _LONGEST_DELAY = 0.2, 15.0
+_LONGEST_SILENCE = 900.0
+_BUSY_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """What the reader knows of itself. Nothing that commits at or below `watermark` is missing from the log."""
+
+    state: str = "starting"
+    watermark: Lsn = ZERO_LSN
+    durable: Lsn = ZERO_LSN
+    received: Lsn = ZERO_LSN
+    queued_bytes: int = 0
+    changes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    rows: int = 0
+    size: int = 0
+    last_commit: datetime | None = None
+    reconnects: int = 0
+    trouble: str = ""
+
+
+class Reader:
+    """Follows one slot into one log. `run` in one thread; `status` and `fail` from any."""
+
+    def __init__(
+        self,
+        source: SourceSettings,
+        log: LogWriter,
+        clock: Clock,
+        scratch: Path,
+        *,
+        masking: Masking = NO_MASK,
+        listener: Listener | None = None,
+    ) -> None:
+        self._source = source
+        self._log = log
+        self._clock = clock
+        self._scratch = scratch
+        self._masking = masking
+        self._listener: Listener = listener or Deaf()
+        self._tally = Tally()
+        self._handoff = Handoff(log, _QUEUE_BYTES, self._tally, clock)
+        self._state = "starting"
+        self._trouble = ""
+        self._reconnects = 0
+        self._watermark = self._received = log.progress().end
+        self._failure: SourceError | None = None
+
+    @property
+    def status(self) -> ReaderStatus:
+        """A picture of now."""
+        counted = self._tally.counted()
+        durable = self._handoff.confirmed
+        return ReaderStatus(
+            "blocked" if self._handoff.trouble else self._state,
+            max(self._watermark, durable),
+            durable,
+            max(self._received, durable),
+            self._handoff.held,
+            counted.changes,
+            counted.rows,
+            counted.size,
+            counted.last_commit,
+            self._reconnects,
+            self._handoff.trouble or self._trouble,
+        )
+
+    def fail(self, error: SourceError) -> None:
+        """Have `run` raise this at its next turn: somebody else found that going on would be wrong."""
+        self._failure = error
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the slot until `stop`. Raises what cannot be cured by trying again."""
+        attempts = _Attempts(2 * self._source.heartbeat_seconds, self._clock)
+        try:
+            while not stop.is_set():
+                try:
+                    self._follow(stop, attempts)
+                except (SourceLost, SlotBusy) as error:
+                    self._lost(error, attempts.delay(error), stop)
+        finally:
+            self._handoff.close()
+
+    def _lost(self, error: SourceError, delay: float, stop: threading.Event) -> None:
+        _log.warning("%s Trying again in %.1f s.", error, delay)
+        self._state, self._trouble = "reconnecting", error.message
+        self._reconnects += 1
+        until = self._clock.monotonic() + delay
+        while not stop.is_set() and (left := until - self._clock.monotonic()) > 0:
+            self._clock.wait(min(left, _WAIT_SECONDS))
+
+    def _follow(self, stop: threading.Event, attempts: "_Attempts") -> None:
+        while not self._handoff.settle(_WAIT_SECONDS):
+            if stop.is_set():
+                return
+        self._listener.restarted()
+        after = self._log.progress().end
+        with self._stream(self._connected(after, attempts.silence), after) as stream:
+            self._state, self._trouble = "streaming", ""
+            while not stop.is_set():
+                stream.turn()
+                self._watermark, self._received = stream.watermark, stream.received
+                if self._failure is not None:
+                    raise self._failure
+                if stream.alive:
+                    attempts.reset()
+            stream.finish(_STOP_SECONDS)
+
+    def _stream(self, wire: Wire, after: Lsn) -> Stream:
+        lookups = Lookups(self._source)
+        return Stream(
+            wire,
+            self._handoff,
+            Decoder(self._log.schemas, lookups.type_of, lookups.key_of, self._masking),
+            Assembler(after, _OPEN_BYTES, lambda: Overflow(self._scratch)),
+            self._clock,
+            listener=self._listener,
+            heartbeat=self._source.heartbeat_seconds,
+        )
+
+    def _connected(self, after: Lsn, silence: float) -> Wire:
+        """A started stream, once slot and log are known to fit together."""
+        replication = connect(self._source, "millrace capture", replication=True)
+        wire = Wire(replication, self._clock, silence)
+        try:
+            self._check_slot(slot.identify(replication), after)
+            wire.start(self._source.slot, self._source.publication, after)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
+        """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
+        with connect(self._source) as connection:
+            found = slot.find(connection, self._source.slot)
+        stored = slot.SourceIdentity.of_mark(self._log.progress().marks[slot.MARK])
+        slot.check(stored, found, server, after)
+
+
+class _Attempts:
+    """How long to wait before the next connection, and how much silence to bear on it."""
+
+    def __init__(self, silence: float, clock: Clock) -> None:
+        self._clock = clock
+        self._least = silence
+        self.silence = silence
+        self._failures = 0
+        self._busy_since: float | None = None
+
+    def reset(self) -> None:
+        """The connection carries a stream: its next loss is a new one."""
+        self._failures, self._busy_since, self.silence = 0, None, self._least
+
+    def delay(self, error: SourceError) -> float:
+        """Seconds until the next try. Raises SlotBusy again once another reader has held the slot for long."""
+        if isinstance(error, SlotBusy):
+            self._busy_since = self._busy_since or self._clock.monotonic()
+            if self._clock.monotonic() - self._busy_since > _BUSY_SECONDS:
+                raise error
+        self._failures += 1
+        # A server that decodes a huge transaction in silence must not be asked to begin again for ever.
+        self.silence = min(2 * self.silence, _LONGEST_SILENCE)
+        spread = 0.5 + random.random()  # noqa: S311 - keeps several readers from returning together
+        return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 10)) * spread

@@ -1,0 +1,49 @@
+"""What went into the log, counted: for status and metrics, never for decisions."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The counts at one moment; `changes` by table and operation."""
+
+    changes: Mapping[tuple[str, str], int]
+    rows: int
+    size: int
+    last_commit: datetime | None
+
+
+class Tally:
+    """Counts rows as they become durable. Safe to read from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changes: Counter[tuple[str, str]] = Counter()
+        self._size = 0
+        self._last: datetime | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """These rows are in the log."""
+        if not rows.num_rows:
+            return
+        counts = (
+            rows.select(["table", "op"]).group_by(["table", "op"], use_threads=False).aggregate([([], "count_all")])
+        )
+        last = pc.max(rows["commit_ts"]).as_py()
+        with self._lock:
+            for row in counts.to_pylist():
+                self._changes[row["table"], row["op"]] += row["count_all"]
+            self._size += rows.nbytes
+            self._last = last
+
+    def counted(self) -> Counted:
+        """The counts so far."""
+        with self._lock:
+            return Counted(dict(self._changes), self._changes.total(), self._size, self._last)

@@ -1,0 +1,266 @@
+"""Decoded rows and events into whole transactions: pure but for what it sets aside on disk through `overflow`.
+
+Promise: what comes out is committed, whole, in commit order, and ends beyond the LSN that the log reaches; of a
+streamed transaction only the rows of surviving subtransactions. Prepared transactions are not asked for (see
+`cdc.capture.wire.protocol`): they arrive at COMMIT PREPARED like any other.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from cdc.capture.events import (
+    Begin,
+    Commit,
+    Event,
+    LogicalMessage,
+    RelationChanged,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+)
+from cdc.errors import DecodeError, SourceRefused
+from cdc.model import LOG_SCHEMA, Entry, Lsn
+
+_PLAIN = frozenset({Begin, Commit, RelationChanged})
+
+
+class Aside(Protocol):
+    """Rows set aside on disk (`cdc.capture.overflow.Overflow`)."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Set rows aside."""
+
+    def read(self) -> Iterator[pa.Table]:
+        """Everything written, in order."""
+
+    def discard(self) -> None:
+        """Forget it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the rows of a streamed transaction learn at its commit, and which subtransactions did not survive."""
+
+    xid: int
+    commit_lsn: Lsn
+    commit_ts: int
+    aborted: frozenset[int] = frozenset()
+
+    def apply(self, rows: pa.Table, ordinal: int) -> pa.Table:
+        """The surviving rows, counted from `ordinal`. While streamed, `xid` holds the subtransaction's."""
+        if self.aborted:
+            dead = pa.array(sorted(self.aborted), pa.int64())
+            rows = rows.filter(pc.invert(pc.is_in(rows["xid"], dead)))
+        count = rows.num_rows
+        when = pa.scalar(self.commit_ts, LOG_SCHEMA.field("commit_ts").type)
+        stamps = {
+            "commit_lsn": pa.array(np.full(count, self.commit_lsn, np.int64)),
+            "ordinal": pa.array(np.arange(ordinal, ordinal + count)),
+            "xid": pa.array(np.full(count, self.xid, np.int64)),
+            "commit_ts": pa.repeat(when, count),
+        }
+        columns = [stamps.get(name, rows[name]) for name in LOG_SCHEMA.names]
+        return pa.Table.from_arrays(columns, schema=LOG_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A whole transaction that lies on disk. `discard` it afterwards, whatever happened."""
+
+    end: Lsn
+    aside: Aside
+    stamp: Stamp | None = None
+
+    def parts(self) -> Iterator[pa.Table]:
+        """Its rows in log order."""
+        ordinal = 0
+        for rows in self.aside.read():
+            kept = rows if self.stamp is None else self.stamp.apply(rows, ordinal)
+            ordinal += kept.num_rows
+            yield kept
+
+    def discard(self) -> None:
+        """Give its disk space back."""
+        self.aside.discard()
+
+
+Item = Entry | Large | LogicalMessage
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of one transaction on their way, in memory or set aside."""
+
+    tables: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+    aside: Aside | None = None
+    aborted: set[int] = field(default_factory=set)
+    messages: list[LogicalMessage] = field(default_factory=list)
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        if self.aside is not None:
+            self.aside.write(rows)
+        else:
+            self.tables.append(rows)
+            self.size += rows.nbytes
+
+    def set_aside(self, aside: Aside) -> None:
+        for rows in self.tables:
+            aside.write(rows)
+        self.aside, self.tables, self.size = aside, [], 0
+
+    def discard(self) -> None:
+        if self.aside is not None:
+            self.aside.discard()
+
+    def complete(self, end: Lsn, stamp: Stamp | None = None) -> Entry | Large:
+        if self.aside is not None:
+            return Large(end, self.aside, stamp)
+        rows = pa.concat_tables(self.tables) if self.tables else LOG_SCHEMA.empty_table()
+        return Entry(rows if stamp is None else stamp.apply(rows, 0), end)
+
+
+class Assembler:
+    """Feeds in, transactions out. One per connection: a reconnect begins every open transaction afresh.
+
+    About `budget` bytes of open transactions are held in memory; beyond that the largest is set aside on disk.
+    """
+
+    def __init__(self, after: Lsn, budget: int, overflow: Callable[[], Aside]) -> None:
+        self._after = after
+        self._budget = budget
+        self._overflow = overflow
+        self._open: _Rows | None = None
+        self._streams: dict[int, _Rows] = {}
+        self._block = 0
+
+    @property
+    def between(self) -> bool:
+        """Whether no transaction is half received. Streamed ones do not count: their commit is yet to come."""
+        return self._open is None and not self._block
+
+    def take(self, rows: pa.Table, events: Sequence[Event], subxids: NDArray[np.int64]) -> list[Item]:
+        """What these rows and events complete, in order."""
+        if not self._block and _PLAIN.issuperset(map(type, events)):
+            return self._take_plain(rows, events)
+        items: list[Item] = []
+        at = 0
+        for event in events:
+            self._add(rows.slice(at, event.row - at), subxids[at : event.row])
+            at = event.row
+            items += self._happened(event)
+        self._add(rows.slice(at), subxids[at:])
+        self._relieve()
+        return items
+
+    def discard(self) -> None:
+        """Forget everything that is open."""
+        for held in self._held():
+            held.discard()
+        self._open, self._block = None, 0
+        self._streams.clear()
+
+    def _take_plain(self, rows: pa.Table, events: Sequence[Event]) -> list[Item]:
+        """The common case, without a look at each transaction: everything up to the last commit is one entry."""
+        commits = [event for event in events if type(event) is Commit]
+        items: list[Item] = []
+        taken = 0
+        if commits and self._open is not None:
+            first = commits.pop(0)
+            self._open.add(rows.slice(0, first.row))
+            items += self._committed(self._open, first.end_lsn)
+            self._open, taken = None, first.row
+        while commits and commits[0].end_lsn <= self._after:
+            taken = commits.pop(0).row
+        if commits:
+            items.append(Entry(rows.slice(taken, commits[-1].row - taken), commits[-1].end_lsn))
+            taken = commits[-1].row
+        if type(next((event for event in reversed(events) if type(event) is not RelationChanged), None)) is Begin:
+            self._open = _Rows()
+        if self._open is not None:
+            self._open.add(rows.slice(taken))
+            self._relieve()
+        return items
+
+    def _happened(self, event: Event) -> list[Item]:
+        match event:
+            case Begin():
+                self._open = _Rows()
+            case Commit() if self._open is not None:
+                whole, self._open = self._open, None
+                return self._committed(whole, event.end_lsn)
+            case StreamStart():
+                self._block = event.xid
+                self._streams.setdefault(event.xid, _Rows())
+            case StreamStop():
+                self._block = 0
+            case StreamAbort():
+                self._abort(event)
+            case StreamCommit() if event.xid in self._streams:
+                whole = self._streams.pop(event.xid)
+                stamp = Stamp(event.xid, event.commit_lsn, event.commit_ts, frozenset(whole.aborted))
+                return self._committed(whole, event.end_lsn, stamp)
+            case LogicalMessage():
+                return self._said(event)
+            case RelationChanged():
+                pass
+            case Commit() | StreamCommit():
+                raise DecodeError("A commit without its transaction", 0)
+            case _:
+                raise SourceRefused(
+                    "The slot sends prepared transactions ahead of their commit.",
+                    "Use a slot that was made without two_phase: let Millrace make it.",
+                )
+        return []
+
+    def _said(self, message: LogicalMessage) -> list[Item]:
+        """A transactional message waits for its commit; the other kind is said at once, even if rolled back."""
+        here = self._streams.get(self._block) if self._block else self._open
+        if not message.transactional or here is None:
+            return [message]
+        here.messages.append(message)
+        return []
+
+    def _abort(self, event: StreamAbort) -> None:
+        if event.xid == event.subxid:
+            if (gone := self._streams.pop(event.xid, None)) is not None:
+                gone.discard()
+        elif event.xid in self._streams:
+            self._streams[event.xid].aborted.add(event.subxid)
+
+    def _committed(self, whole: _Rows, end: Lsn, stamp: Stamp | None = None) -> list[Item]:
+        if end <= self._after:
+            whole.discard()
+            return []
+        said = [message for message in whole.messages if message.xid not in whole.aborted]
+        return [*said, whole.complete(end, stamp)]
+
+    def _add(self, rows: pa.Table, subxids: NDArray[np.int64]) -> None:
+        if not rows.num_rows:
+            return
+        if self._block:
+            place = LOG_SCHEMA.get_field_index("xid")
+            self._streams[self._block].add(rows.set_column(place, LOG_SCHEMA.field(place), pa.array(subxids)))
+        elif self._open is not None:
+            self._open.add(rows)
+        else:
+            raise DecodeError("A change outside of any transaction", 0)
+
+    def _relieve(self) -> None:
+        held = [rows for rows in self._held() if rows.aside is None]
+        while held and sum(rows.size for rows in held) > self._budget:
+            largest = max(held, key=lambda rows: rows.size)
+            largest.set_aside(self._overflow())
+            held.remove(largest)
+
+    def _held(self) -> list[_Rows]:
+        return [*self._streams.values(), *([self._open] if self._open is not None else [])]

@@ -1,0 +1,30 @@
+"""`doctor`: what stands between the source and a running pipeline."""
+
+import sys
+from dataclasses import asdict
+
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+
+
+def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Check the source before anything starts: settings, privileges, identities, publication, slot.
+
+    Exit code 0 when nothing stands in the way; warnings do not.
+
+    Example: millrace doctor --json
+    """
+    from cdc.capture.doctor import Verdict, examine
+    from cdc.service.part import settings_from
+
+    findings = examine(settings_from(config).source)
+    failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
+    if as_json:
+        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    else:
+        rows = [(finding.verdict, finding.check, finding.object, finding.message) for finding in findings]
+        print_table(("", "check", "object", "finding"), rows)
+        for finding in findings:
+            if finding.remedy:
+                OUT.print(f"{finding.verdict}: {finding.object}: {finding.remedy}", markup=False)
+    if failed:
+        sys.exit(1)

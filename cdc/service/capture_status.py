@@ -1,0 +1,99 @@
+"""What the capture process says of itself, about once a second."""
+
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Self
+
+from cdc.capture.reader import Reader, ReaderStatus
+from cdc.capture.watch import Watch
+from cdc.model import format_lsn
+from cdc.service import status
+from snapshots.initial import SnapshotProgress
+
+_EVERY = 1.0
+
+
+class CaptureStatus:
+    """Publishes `status/capture.json` from a thread of its own, from `with` to its end."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state
+        self._state, self._trouble = "starting", ""
+        self._snapshot: SnapshotProgress | None = None
+        self._reader: Reader | None = None
+        self._watch: Watch | None = None
+        self._last = (monotonic(), 0, 0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.publish()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._state = "stopped" if kind is None else "failed"
+        self.publish()
+
+    def say(self, state: str, trouble: str = "") -> None:
+        """What is being done before the stream."""
+        self._state, self._trouble = state, trouble
+
+    def snapshot(self, progress: SnapshotProgress) -> None:
+        """How far the snapshot is."""
+        self._snapshot = progress
+
+    def follow(self, reader: Reader, watch: Watch) -> None:
+        """From now on the reader's state counts."""
+        self._reader, self._watch = reader, watch
+        self._state = "streaming"
+
+    def publish(self) -> None:
+        """Write the file once."""
+        facts: dict[str, object] = {"state": self._state, "trouble": self._trouble, "error": {}}
+        if self._snapshot is not None:
+            facts["snapshot"] = asdict(self._snapshot)
+        if self._watch is not None:
+            facts["slot_retained_bytes"] = self._watch.seen.retained_bytes
+            facts["slot_wal_status"] = self._watch.seen.wal_status
+        if self._reader is not None:
+            facts |= self._of_reader(self._reader.status)
+        status.publish(self._folder, "capture", facts)
+
+    def _of_reader(self, seen: ReaderStatus) -> dict[str, object]:
+        changes: dict[str, dict[str, int]] = {}
+        for (table, op), count in sorted(seen.changes.items()):
+            changes.setdefault(table, {})[op] = count
+        return {
+            "state": seen.state if self._state == "streaming" else self._state,
+            "trouble": seen.trouble,
+            "watermark": seen.watermark,
+            "durable": seen.durable,
+            "received": seen.received,
+            "lsn": format_lsn(seen.watermark),
+            "queued_bytes": seen.queued_bytes,
+            "changes": changes,
+            "changes_total": seen.rows,
+            "bytes_total": seen.size,
+            "last_commit_at": seen.last_commit,
+            "reconnects": seen.reconnects,
+            **self._rates(seen),
+        }
+
+    def _rates(self, seen: ReaderStatus) -> dict[str, float]:
+        now = monotonic()
+        then, rows, size = self._last
+        self._last = (now, seen.rows, seen.size)
+        seconds = max(now - then, 0.001)
+        return {
+            "changes_per_second": round((seen.rows - rows) / seconds, 1),
+            "bytes_per_second": round((seen.size - size) / seconds, 1),
+        }
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY):
+            self.publish()
