@@ -208,9 +208,10 @@ class _Blockers:
 
     def check(self, seconds: float) -> None:
         pids = self._pids()
+        who = pids or "not known"
         if seconds >= self.timeout:
             raise SourceRefused(
-                f"Creating slot {self.slot} waited {seconds:.0f} seconds for open transactions ({pids or "not known"}).",
+                f"Creating slot {self.slot} waited {seconds:.0f} seconds for open transactions ({who}).",
                 "End them, for instance with select pg_terminate_backend(pid), and start again.",
             )
         if pids:
