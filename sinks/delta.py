@@ -6,9 +6,7 @@ Promise beyond `Sink`: `apply` may be called by several threads at once for diff
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable
 from pydantic import Field
 
 from cdc.config import SecretField, SinkSettings, TableField
@@ -17,11 +15,10 @@ from cdc.failpoint import reached
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
-from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, changes, expected, in_source_order
-from sinks.delta_layout import DELETED, VERSION, Layout, TypeChange, evolve, folder, new_layout
-from sinks.delta_merge import append, floor, merge, quoted
-from sinks.delta_pruning import bounds
-from sinks.delta_store import DeltaStore, scanned
+from sinks.delta_changes import changes, expected, in_source_order
+from sinks.delta_layout import DELETED, Layout, TypeChange, evolve, folder, new_layout
+from sinks.delta_store import DeltaStore
+from sinks.delta_write import write
 
 
 class DeltaSettings(SinkSettings):
@@ -74,7 +71,7 @@ class DeltaSink:
         """Merge the batch in one commit. Rows that no column can hold, and partial rows alone, are rejected."""
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
-        rejected = store.commit(lambda table: _write(table, given))
+        rejected = store.commit(lambda table: write(table, given))
         reached("delta.after_commit")
         if rejected.rejected:
             raise Rejected(rejected.rejected)
@@ -119,46 +116,3 @@ class DeltaSink:
     def _make_root(self) -> None:
         if "://" not in self._settings.path:
             Path(self._settings.path).mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-def _write(table: DeltaTable, given: Changes) -> Changes:
-    """Write what may be written; returns the changes with what was set aside."""
-    given = _without_orphans(table, given.after_truncate(floor(table)))
-    if given.truncated:
-        if not merge(table, given)["num_output_rows"]:
-            append(table, given)  # nothing to remove, yet the truncate must be remembered
-    elif given.rows.num_rows:
-        write = append if _is_empty(table) else merge
-        write(table, given)
-    return given
-
-
-def _is_empty(table: DeltaTable) -> bool:
-    return not table.file_uris()
-
-
-def _without_orphans(table: DeltaTable, given: Changes) -> Changes:
-    """Set aside partial rows whose stored row is gone: what they lack is nowhere in this store."""
-    if not given.partial:
-        return given
-    at = np.flatnonzero(given.rows[PARTIAL].to_numpy())
-    wanted = given.rows.take(at).select([*given.layout.key, VERSION])
-    known = _stored_versions(table, given.layout, wanted)
-    orphans = np.zeros(given.rows.num_rows, np.bool_)
-    orphans[at] = _orphaned(wanted, known, given)
-    return given.without(orphans, STORED_ROW_MISSING)
-
-
-def _stored_versions(table: DeltaTable, layout: Layout, wanted: pa.Table) -> pa.Table:
-    first = layout.key[0]
-    return scanned(table, layout, [*layout.key, VERSION, DELETED], bounds(quoted(first), wanted[first]))
-
-
-def _orphaned(wanted: pa.Table, known: pa.Table, given: Changes) -> np.ndarray:
-    known = known.rename_columns([*given.layout.key, "stored_version", "stored_deleted"])
-    numbered = wanted.append_column("row", pa.array(np.arange(wanted.num_rows)))
-    joined = numbered.join(known, list(given.layout.key), join_type="left outer").sort_by("row")
-    version = joined["stored_version"].fill_null(-1).to_numpy()
-    deleted = joined["stored_deleted"].fill_null(True).to_numpy()
-    gone = deleted | (version < given.truncated)
-    return gone & (version < joined[VERSION].to_numpy())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.table import TableMerger
 
@@ -36,10 +37,22 @@ def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, in
     return _clauses(merger, changes).execute()
 
 
-def append(table: DeltaTable, changes: Changes) -> None:
+def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
     """Add rows whose keys are known to be new, in one commit; without rows, the commit only marks. Never partial."""
     rows = changes.rows.select(changes.layout.arrow.names)
-    write_deltalake(table, rows, mode="append", commit_properties=_marks(table, changes))
+    write_deltalake(table, rows, mode="append", target_file_size=file_size, commit_properties=_marks(table, changes))
+
+
+def overwrite(table: DeltaTable, changes: Changes, rows: pa.Table, condition: str, file_size: int) -> None:
+    """Replace the rows that meet the condition, in one commit. Every new row must meet it too."""
+    write_deltalake(
+        table,
+        rows.cast(changes.layout.arrow),
+        mode="overwrite",
+        predicate=condition,
+        target_file_size=file_size,
+        commit_properties=_marks(table, changes),
+    )
 
 
 def floor(table: DeltaTable) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
 from sinks.delta_layout import Evolution, Layout
 from sinks.delta_merge import WRITER
+from sinks.delta_write import scanned
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class DeltaStore:
         fence = CommitProperties(app_transactions=[Transaction(WRITER, table.transaction_version(WRITER) or 0)])
         write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence)
 
-    def read(self, layout: Layout, columns: Sequence[str], where: str = "") -> pa.Table:
+    def read(self, layout: Layout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the newest rows that meet the condition, in the layout's types."""
         return self._guarded(lambda: scanned(self.current(), layout, columns, where))
 
@@ -144,12 +145,6 @@ class DeltaStore:
 
     def _remedy(self) -> str:
         return f"Check {self.uri}; if it was removed on purpose, run: millrace resync {self.table}."
-
-
-def scanned(table: DeltaTable, layout: Layout, columns: Sequence[str], where: str = "") -> pa.Table:
-    """Rows of one version of the table, in the layout's types; their order means nothing."""
-    rows = pa.RecordBatchReader.from_stream(table.scan(columns=list(columns), predicate=where or None)).read_all()
-    return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

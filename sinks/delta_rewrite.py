@@ -1,0 +1,79 @@
+"""Changes put into stored rows, in memory. Pure: rows in, rows out.
+
+The rules are those of the merge (sinks.delta_merge): newer versions win, older ones change nothing, a partial row takes
+what it lacks from the live row below it and is an orphan without one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.delta_changes import PARTIAL, Changes, keep_flag
+from sinks.delta_layout import DELETED, VERSION
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The region's new rows, sorted by key; how many changed; and which changes are orphans."""
+
+    rows: pa.Table
+    changed: int
+    orphans: Bools
+
+
+def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
+    """`stored` are all rows of the region, tombstones too, in the columns of `changes.layout.arrow`."""
+    names = changes.layout.arrow.names
+    below = places(stored, changes)
+    found = below >= 0
+    old_version, old_deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
+    newer = changes.rows[VERSION].to_numpy() > np.where(found, old_version, -1)
+    orphans = changes.rows[PARTIAL].to_numpy() & newer & (~found | old_deleted)
+    winners = newer & ~orphans
+    if not winners.any():
+        return Rewritten(stored, 0, orphans)
+    kept = np.ones(stored.num_rows, np.bool_)
+    kept[below[winners & found]] = False
+    filled = _filled(stored, changes, below).filter(pa.array(winners)).select(names)
+    rows = pa.concat_tables([stored.filter(pa.array(kept)), filled])
+    return Rewritten(by_key(rows, changes), int(winners.sum()), orphans)
+
+
+def by_key(rows: pa.Table, changes: Changes) -> pa.Table:
+    """Sorted, so that files cover ranges of keys that lie apart."""
+    order = [(name, "ascending") for name in changes.layout.key]
+    return rows.take(pc.sort_indices(rows, sort_keys=order))
+
+
+def places(stored: pa.Table, changes: Changes) -> Ints:
+    """For each change, the number of its stored row, or -1."""
+    key = list(changes.layout.key)
+    numbered = stored.select(key).append_column("stored_row", pa.array(np.arange(stored.num_rows)))
+    asked = changes.rows.select(key).append_column("change_row", pa.array(np.arange(changes.rows.num_rows)))
+    pairs = asked.join(numbered, key, join_type="inner")
+    found = np.full(changes.rows.num_rows, -1)
+    found[pairs["change_row"].to_numpy()] = pairs["stored_row"].to_numpy()
+    return found
+
+
+def taken(column: "pa.ChunkedArray[pa.Scalar[pa.DataType]]", below: Ints, missing: object) -> npt.NDArray[np.generic]:
+    """Values of stored rows by their numbers, with another value for rows that are missing."""
+    rows = pa.array(below, mask=below < 0)
+    values: npt.NDArray[np.generic] = column.take(rows).fill_null(missing).to_numpy()
+    return values
+
+
+def _filled(stored: pa.Table, changes: Changes, below: Ints) -> pa.Table:
+    """The changes with the columns that they lack taken from the rows below them."""
+    rows = changes.rows
+    at = pa.array(below, mask=below < 0)
+    for number, name in enumerate(changes.kept):
+        values = pc.if_else(rows[keep_flag(number)], stored[name].take(at), rows[name])
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    return rows

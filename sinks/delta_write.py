@@ -1,0 +1,150 @@
+"""How a batch is written: one rule, by what it touches. Each way is one commit, or none if nothing changes.
+
+| the batch | way |
+|---|---|
+| into an empty table, or only new keys | append, sorted by key |
+| touches at most REGION_LIMIT of files | rewrite these files in memory, sorted by key |
+| touches more, but only new keys | append |
+| touches more, and brings SPARK_ROWS or more, and Spark is there | Spark's MERGE |
+| touches more otherwise, or truncates | `deltalake`'s merge |
+
+The numbers are measured: docs/adr/0004-delta-writes.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes
+from sinks.delta_layout import DELETED, VERSION, Layout
+from sinks.delta_merge import append, floor, merge, overwrite
+from sinks.delta_region import Files, Region, bounded, region
+from sinks.delta_rewrite import by_key, places, rewrite, taken
+
+MEGABYTE = 1024 * 1024
+
+REGION_LIMIT = 64 * MEGABYTE
+"""Compressed bytes rewritten in memory at once: about 2.5 million rows of 100 bytes, some 600 MB of Arrow."""
+
+SPARK_ROWS = 100_000
+"""Below this Spark's MERGE costs more in fixed work than it saves."""
+
+LEAST_FILE, LARGEST_FILE, FILES = 4 * MEGABYTE, 64 * MEGABYTE, 256
+"""Files grow with the table, so that there are some hundreds of them: a key that changes costs one file, and a table of
+a billion rows still lists quickly."""
+
+MergeBySpark = Callable[[DeltaTable, Changes], None]
+
+
+def write(table: DeltaTable, given: Changes, by_spark: MergeBySpark | None = None) -> Changes:
+    """Bring the table to these changes; returns them with what was set aside."""
+    given = given.after_truncate(floor(table))
+    if given.truncated:
+        return _truncate(table, given)
+    if not given.rows.num_rows:
+        return given
+    files = _files(table, given.layout)
+    target = _target(int(files.bytes.sum()))
+    touched = _touched(given, files, target)
+    if not len(files.bytes) or (touched is not None and touched.new and not touched.files):
+        return _append(table, given, target)
+    if touched is not None and touched.bytes <= REGION_LIMIT:
+        return _rewrite(table, given, touched, target)
+    return _merge(table, given, touched, target, by_spark)
+
+
+def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
+    """No key is stored, so a partial row is an orphan."""
+    given = given.without(given.rows[PARTIAL].to_numpy(), STORED_ROW_MISSING)
+    if given.rows.num_rows:
+        append(table, replace(given, rows=by_key(given.rows, given)), target)
+    return given
+
+
+def _rewrite(table: DeltaTable, given: Changes, touched: Region, target: int) -> Changes:
+    stored = scanned(table, given.layout, given.layout.arrow.names, touched.condition())
+    result = rewrite(stored, given)
+    if result.changed:
+        overwrite(table, given, result.rows, touched.condition(), target)
+    return given.without(result.orphans, STORED_ROW_MISSING)
+
+
+def _merge(
+    table: DeltaTable, given: Changes, touched: Region | None, target: int, by_spark: MergeBySpark | None
+) -> Changes:
+    survey = _survey(table, given, touched.condition() if touched else "")
+    given = given.without(survey.orphans, STORED_ROW_MISSING)
+    if not survey.found.any():
+        return _append(table, given, target)
+    if not survey.newer.any():
+        return given
+    if by_spark is not None and given.rows.num_rows >= SPARK_ROWS:
+        by_spark(table, given)
+    else:
+        merge(table, given, touched.condition("target.") if touched else "")
+    return given
+
+
+def _truncate(table: DeltaTable, given: Changes) -> Changes:
+    given = given.without(_survey(table, given, "").orphans, STORED_ROW_MISSING)
+    if not merge(table, given)["num_output_rows"]:
+        append(table, given, LEAST_FILE)  # nothing to remove, yet the truncate must be remembered
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """What is stored below each change: a row at all, an older one; and which changes are orphans."""
+
+    found: npt.NDArray[np.bool_]
+    newer: npt.NDArray[np.bool_]
+    orphans: npt.NDArray[np.bool_]
+
+
+def _survey(table: DeltaTable, given: Changes, condition: str) -> _Survey:
+    """Read keys and versions only."""
+    stored = scanned(table, given.layout, [*given.layout.key, VERSION, DELETED], condition)
+    below = places(stored, given)
+    version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
+    newer = given.rows[VERSION].to_numpy() > version
+    gone = deleted | (version < given.truncated)
+    return _Survey(below >= 0, newer, given.rows[PARTIAL].to_numpy() & newer & gone)
+
+
+def scanned(table: DeltaTable, layout: Layout, columns: list[str], condition: str = "") -> pa.Table:
+    """Rows of one version of the table, in the layout's types; their order means nothing."""
+    rows = pa.RecordBatchReader.from_stream(table.scan(columns=columns, predicate=condition or None)).read_all()
+    return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
+
+
+def _touched(given: Changes, files: Files, target: int) -> Region | None:
+    names = _compared(given.layout)
+    return region(names, given.rows.select(names), files, target // 2) if names else None
+
+
+def _compared(layout: Layout) -> list[str]:
+    return [name for name in layout.key if bounded(layout.arrow.field(name).type)]
+
+
+def _files(table: DeltaTable, layout: Layout) -> Files:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = _compared(layout)
+    return Files(
+        actions["size_bytes"].to_numpy(),
+        actions["num_records"].fill_null(0).to_numpy(),
+        tuple(_bounds(actions, f"min.{name}") for name in names),
+        tuple(_bounds(actions, f"max.{name}") for name in names),
+    )
+
+
+def _bounds(actions: pa.Table, name: str) -> list[object]:
+    return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
+
+
+def _target(size: int) -> int:
+    """Bytes of a new file in a table of this size."""
+    return min(LARGEST_FILE, max(LEAST_FILE, size // FILES))
