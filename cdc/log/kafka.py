@@ -1,0 +1,28 @@
+"""The Kafka log: one topic a table in Debezium's envelope, rows and position committed together.
+
+See docs/kafka.md for the topics and their settings, docs/adr/0005-kafka-log.md for the reasons.
+"""
+
+from cdc.config import Settings
+from cdc.errors import ConfigError
+from cdc.log.kafka_reader import KafkaReader
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka_writer import KafkaWriter
+from cdc.log.registry import LogKind
+
+
+def _own(settings: Settings) -> KafkaSettings:
+    if not isinstance(settings.log, KafkaSettings):
+        raise ConfigError("The log's settings are not those of a Kafka log.", "Set log.kind to kafka.")
+    return settings.log
+
+
+def _open_writer(settings: Settings) -> KafkaWriter:
+    return KafkaWriter(_own(settings), settings.source.database, settings.state / "kafka")
+
+
+def _open_reader(settings: Settings) -> KafkaReader:
+    return KafkaReader(_own(settings))
+
+
+KIND = LogKind("kafka", KafkaSettings, _open_writer, _open_reader)

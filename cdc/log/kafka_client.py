@@ -1,0 +1,161 @@
+"""Clients of a Kafka cluster, and its errors in our words: the only file that knows librdkafka's error codes."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, LogLost
+from cdc.log.kafka_settings import KafkaConnectionSettings
+
+log = logging.getLogger(__name__)
+_quiet = logging.getLogger("cdc.log.kafka.client")
+_quiet.setLevel(logging.CRITICAL)  # librdkafka tells of every reconnect; what matters comes to us as an error
+
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+_REFUSED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+}
+_GONE = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+_LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
+_FULL = {KafkaError.KAFKA_STORAGE_ERROR, KafkaError.POLICY_VIOLATION}
+
+CALL_SECONDS = 30.0
+"""How long one question to the cluster may take."""
+
+
+def in_our_words(error: KafkaError, doing: str) -> LogError:
+    """The error that our callers know. librdkafka's text names brokers and codes, never a message's content."""
+    code = error.code()
+    said = f"{error.name()}: {error.str()}"
+    if code in _FENCED:
+        return LogFenced(
+            f"Kafka fenced this writer while {doing}: another one has taken over the log.", "Stop this one."
+        )
+    if code in _REFUSED:
+        return LogError(f"Kafka refused us while {doing} ({said}).", "Check the user, its password and its ACLs.")
+    if code in _GONE:
+        return LogCorrupt(
+            f"A topic of the log is gone, seen while {doing} ({said}).", "See docs/kafka.md, lost topics."
+        )
+    if code in _LOST_OFFSET:
+        return LogCorrupt(
+            f"Kafka no longer has what was not read yet, seen while {doing} ({said}).", "See docs/kafka.md, retention."
+        )
+    if code in _FULL:
+        return LogFull(f"Kafka cannot store more, seen while {doing} ({said}).", "Make room on the brokers.")
+    return LogLost(f"Kafka does not answer as it should while {doing} ({said}).", "Look at the brokers.")
+
+
+@contextmanager
+def speaking(doing: str) -> Iterator[None]:
+    """Turn librdkafka's exceptions into ours."""
+    try:
+        yield
+    except KafkaException as error:
+        raise in_our_words(error.args[0], doing) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster has it now. `id` tells a topic from another one of the same name made later."""
+
+    name: str
+    id: str
+    partitions: int
+
+
+class Cluster:
+    """Makes clients from settings; the one for questions is made on the first."""
+
+    def __init__(self, settings: KafkaConnectionSettings) -> None:
+        self.settings = settings
+        self._admin: AdminClient | None = None
+
+    def producer(self, **options: str | int | float | bool) -> Producer:
+        """A producer whose acknowledgements mean durable and whose retries neither repeat nor reorder."""
+        firm = {"acks": "all", "enable.idempotence": True}
+        with _settled("producer"):
+            return Producer({**self.settings.options(), **options, **firm}, logger=_quiet)
+
+    def consumer(self, **options: str | int | float | bool) -> Consumer:
+        """A consumer that sees committed messages only, and an error instead of a jump over lost ones."""
+        firm = {
+            "group.id": self.settings.system_topic("reader"),
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+        }
+        with _settled("consumer"):
+            return Consumer({**self.settings.options(), **options, **firm}, logger=_quiet)
+
+    def admin(self) -> AdminClient:
+        """For topics. Kept: an answer is lost when its client is."""
+        if self._admin is None:
+            with _settled("admin client"):
+                self._admin = AdminClient(self.settings.options(), logger=_quiet)
+        return self._admin
+
+    def topics(self, names: list[str]) -> dict[str, Topic]:
+        """Those of the named topics that exist."""
+        found = {}
+        for name, future in self.admin().describe_topics(TopicCollection(names), request_timeout=CALL_SECONDS).items():
+            try:
+                described = future.result()
+            except KafkaException as error:
+                if error.args[0].code() in _GONE:
+                    continue
+                raise in_our_words(error.args[0], f"looking at topic {name}") from None
+            found[name] = Topic(name, str(described.topic_id), len(described.partitions))
+        return found
+
+    def names(self) -> list[str]:
+        """Every topic that this user may see."""
+        with speaking("listing topics"):
+            return sorted(self.admin().list_topics(timeout=CALL_SECONDS).topics)
+
+    def create(self, name: str, partitions: int, replication: int, config: Mapping[str, str]) -> None:
+        """Make a topic; one that is there already is left as it is."""
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
+        for future in self.admin().create_topics([topic], request_timeout=CALL_SECONDS).values():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise in_our_words(error.args[0], f"making topic {name}") from None
+        log.info("made topic %s with %d partition(s)", name, partitions)
+
+
+def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """First kept offset and the offset after the last committed message, as the broker has them now."""
+    with speaking(f"asking for the ends of {topic}-{partition}"):
+        found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CALL_SECONDS, cached=False)
+    if found is None:
+        raise LogLost(f"Kafka did not say where {topic}-{partition} ends.", "Look at the brokers.")
+    low, high = found
+    return int(low), int(high)
+
+
+@contextmanager
+def _settled(what: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        raise ConfigError(
+            f"librdkafka refuses the settings of a {what}: {error.args[0].str()}.", "See log.client."
+        ) from None

@@ -1,0 +1,204 @@
+"""Rows of the log as Debezium's envelope, built column by column: no row is ever visited alone.
+
+A value is JSON that any Debezium consumer reads. Debezium's field order is kept at the top; inside `source` the texts
+come first and every number after them is padded with spaces to a fixed width. JSON does not mind, and so
+`cdc.log.kafka_decode` finds each field by its distance from the end and gives back the very bytes of `before` and
+`after`: no number is ever parsed and written again.
+
+Promise: `decode(encode(rows)) == rows`. The trap: the layout below is stored for ever; a change of it is a new
+`FORMAT`, and the old one stays readable.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model import Op, TableId
+
+FORMAT = 1
+CONNECTOR_VERSION = "millrace-1"
+
+BEFORE_OPENS = b'{"before":'
+AFTER_OPENS = b',"after":'
+SOURCE_OPENS = b',"source":{'
+NULL_KEY = b"null"
+"""Key of changes of a whole table. JSON's null rather than no key at all, which a compacted topic refuses."""
+
+ABSENT = -1
+"""Length given for an image that the row does not have; its text is `null`."""
+BORROWED = -2
+"""Length given for a `before` that the row does not have and whose text repeats the key: Debezium's consumers look
+for a delete's key there."""
+
+NUMBER = 20
+LENGTH = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A fixed-width piece of the tail: the text before it, its name, its width."""
+
+    opens: bytes
+    name: str
+    width: int
+
+
+TAIL: tuple[Field, ...] = (
+    Field(b',"ts_ms":', "ts_ms", NUMBER),
+    Field(b',"ts_us":', "ts_us", NUMBER),
+    Field(b',"ts_ns":', "ts_ns", NUMBER + 3),
+    Field(b',"txId":', "xid", NUMBER),
+    Field(b',"lsn":', "version", NUMBER),
+    Field(b',"xmin":null,"origin":null,"origin_lsn":null,"millrace":{"format":1,"commit_lsn":', "commit_lsn", NUMBER),
+    Field(b',"ordinal":', "ordinal", NUMBER),
+    Field(b',"schema_id":', "schema_id", LENGTH),
+    Field(b',"before":', "before", LENGTH),
+    Field(b',"after":', "after", LENGTH),
+    Field(b',"unchanged":', "unchanged", LENGTH),
+    Field(b'}},"transaction":null,"op":"', "op", 1),
+    Field(b'","ts_ms":', "now_ms", NUMBER),
+)
+TAIL_ENDS = b"}"
+TAIL_BYTES = sum(len(field.opens) + field.width for field in TAIL) + len(TAIL_ENDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The messages of one table, in log order. `deletes[i]` asks for a tombstone after message i."""
+
+    table: str
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    deletes: pa.BooleanArray
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What `source` says of where the changes come from."""
+
+    prefix: str
+    database: str
+
+
+def encode(rows: pa.Table, origin: Origin, now: datetime) -> Iterator[Messages]:
+    """The messages of each table among these rows; the order within a table is kept."""
+    tables = rows.column("table").combine_chunks().dictionary_encode()
+    if isinstance(tables, pa.ChunkedArray):
+        tables = tables.combine_chunks()
+    names = tables.dictionary.to_pylist()
+    for code, name in enumerate(names):
+        part = rows if len(names) == 1 else rows.filter(pc.equal(tables.indices, code))
+        yield _encode_table(name, part.combine_chunks(), origin, now)
+
+
+def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> Messages:
+    column = {name: _flat(rows.column(name)) for name in rows.schema.names}
+    deletes = pc.equal(column["op"], Op.DELETE.value)
+    before, before_bytes = _before(column["before"], column["key"], deletes)
+    after = pc.fill_null(column["after"], "null")
+    after_bytes = pc.fill_null(pc.cast(pc.binary_length(column["after"]), pa.int64()), ABSENT)
+    unchanged = _unchanged(column["unchanged"])
+    stamp = pc.cast(column["commit_ts"], pa.int64())
+    micros = _padded(stamp, NUMBER)
+    tail = {
+        "ts_ms": _padded(pc.cast(pc.floor(pc.divide(pc.cast(stamp, pa.float64()), 1000.0)), pa.int64()), NUMBER),
+        "ts_us": micros,
+        "ts_ns": pc.binary_join_element_wise(micros, "000", ""),
+        "xid": _padded(column["xid"], NUMBER),
+        "version": _padded(column["version"], NUMBER),
+        "commit_lsn": _padded(column["commit_lsn"], NUMBER),
+        "ordinal": _padded(column["ordinal"], NUMBER),
+        "schema_id": _padded(column["schema_id"], LENGTH),
+        "before": _padded(before_bytes, LENGTH),
+        "after": _padded(after_bytes, LENGTH),
+        "unchanged": _padded(pc.binary_length(unchanged), LENGTH),
+        "op": column["op"],
+        "now_ms": f"{int(now.timestamp() * 1000):{NUMBER}d}",
+    }
+    pieces: list[pa.Array | str] = [
+        BEFORE_OPENS.decode(), before, AFTER_OPENS.decode(), after, SOURCE_OPENS.decode() + source_head(table, origin),
+        ',"snapshot":', pc.if_else(pc.equal(column["op"], Op.READ.value), '"true"', '"false"'),
+        ',"sequence":"[\\"', pc.cast(column["commit_lsn"], pa.string()),
+        '\\",\\"', pc.cast(column["version"], pa.string()), '\\"]","unchanged":', unchanged,
+    ]  # fmt: skip
+    for field in TAIL:
+        pieces += [field.opens.decode(), tail[field.name]]
+    values = pc.binary_join_element_wise(*pieces, TAIL_ENDS.decode(), "")
+    keys = pc.fill_null(column["key"], NULL_KEY.decode())
+    return Messages(table, _binary(keys), _binary(values), deletes)
+
+
+def source_head(table: str, origin: Origin) -> str:
+    """The texts of `source` that are the same for every message of a table."""
+    schema, name = split_table(table)
+    texts = {
+        "version": CONNECTOR_VERSION, "connector": "postgresql", "name": origin.prefix,
+        "db": origin.database, "schema": schema, "table": name,
+    }  # fmt: skip
+    return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))[1:-1]
+
+
+def split_table(table: str) -> tuple[str, str]:
+    """Schema and name of a table's text; a text without a schema (a logical message) has an empty one."""
+    try:
+        parsed = TableId.parse(table)
+    except ValueError:
+        return "", table
+    return parsed.schema, parsed.name
+
+
+def join_table(schema: str, name: str) -> str:
+    """The inverse of `split_table`."""
+    return str(TableId(schema, name)) if schema else name
+
+
+_UNSAFE = re.compile(r"[^a-zA-Z0-9._-]")
+
+
+def topic_of(prefix: str, table: str) -> str:
+    """`<prefix>.<schema>.<table>`, every character that Kafka forbids replaced by `_`, as Debezium does."""
+    schema, name = split_table(table)
+    return _UNSAFE.sub("_", ".".join(part for part in (prefix, schema, name) if part))
+
+
+def _before(before: pa.StringArray, key: pa.StringArray, deletes: pa.BooleanArray) -> tuple[pa.Array, pa.Array]:
+    own = pc.is_valid(before)
+    borrow = pc.and_(pc.and_(deletes, pc.invert(own)), pc.is_valid(key))
+    text = pc.coalesce(before, pc.if_else(borrow, key, None), pa.scalar("null"))
+    absent = pc.if_else(borrow, pa.scalar(BORROWED, pa.int64()), pa.scalar(ABSENT, pa.int64()))
+    return text, pc.if_else(own, pc.cast(pc.binary_length(text), pa.int64()), absent)
+
+
+def _unchanged(lists: pa.ListArray) -> pa.StringArray:
+    """JSON of the lists. Nearly always null throughout, and then no row is looked at."""
+    if lists.null_count == len(lists):
+        return pa.repeat("null", len(lists))
+    known: dict[tuple[str, ...], str] = {}
+    texts = []
+    for names in lists.to_pylist():
+        if names is None:
+            texts.append("null")
+            continue
+        found = known.get(tuple(names))
+        if found is None:
+            found = known[tuple(names)] = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
+        texts.append(found)
+    return pa.array(texts, pa.string())
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    flat = column.combine_chunks()
+    return flat.combine_chunks() if isinstance(flat, pa.ChunkedArray) else flat
+
+
+def _padded(numbers: pa.Array, width: int) -> pa.StringArray:
+    return pc.utf8_lpad(pc.cast(numbers, pa.string()), width, " ")
+
+
+def _binary(texts: pa.StringArray) -> pa.BinaryArray:
+    return texts.cast(pa.binary())

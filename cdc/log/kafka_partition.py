@@ -1,0 +1,54 @@
+"""Which partition a key belongs to: murmur2, as Java's default partitioner computes it.
+
+Any other producer that keys by the same bytes agrees; the same in every process and on every machine.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_SEED = np.uint32(0x9747B28C)
+_M = np.uint32(0x5BD1E995)
+_WORD = 4
+
+
+def partitions_of(keys: pa.BinaryArray, count: int) -> npt.NDArray[np.int64]:
+    """The partition of each key among `count`."""
+    if count == 1:
+        return np.zeros(len(keys), np.int64)
+    return (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
+
+
+def murmur2(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
+    """The hash of each key; keys of one length are hashed together."""
+    hashes = np.zeros(len(keys), np.uint32)
+    if not len(keys):
+        return hashes
+    offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    raw = keys.buffers()[2]
+    data = np.frombuffer(raw, np.uint8) if raw is not None else np.zeros(0, np.uint8)
+    lengths = np.diff(offsets)
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        block = data[offsets[rows][:, None] + np.arange(length)]
+        hashes[rows] = _hash_block(block, int(length))
+    return hashes
+
+
+def _hash_block(block: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uint32]:
+    with np.errstate(over="ignore"):
+        h = np.full(len(block), _SEED ^ np.uint32(length), np.uint32)
+        whole = length // _WORD * _WORD
+        words = np.ascontiguousarray(block[:, :whole]).view("<u4")
+        for place in range(words.shape[1]):
+            k = words[:, place] * _M
+            k ^= k >> np.uint32(24)
+            h = h * _M ^ k * _M
+        if length > whole:
+            for place in reversed(range(whole, length)):
+                h ^= block[:, place].astype(np.uint32) << np.uint32(8 * (place - whole))
+            h *= _M
+        h ^= h >> np.uint32(13)
+        h *= _M
+        h ^= h >> np.uint32(15)
+        return h

@@ -1,0 +1,166 @@
+"""Messages on their way to the brokers.
+
+One call of `produce` a message is the quickest way that librdkafka's Python client has: 1.6 µs against 2.0 µs with
+`produce_batch`, which wants a dictionary for each (measured with messages of 600 bytes). A delivery report costs
+another microsecond, so only the last message of each partition has one: it names where the partition ends.
+"""
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Message as Delivered
+
+from cdc.errors import LogError
+from cdc.log.kafka_client import Topic
+from cdc.log.kafka_envelope import Messages
+from cdc.log.kafka_partition import partitions_of
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.model import Lsn, format_lsn
+
+log = logging.getLogger(__name__)
+
+Acknowledged = Mapping[Topic, Mapping[int, int]]
+"""The offset after the last row in each partition that got one."""
+
+Report = Callable[[KafkaError | None, "Delivered[bytes, bytes]"], None]
+
+PART_OPENS = b'{"millrace_part":{"part":'
+_OVERHEAD = 512
+"""Bytes of a message that are neither key nor value, with room to spare."""
+
+
+class Undelivered(Exception):
+    """A message could not be delivered: the transaction must be aborted."""
+
+    def __init__(self, reason: KafkaError) -> None:
+        super().__init__(reason.name())
+        self.reason = reason
+
+
+class Outlet:
+    """Produces the messages of one transaction and learns where they went."""
+
+    def __init__(self, producer: Producer, settings: KafkaSettings) -> None:
+        self._producer = producer
+        self._settings = settings
+        self._ends: dict[Topic, dict[int, int]] = {}
+        self._failure: KafkaError | None = None
+        self._waiting = 0
+
+    def produce(self, topic: Topic, messages: Messages) -> None:
+        """Hand over one table's messages; blocks while the producer's queue is full."""
+        large = self._large_rows(messages)
+        if large and self._settings.oversize != "chunk":
+            messages = self._without(messages, large)
+            large = set()
+        partitions = partitions_of(messages.keys, topic.partitions)
+        reports = _last_rows(partitions)
+        special = reports | large | set(np.flatnonzero(messages.deletes.to_numpy(zero_copy_only=False)).tolist())
+        produce, name = self._producer.produce, topic.name
+        keys: list[bytes] = messages.keys.to_pylist()
+        values: list[bytes] = messages.values.to_pylist()
+        for row, (key, value, partition) in enumerate(zip(keys, values, partitions.tolist(), strict=True)):
+            if row not in special:
+                try:
+                    produce(name, value, key, partition)
+                except BufferError:
+                    self._send(name, value, key, partition)
+                continue
+            parts: tuple[bytes | None, ...] = self._parts(key, value) if row in large else (value,)
+            if messages.deletes[row].as_py():
+                parts = (*parts, None)
+            for part in parts[:-1]:
+                self._send(name, part, key, partition)
+            self._send(name, parts[-1], key, partition, self._report(topic) if row in reports else None)
+        self._producer.poll(0)
+
+    def settle(self, patience: float) -> Acknowledged:
+        """Wait until everything is acknowledged. Raises Undelivered."""
+        deadline = time.monotonic() + patience
+        while self._producer.flush(1.0) or self._waiting:
+            if self._failure is not None:
+                break
+            if time.monotonic() > deadline:
+                raise Undelivered(KafkaError(KafkaError._TIMED_OUT))
+        if self._failure is not None:
+            raise Undelivered(self._failure)
+        return self._ends
+
+    def _send(self, topic: str, value: bytes | None, key: bytes, partition: int, report: Report | None = None) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, on_delivery=report)
+                return
+            except BufferError:
+                # The queue is full: wait for acknowledgements, which is the back-pressure that our caller expects.
+                self._producer.poll(0.1)
+                if self._failure is not None:
+                    raise Undelivered(self._failure) from None
+
+    def _report(self, topic: Topic) -> Report:
+        ends = self._ends.setdefault(topic, {})
+        self._waiting += 1
+
+        def delivered(error: KafkaError | None, message: Delivered[bytes, bytes]) -> None:
+            self._waiting -= 1
+            if error is not None:
+                self._failure = error
+                return
+            partition, offset = message.partition() or 0, message.offset() or 0
+            ends[partition] = max(ends.get(partition, 0), offset + 1)
+
+        return delivered
+
+    def _large_rows(self, messages: Messages) -> set[int]:
+        sizes = pc.add(pc.binary_length(messages.keys), pc.binary_length(messages.values)).to_numpy()
+        return set(np.flatnonzero(sizes > self._settings.max_message_bytes - _OVERHEAD).tolist())
+
+    def _parts(self, key: bytes, value: bytes) -> tuple[bytes | None, ...]:
+        return parts_of(value, self._settings.max_message_bytes - _OVERHEAD - len(key))
+
+    def _without(self, messages: Messages, large: set[int]) -> Messages:
+        """Set the large ones aside, or stop at the first."""
+        for row in sorted(large):
+            facts = json.loads(messages.values[row].as_py())["source"]
+            size = len(messages.values[row].as_py())
+            if self._settings.oversize == "stop":
+                raise LogError(
+                    f"A change of {messages.table} at {format_lsn(Lsn(facts['lsn']))} takes {size} bytes; "
+                    f"log.max_message_bytes allows {self._settings.max_message_bytes}.",
+                    "Raise it here and on the brokers, or set log.oversize to chunk or dead_letter.",
+                )
+            key = messages.keys[row].as_py()
+            letter = {"table": messages.table, "key": key.decode(), "lsn": facts["lsn"], "txId": facts["txId"],
+                      "bytes": size, "reason": "larger than log.max_message_bytes"}  # fmt: skip
+            self._send(self._settings.system_topic("oversize"), json.dumps(letter, ensure_ascii=False).encode(), key, 0)
+            log.warning("set a change of %s at %s aside: %d bytes", messages.table, format_lsn(Lsn(facts["lsn"])), size)
+        kept = pa.array([row not in large for row in range(len(messages.keys))])
+        return Messages(
+            messages.table, messages.keys.filter(kept), messages.values.filter(kept), messages.deletes.filter(kept)
+        )
+
+
+def parts_of(value: bytes, room: int) -> tuple[bytes, ...]:
+    """The value as messages that are valid JSON each: base64 of a piece, with its number."""
+    piece = (room - 128) // 4 * 3
+    if piece <= 0:
+        raise LogError("A key is larger than log.max_message_bytes allows.", "Raise it here and on the brokers.")
+    pieces = [value[at : at + piece] for at in range(0, len(value), piece)]
+    return tuple(
+        b'%s%d,"of":%d},"data":"%s"}' % (PART_OPENS, number, len(pieces), base64.b64encode(data))
+        for number, data in enumerate(pieces)
+    )
+
+
+def _last_rows(partitions: npt.NDArray[np.int64]) -> set[int]:
+    """The row of the last message of each partition."""
+    _, first_from_end = np.unique(partitions[::-1], return_index=True)
+    return {len(partitions) - 1 - int(back) for back in first_from_end}

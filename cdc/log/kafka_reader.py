@@ -1,0 +1,223 @@
+"""Readers of a Kafka log: whole transactions, by the markers of the position topic."""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from confluent_kafka import KafkaException, Producer
+
+from cdc.errors import LogLost
+from cdc.log.kafka_client import Cluster, in_our_words
+from cdc.log.kafka_position import MARKER_KEY, Extent, Place
+from cdc.log.kafka_ranges import Range, RangeReader
+from cdc.log.kafka_schemas import KafkaSchemas
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka_tail import Tail
+from cdc.log.kafka_topics import refuse_changed
+from cdc.model import LOG_SCHEMA, Lsn
+from cdc.ports import Consumer, Offset, Schemas, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SLICE_MESSAGES = 50_000
+_KEPT_MARKERS = 50_000
+"""Markers held in memory; beyond this every second of the older half is forgotten, which only makes slices longer."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class KafkaReader:
+    """Cheap to make: nothing is connected before the first question. One thread at a time asks."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings)
+        self._tail = Tail(self._cluster, settings.system_topic("position"))
+        self._schemas = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas")))
+        self._ranges = RangeReader(self._cluster)
+        self._consumers = Positions(self._cluster)
+        self._places: list[Place] = []
+        self._lock = threading.RLock()
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry kept with this log."""
+        return self._schemas
+
+    def start(self) -> Offset:
+        """Before whatever Kafka still keeps."""
+        return Place().offset()
+
+    def head(self) -> tuple[Offset, Lsn]:
+        """The newest marker."""
+        place = self.newest()
+        return place.offset(), place.end
+
+    def newest(self) -> Place:
+        """The newest marker as a place."""
+        places = self._markers()
+        return places[-1] if places else Place()
+
+    def seek(self, point: Lsn | datetime) -> Offset:
+        """The last marker before the point; markers older than some hours are an hour apart."""
+        micros = int((point - _EPOCH).total_seconds() * 1_000_000) if isinstance(point, datetime) else 0
+        found = Place()
+        for place in self._markers():
+            if (place.newest >= micros) if isinstance(point, datetime) else (place.end > point):
+                break
+            found = place
+        return found.offset()
+
+    def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
+        """Slices of about fifty thousand messages, cut between transactions only."""
+        before = Place.of(after)
+        last = Place.of(until) if until is not None else self.newest()
+        while before.marker < last.marker:
+            place = self.next_place(before, _SLICE_MESSAGES)
+            if place.marker > last.marker or place is before:
+                place = last
+            yield Slice(place.offset(), place.end, self.rows(before, place))
+            before = place
+
+    def rows(self, after: Place, until: Place) -> pa.Table:
+        """All rows between two places, in log order."""
+        check(self._cluster, after, until)
+        tables = self._ranges.read(ranges(after, until))
+        rows = pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
+        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+    def frame(self, spark: "SparkSession", after: Offset | None = None) -> "DataFrame":
+        """Micro-batches that begin and end at markers."""
+        from cdc.log.spark.kafka import stream
+
+        return stream(spark, self._settings, after if after is not None else self.start())
+
+    def consumers(self) -> Sequence[Consumer]:
+        """Every registered reader."""
+        return self._consumers.all()
+
+    def commit(self, consumer: str, reached: Lsn) -> None:
+        """Record how far a reader is. Kafka's retention does not look at it: see docs/kafka.md."""
+        self._consumers.commit(consumer, reached, self.seek(reached))
+
+    def forget(self, consumer: str) -> None:
+        """Unregister a reader."""
+        self._consumers.forget(consumer)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._tail.close()
+        self._ranges.close()
+        self._consumers.close()
+
+    def _markers(self) -> list[Place]:
+        with self._lock:
+            for message in self._tail.drain():
+                if message.key.startswith(MARKER_KEY) and message.value is not None:
+                    self._places.append(Place.decoded(message.offset, message.value))
+            if len(self._places) > _KEPT_MARKERS:
+                half = _KEPT_MARKERS // 2
+                self._places = self._places[:half:2] + self._places[half:]
+            return self._places
+
+    def next_place(self, after: Place, messages: int) -> Place:
+        """The furthest marker within so many messages, at least one marker on; `after` itself at the head."""
+        found = after
+        for place in self._markers():
+            if place.marker <= after.marker:
+                continue
+            if found is not after and distance(after, place) > messages:
+                break
+            found = place
+        return found
+
+
+def distance(after: Place, until: Place) -> int:
+    """How many offsets lie between two places: at least the number of rows."""
+    return sum(item.end - (item.start or 0) for item in ranges(after, until))
+
+
+def ranges(after: Place, until: Place) -> list[Range]:
+    """What to read to come from one place to another.
+
+    A topic that `after` does not know was made later, so its offset 0 must still be there; before the very first
+    place, whatever is kept will do.
+    """
+    found = []
+    for topic, extent in until.topics.items():
+        known = after.topics.get(topic, Extent(extent.id, (0,) * len(extent.ends)))
+        for partition, (start, end) in enumerate(zip(known.ends, extent.ends, strict=True)):
+            if start < end:
+                found.append(Range(topic, partition, None if after.marker < 0 else start, end))
+    return found
+
+
+def check(cluster: Cluster, after: Place, until: Place) -> None:
+    """The topics of both places must be the ones that the cluster has: same id, same partitions."""
+    found = cluster.topics(list(until.topics)) if until.topics else {}
+    for place in (after, until):
+        for name, extent in place.topics.items():
+            refuse_changed(name, extent, found.get(name))
+
+
+class Positions:
+    """Consumers' positions in a compacted topic, keyed by the consumer's name."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._topic = cluster.settings.system_topic("consumers")
+        self._tail = Tail(cluster, self._topic, transactional=False)
+        self._known: dict[str, Consumer] = {}
+        self._producer: Producer | None = None
+        self._lock = threading.RLock()
+
+    def all(self) -> Sequence[Consumer]:
+        """Every registered reader by name."""
+        with self._lock:
+            self._catch_up()
+            return [self._known[name] for name in sorted(self._known)]
+
+    def commit(self, name: str, reached: Lsn, offset: Offset) -> None:
+        """Move a reader forward; never back."""
+        with self._lock:
+            self._catch_up()
+            known = self._known.get(name)
+            if known is not None and known.reached >= reached:
+                return
+            now = datetime.now(UTC)
+            data = {"offset": offset, "reached": reached, "at": now.isoformat()}
+            self._publish(name, json.dumps(data).encode())
+            self._known[name] = Consumer(name, offset, reached, now)
+
+    def forget(self, name: str) -> None:
+        """Remove a reader."""
+        with self._lock:
+            self._publish(name, None)
+            self._known.pop(name, None)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._tail.close()
+
+    def _catch_up(self) -> None:
+        for message in self._tail.drain():
+            name = message.key.decode()
+            if message.value is None:
+                self._known.pop(name, None)
+                continue
+            data = json.loads(message.value)
+            at = datetime.fromisoformat(data["at"])
+            self._known[name] = Consumer(name, Offset(data["offset"]), Lsn(data["reached"]), at)
+
+    def _publish(self, name: str, value: bytes | None) -> None:
+        if self._producer is None:
+            self._producer = self._cluster.producer()
+        try:
+            self._producer.produce(self._topic, value, name.encode(), 0)
+        except KafkaException as error:
+            raise in_our_words(error.args[0], "storing a consumer's position") from None
+        if self._producer.flush(30.0):
+            raise LogLost("Kafka did not acknowledge a consumer's position.", "Look at the brokers.")

@@ -1,0 +1,108 @@
+"""The registry of table schemas in a compacted topic: key `<table>#<id>`, value the schema as JSON."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cdc.errors import LogCorrupt, LogError
+from cdc.log.kafka_tail import Tail
+from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
+
+Publish = Callable[[bytes, bytes], None]
+"""Makes a key and its value durable in the topic of the registry."""
+
+
+class KafkaSchemas:
+    """Reads the topic as it grows; writes only where it was given `publish`."""
+
+    def __init__(self, tail: Tail, publish: Publish | None = None) -> None:
+        self._tail = tail
+        self._publish = publish
+        self._versions: dict[TableId, dict[int, TableSchema]] = {}
+        self._lock = threading.RLock()
+
+    def record(self, schema: TableSchema) -> TableSchema:
+        """Store it if it differs from the newest one of its table."""
+        with self._lock:
+            self._catch_up()
+            known = self._versions.get(schema.table, {})
+            newest = known[max(known)] if known else None
+            if newest is not None and replace(schema, id=newest.id) == newest:
+                return newest
+            if self._publish is None:
+                raise LogError(f"The schema of {schema.table} cannot be stored by a reader.", "Use the log's writer.")
+            stored = replace(schema, id=(newest.id if newest else 0) + 1)
+            self._publish(f"{schema.table}#{stored.id}".encode(), encode(stored))
+            self._learn(stored)
+            return stored
+
+    def get(self, table: TableId, schema_id: int) -> TableSchema:
+        """The schema that a change was written with."""
+        with self._lock:
+            if schema_id not in self._versions.get(table, {}):
+                self._catch_up()
+            try:
+                return self._versions[table][schema_id]
+            except KeyError:
+                raise LogCorrupt(
+                    f"Schema {schema_id} of {table} is not in the registry.",
+                    "Its topic <prefix>.millrace.schemas must be kept as long as the rows.",
+                ) from None
+
+    def newest(self) -> Sequence[TableSchema]:
+        """The newest schema of every table, by name."""
+        with self._lock:
+            self._catch_up()
+            return [self._versions[table][max(self._versions[table])] for table in sorted(self._versions)]
+
+    def tables(self) -> Sequence[TableId]:
+        """Every table that ever had a schema here."""
+        return [schema.table for schema in self.newest()]
+
+    def _catch_up(self) -> None:
+        for message in self._tail.drain():
+            if message.value is not None:
+                self._learn(decode(message.value, message.offset))
+
+    def _learn(self, schema: TableSchema) -> None:
+        self._versions.setdefault(schema.table, {})[schema.id] = schema
+
+
+def encode(schema: TableSchema) -> bytes:
+    """A schema as JSON."""
+    data = {
+        "format": 1,
+        "schema": schema.table.schema,
+        "name": schema.table.name,
+        "id": schema.id,
+        "oid": schema.oid,
+        "identity": schema.identity,
+        "columns": [[column.name, _type_data(column.type), column.modifier, column.key] for column in schema.columns],
+    }
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode(value: bytes, offset: int) -> TableSchema:
+    """The schema that `encode` wrote. Raises LogCorrupt naming the offset."""
+    try:
+        data = json.loads(value)
+        columns = tuple(Column(name, _type(kind), modifier, key) for name, kind, modifier, key in data["columns"])
+        table = TableId(data["schema"], data["name"])
+        return TableSchema(table, columns, data["id"], data["oid"], data["identity"])
+    except (ValueError, KeyError, TypeError):
+        raise LogCorrupt(
+            f"The record at offset {offset} of the schema registry is not a schema.",
+            "Nothing else may write to <prefix>.millrace.schemas.",
+        ) from None
+
+
+def _type_data(kind: PgType) -> list[object]:
+    return [kind.oid, kind.name, kind.kind.value, None if kind.element is None else _type_data(kind.element)]
+
+
+def _type(data: list[object]) -> PgType:
+    oid, name, kind, element = data
+    if not isinstance(oid, int) or not isinstance(name, str) or not isinstance(kind, str):
+        raise ValueError("type")
+    return PgType(oid, name, TypeKind(kind), _type(element) if isinstance(element, list) else None)

@@ -1,0 +1,80 @@
+"""Follows a small topic of one partition: everything in it, then what is new, never what is not committed."""
+
+import time
+from dataclasses import dataclass
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from cdc.errors import LogLost
+from cdc.log.kafka_client import CALL_SECONDS, Cluster, in_our_words, watermarks
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a system topic."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+class Tail:
+    """A topic from some offset on. Opens its connection on first use; not for two threads at once."""
+
+    def __init__(self, cluster: Cluster, topic: str, after: int = -1, transactional: bool = True) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        # A committed transaction leaves one invisible record behind its last message.
+        self._behind = 2 if transactional else 1
+        self._consumer: Consumer | None = None
+        self._end = -1
+        self._last = after
+
+    def drain(self) -> list[Message]:
+        """Every message committed by now that was not given before; nothing while the topic does not exist."""
+        if self._consumer is None and not self._open():
+            return []
+        consumer = self._consumer
+        assert consumer is not None
+        _, end = watermarks(consumer, self._topic, 0)
+        if end <= self._end:
+            return []
+        found = self._until(consumer, end)
+        self._end = end
+        return found
+
+    def close(self) -> None:
+        """Let go of the connection; the next drain opens it again and goes on."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _open(self) -> bool:
+        if self._topic not in self._cluster.topics([self._topic]):
+            return False
+        # The broker answers an empty fetch after this long: it bounds how late the end is noticed.
+        consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 50})
+        start = OFFSET_BEGINNING if self._last < 0 else self._last + 1
+        consumer.assign([TopicPartition(self._topic, 0, start)])
+        self._consumer = consumer
+        return True
+
+    def _until(self, consumer: Consumer, end: int) -> list[Message]:
+        found: list[Message] = []
+        deadline = time.monotonic() + CALL_SECONDS
+        while self._last + self._behind < end:
+            over = False
+            for message in consumer.consume(10_000, 0.05):
+                error = message.error()
+                if error is None:
+                    self._last = message.offset() or 0
+                    found.append(Message(self._last, message.key() or b"", message.value()))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    over = (message.offset() or 0) >= end
+                elif not error.retriable():
+                    raise in_our_words(error, f"reading {self._topic}")
+            if over:
+                break
+            if time.monotonic() > deadline and not found:
+                raise LogLost(f"Kafka does not deliver {self._topic} up to its end.", "Look at the brokers.")
+        return found

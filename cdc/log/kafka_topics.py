@@ -1,0 +1,123 @@
+"""The topics of a log: made as configured, and never trusted to be the ones that the position speaks of."""
+
+from collections.abc import Iterable
+
+from cdc.errors import LogCorrupt, LogError
+from cdc.log.kafka_client import Cluster, Topic
+from cdc.log.kafka_envelope import join_table, split_table, topic_of
+from cdc.log.kafka_position import Extent, Place
+from cdc.log.kafka_settings import KafkaSettings
+
+_HOUR_MS = 3_600_000
+SYSTEM_TOPICS = ("position", "schemas", "consumers", "oversize")
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    # Small segments: what is not compacted yet is read at every start of a writer.
+    "segment.bytes": str(16 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
+class Topics:
+    """Makes topics on first use and remembers what they are."""
+
+    def __init__(self, cluster: Cluster, settings: KafkaSettings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._tables: dict[str, str] = {}
+        self._known: dict[str, Topic] = {}
+
+    def prepare(self) -> None:
+        """Make the topics that do not belong to a table."""
+        names = {self._settings.system_topic(name): name for name in SYSTEM_TOPICS}
+        found = self._cluster.topics(list(names))
+        for topic, name in names.items():
+            if topic not in found:
+                config = self._retention() if name == "oversize" else _COMPACTED
+                self._cluster.create(topic, 1, self._settings.replication, config)
+
+    def check(self, place: Place) -> None:
+        """Compare every topic of a place with what the cluster has; raises where they are not the same."""
+        found = self._cluster.topics(list(place.topics)) if place.topics else {}
+        for name, extent in place.topics.items():
+            topic = found.get(name)
+            refuse_changed(name, extent, topic)
+            if topic is not None:
+                self._known[name] = topic
+
+    def of(self, table: str) -> Topic:
+        """The topic of a table, made if it is new."""
+        name = self._tables.get(table)
+        if name is None:
+            name = topic_of(self._settings.prefix, table)
+            self._refuse_shared(name, table)
+            self._tables[table] = name
+        topic = self._known.get(name)
+        if topic is None:
+            topic = self._known[name] = self._made(name)
+        return topic
+
+    def claim(self, tables: Iterable[str]) -> None:
+        """Learn which tables own a topic, from what was recorded before."""
+        for table in tables:
+            self._tables[table] = topic_of(self._settings.prefix, table)
+
+    def _made(self, name: str) -> Topic:
+        found = self._cluster.topics([name])
+        if name not in found:
+            self._cluster.create(name, self._settings.partitions, self._settings.replication, self._config())
+            found = self._cluster.topics([name])
+        if name not in found:
+            raise LogError(f"Topic {name} was made but cannot be seen.", "Check the ACL to describe it.")
+        return found[name]
+
+    def _refuse_shared(self, name: str, table: str) -> None:
+        system = {self._settings.system_topic(part) for part in SYSTEM_TOPICS}
+        for other, topic in self._tables.items():
+            if topic == name and split_table(other) != split_table(table):
+                raise LogError(
+                    f"Tables {other} and {join_table(*split_table(table))} would share topic {name}: "
+                    "Kafka allows letters, digits, dot, _ and - only.",
+                    "Rename one of them or leave it out of source.tables.",
+                )
+        if name in system:
+            raise LogError(f"Table {table} would take topic {name}, which is the log's own.", "Choose another prefix.")
+
+    def _config(self) -> dict[str, str]:
+        config = self._retention()
+        if self._settings.compact:
+            config = {
+                "cleanup.policy": "compact",
+                "min.compaction.lag.ms": config["retention.ms"],
+                "delete.retention.ms": config["retention.ms"],
+            }
+        # A batch has a head of its own beside the message.
+        return {**config, "max.message.bytes": str(self._settings.max_message_bytes + 4096)}
+
+    def _retention(self) -> dict[str, str]:
+        partition_bytes = int(self._settings.retention_gb * (1 << 30) / self._settings.partitions)
+        return {
+            "cleanup.policy": "delete",
+            "retention.ms": str(int(self._settings.retention_hours * _HOUR_MS)),
+            "retention.bytes": str(max(partition_bytes, 1 << 20)),
+        }
+
+
+def refuse_changed(name: str, extent: Extent, topic: Topic | None) -> None:
+    """A topic that is gone, another one of the same name, or with other partitions: reading on would lose or mix."""
+    if topic is None:
+        raise LogCorrupt(
+            f"Topic {name} is gone; the log's position says that it has rows.",
+            "Restore it, or start with a new prefix and a new snapshot.",
+        )
+    if topic.id != extent.id:
+        raise LogCorrupt(
+            f"Topic {name} was deleted and made again: what it held is lost.",
+            "Start with a new prefix and a new snapshot.",
+        )
+    if topic.partitions != len(extent.ends):
+        raise LogCorrupt(
+            f"Topic {name} had {len(extent.ends)} partition(s) and has {topic.partitions} now: "
+            "keys would move and lose their order.",
+            "Start with a new prefix; partitions cannot be taken away again.",
+        )

@@ -1,0 +1,261 @@
+"""The one writer of a Kafka log: rows and position in one Kafka transaction.
+
+Order of an append: produce the rows, wait until every one is acknowledged, produce the marks and the marker with the
+offsets that the acknowledgements named, commit. Readers see committed messages only, so a crash anywhere leaves
+either all of it or nothing; the next writer's `init_transactions` aborts what was open and fences whoever lives on.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from cdc import failpoint
+from cdc.errors import LogError, LogFenced, LogLost
+from cdc.log.kafka_client import Cluster, in_our_words
+from cdc.log.kafka_envelope import Origin, encode
+from cdc.log.kafka_position import MARK_KEY, MARKER_KEY, Extent, Place, marker_key
+from cdc.log.kafka_produce import Acknowledged, Outlet, Undelivered
+from cdc.log.kafka_schemas import KafkaSchemas
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka_spool import KafkaSpool, discard_leftovers
+from cdc.log.kafka_tail import Message, Tail
+from cdc.log.kafka_topics import Topics
+from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
+from cdc.ports import Schemas
+
+_CHUNK_ROWS = 16_384
+"""Rows turned into messages at once: more of them no longer gain, and cost memory."""
+_BACKOFF_SECONDS = 0.5
+_INITIALISE_SECONDS = 60.0
+
+Fill = Callable[[Producer], None]
+
+
+@dataclass(slots=True)
+class _State:
+    """What is durable, as of the last commit that we know of."""
+
+    place: Place
+    marks: dict[str, str]
+
+
+class KafkaWriter:
+    """Appends to the topics; safe to call from several threads, one entry at a time."""
+
+    def __init__(self, settings: KafkaSettings, database: str, aside: Path) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings)
+        self._origin = Origin(settings.prefix, database)
+        self._aside = aside
+        self._position = settings.system_topic("position")
+        self._lock = threading.RLock()
+        self._topics = Topics(self._cluster, settings)
+        self._topics.prepare()
+        discard_leftovers(aside)
+        self._producer = self._opened()
+        self._state = self._recovered()
+        self._topics.check(self._state.place)
+        schemas = settings.system_topic("schemas")
+        self._schemas = KafkaSchemas(Tail(self._cluster, schemas), self._publish_schema)
+        self._topics.claim([str(table) for table in self._schemas.tables()])
+
+    def progress(self) -> Progress:
+        """What is durable."""
+        return Progress(self._state.place.end, dict(self._state.marks))
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry kept with this log."""
+        return self._schemas
+
+    def append(self, entry: Entry) -> None:
+        """Commit one entry; ignores one that was appended before."""
+        self.publish((entry.rows,), entry.end, entry.marks)
+
+    def spool(self) -> KafkaSpool:
+        """Begin a transaction too large for memory: on local disk until it is published."""
+        return KafkaSpool(self, self._aside)
+
+    def publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> None:
+        """Commit rows, marks and the new position at once. `tables` is gone through again if a try fails."""
+        with self._lock:
+            if self._is_repeat(end, marks):
+                return
+            failpoint.reached("log.before_write")
+            wanted = max(end, self._state.place.end)
+            place = self._state.place
+
+            def fill(producer: Producer) -> None:
+                nonlocal place
+                place = self._fill(producer, tables, wanted, marks)
+
+            def durable() -> bool:
+                return self._is_repeat(end, marks)
+
+            self._transact(fill, durable, f"appending up to {wanted}")
+            if not durable():
+                self._state = _State(place, {**self._state.marks, **marks})
+            failpoint.reached("log.after_append")
+
+    def close(self) -> None:
+        """Let go of the connections; an open transaction is aborted by the next writer."""
+        with self._lock:
+            self._producer.close()
+
+    def _is_repeat(self, end: Lsn, marks: Mapping[str, str]) -> bool:
+        known = self._state.marks
+        return end <= self._state.place.end and all(known.get(key) == value for key, value in marks.items())
+
+    def _fill(self, producer: Producer, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> Place:
+        now = datetime.now(UTC)
+        outlet = Outlet(producer, self._settings)
+        newest = self._state.place.newest
+        for table in tables:
+            for at in range(0, table.num_rows, _CHUNK_ROWS):
+                rows = _checked(table.slice(at, _CHUNK_ROWS))
+                newest = max(newest, pc.max(pc.cast(rows.column("commit_ts"), pa.int64())).as_py())
+                for messages in encode(rows, self._origin, now):
+                    outlet.produce(self._topics.of(messages.table), messages)
+        acknowledged = outlet.settle(self._settings.patience_seconds)
+        failpoint.reached("log.before_position")
+        place = Place(-1, end, newest, self._extents(acknowledged))
+        for name, value in marks.items():
+            producer.produce(self._position, value.encode(), MARK_KEY + name.encode(), 0)
+        producer.produce(self._position, place.encoded(), marker_key(now), 0)
+        failpoint.reached("log.before_commit")
+        return place
+
+    def _extents(self, acknowledged: Acknowledged) -> dict[str, Extent]:
+        extents = dict(self._state.place.topics)
+        for topic, ends in acknowledged.items():
+            known = extents.get(topic.name, Extent(topic.id, (0,) * topic.partitions))
+            extents[topic.name] = Extent(
+                known.id, tuple(ends.get(partition, end) for partition, end in enumerate(known.ends))
+            )
+        return extents
+
+    def _publish_schema(self, key: bytes, value: bytes) -> None:
+        topic = self._settings.system_topic("schemas")
+        with self._lock:
+            self._transact(lambda producer: producer.produce(topic, value, key, 0), lambda: False, "storing a schema")
+
+    def _transact(self, fill: Fill, durable: Callable[[], bool], doing: str) -> None:
+        """Run one Kafka transaction until it is committed or cannot be.
+
+        After a failed commit nobody knows whether it counts: a new producer makes the broker finish it one way or the
+        other, and the position topic tells which (`durable`).
+        """
+        deadline = time.monotonic() + self._settings.patience_seconds
+        while True:
+            try:
+                self._producer.begin_transaction()
+                fill(self._producer)
+                self._commit(deadline)
+                return
+            except Undelivered as error:
+                failure = error.reason
+            except KafkaException as error:
+                failure = error.args[0]
+            except BaseException:
+                self._abort()
+                raise
+            self._give_up_if_hopeless(failure, doing, deadline)
+            if not self._abort():
+                self._reopen(deadline)
+                if durable():
+                    return
+            self._topics.check(self._state.place)
+            time.sleep(_BACKOFF_SECONDS)
+
+    def _commit(self, deadline: float) -> None:
+        while True:
+            try:
+                self._producer.commit_transaction(10.0)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+
+    def _abort(self) -> bool:
+        """False if this producer cannot go on."""
+        try:
+            self._producer.purge()
+            self._producer.abort_transaction(30.0)
+        except KafkaException as error:
+            if in_our_words(error.args[0], "aborting").__class__ is LogFenced:
+                raise in_our_words(error.args[0], "aborting") from None
+            return False
+        return True
+
+    def _give_up_if_hopeless(self, failure: KafkaError, doing: str, deadline: float) -> None:
+        said = in_our_words(failure, doing)
+        if not said.transient or time.monotonic() > deadline:
+            if not isinstance(said, LogFenced):
+                self._abort()
+            raise said
+
+    def _reopen(self, deadline: float) -> None:
+        while True:
+            try:
+                self._producer = self._opened()
+                self._state = self._recovered()
+                return
+            except LogLost:
+                if time.monotonic() > deadline:
+                    raise
+
+    def _opened(self) -> Producer:
+        settings = self._settings
+        options: dict[str, str | int | float | bool] = {
+            "transactional.id": settings.system_topic("writer"),
+            "transaction.timeout.ms": settings.transaction_timeout_seconds * 1000,
+            "message.max.bytes": settings.max_message_bytes,
+            "compression.type": settings.compression,
+            "linger.ms": 5,
+            "batch.num.messages": 10_000,
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 128 << 10,
+        }
+        producer = self._cluster.producer(**options)
+        try:
+            producer.init_transactions(min(_INITIALISE_SECONDS, settings.patience_seconds))
+        except KafkaException as error:
+            raise in_our_words(error.args[0], "becoming the log's writer") from None
+        return producer
+
+    def _recovered(self) -> _State:
+        """Read the position back. Only after `init_transactions`: it settles what an earlier writer left open."""
+        tail = Tail(self._cluster, self._position)
+        messages = tail.drain()
+        tail.close()
+        return recovered(messages)
+
+
+def recovered(messages: list[Message]) -> _State:
+    """Position and marks as the messages of the position topic leave them."""
+    place = Place()
+    marks: dict[str, str] = {}
+    for message in messages:
+        if message.value is None:
+            continue
+        if message.key.startswith(MARKER_KEY):
+            place = Place.decoded(message.offset, message.value)
+        elif message.key.startswith(MARK_KEY):
+            marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
+    return _State(place, marks)
+
+
+def _checked(rows: pa.Table) -> pa.Table:
+    if rows.schema.equals(LOG_SCHEMA):
+        return rows
+    try:
+        return rows.select(LOG_SCHEMA.names).cast(LOG_SCHEMA)
+    except (KeyError, ValueError, pa.ArrowInvalid):
+        raise LogError("Rows for the log do not have its schema.", "This is a fault in the caller.") from None

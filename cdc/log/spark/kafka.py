@@ -1,0 +1,176 @@
+"""A Kafka log as a Spark stream: a micro-batch begins and ends at markers, so it holds whole transactions.
+
+Why not Spark's own Kafka source: it asks each partition for its newest offset at a moment of its own, so a batch can
+hold a transaction's marker without some of its rows; and its JSON functions write numbers anew, which loses digits.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from cdc.errors import LogCorrupt
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_position import Place
+from cdc.log.kafka_ranges import Range, RangeReader
+from cdc.log.kafka_reader import KafkaReader, check, ranges
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.spark.pieces import progress_row
+from cdc.log.spark.segments import _let_workers_import
+from cdc.model import LOG_SCHEMA
+from cdc.ports import Offset
+from cdc.secret import Secret
+
+_FORMAT = "millrace_kafka"
+_BATCH_MESSAGES = 50_000
+_TASK_MESSAGES = 20_000
+"""Least messages of a task: below this a second task costs more than it saves."""
+_CHUNK_ROWS = 10_000
+
+Where = dict[str, str]
+
+
+def stream(spark: SparkSession, settings: KafkaSettings, after: Offset) -> DataFrame:
+    """The stream after an offset; what counts once there is a checkpoint is the checkpoint."""
+    _let_workers_import(spark)
+    spark.dataSource.register(KafkaSource)
+    options = {
+        "settings": settings.model_dump_json(exclude={"password"}),
+        "password": settings.password.reveal(),  # Spark redacts options of this name wherever it shows them
+        "after": after,
+        "tasks": str(spark.sparkContext.defaultParallelism),
+    }
+    return spark.readStream.format(_FORMAT).options(**options).load()
+
+
+class KafkaSource(DataSource):
+    """Registered under one name; everything else travels as options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format()` takes."""
+        return _FORMAT
+
+    def schema(self) -> StructType:
+        """Always the log's."""
+        return from_arrow_schema(LOG_SCHEMA)
+
+    def streamReader(self, schema: StructType) -> "KafkaStream":  # noqa: N802 -- Spark's name
+        """One per query, in a process of its own beside the driver."""
+        options = self.options
+        after, tasks = Offset(options["after"]), int(options["tasks"])
+        return KafkaStream(options["settings"], options["password"], after, tasks)
+
+
+class _Task(InputPartition):
+    """What one task reads; the last one of a batch ends with the marker."""
+
+    def __init__(self, share: Sequence[Range], marker: Place | None) -> None:
+        super().__init__(None)
+        self.share = tuple(share)
+        self.marker = marker
+
+
+class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches from markers. Spark's checkpoint holds the only position that counts."""
+
+    def __init__(self, settings: str, password: str, after: Offset, tasks: int) -> None:
+        self._settings = settings
+        self._password = password
+        self._after = after
+        self._tasks = tasks
+        self._target: Place | None = None
+
+    def initialOffset(self) -> Where:  # noqa: N802 -- Spark's name
+        """Where a query without a checkpoint begins."""
+        return {"place": self._after}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
+        """Back-pressure: about so many messages a batch."""
+        return ReadMaxRows(_BATCH_MESSAGES)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
+        """Remember where the log ends now."""
+        self._target = self._log().newest()
+
+    def latestOffset(self, start: Where, limit: ReadLimit) -> Where:  # noqa: N802 -- Spark's name
+        """The end of the next batch: whole transactions, at least one if there is any."""
+        begin = Place.of(Offset(start["place"]))
+        newest = self._log().newest()
+        if begin.marker > newest.marker:
+            raise LogCorrupt(
+                f"The checkpoint stands at marker {begin.marker}, the log ends at {newest.marker}.",
+                "They do not belong together: remove the checkpoint, and the store is built again from the log.",
+            )
+        if isinstance(limit, ReadAllAvailable):
+            reached = newest
+        else:
+            messages = limit.max_rows if isinstance(limit, ReadMaxRows) else _BATCH_MESSAGES
+            reached = self._log().next_place(begin, messages)
+        if self._target is not None and reached.marker > self._target.marker:
+            reached = self._target if self._target.marker > begin.marker else begin
+        return {"place": reached.offset() if reached.marker > begin.marker else start["place"]}
+
+    def reportLatestOffset(self) -> Where:  # noqa: N802 -- Spark's name
+        """The head, for the query's status."""
+        return {"place": self._log().newest().offset()}
+
+    def partitions(self, start: Where, end: Where) -> Sequence[InputPartition]:
+        """The tasks of one batch."""
+        after, until = Place.of(Offset(start["place"])), Place.of(Offset(end["place"]))
+        if after.marker >= until.marker:
+            return []
+        check(_cluster(self._settings, self._password), after, until)
+        shares = spread(ranges(after, until), self._tasks)
+        return [_Task(share, until if at == len(shares) - 1 else None) for at, share in enumerate(shares)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task; runs in a worker."""
+        if not isinstance(partition, _Task):
+            raise TypeError("a partition of another source")
+        for table in _ranges(self._settings, self._password).read(partition.share):
+            yield from table.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
+        if partition.marker is not None:
+            yield progress_row(partition.marker.end, partition.marker.end, partition.marker.newest)
+
+    def _log(self) -> KafkaReader:
+        return _reader(self._settings, self._password)
+
+
+def spread(whole: Sequence[Range], tasks: int) -> list[list[Range]]:
+    """Whole partitions over at most `tasks` shares, fewer where there is little to read; at least one share."""
+    total = sum(item.end - (item.start or 0) for item in whole)
+    count = max(1, min(tasks, len(whole), total // _TASK_MESSAGES))
+    shares: list[list[Range]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for item in sorted(whole, key=lambda item: (item.start or 0) - item.end):
+        lightest = weights.index(min(weights))
+        shares[lightest].append(item)
+        weights[lightest] += item.end - (item.start or 0)
+    return shares
+
+
+def _typed(settings: str, password: str) -> KafkaSettings:
+    return KafkaSettings.model_validate_json(settings).model_copy(update={"password": Secret(password)})
+
+
+@cache
+def _cluster(settings: str, password: str) -> Cluster:
+    return Cluster(_typed(settings, password))
+
+
+@cache
+def _reader(settings: str, password: str) -> KafkaReader:
+    """Kept for the life of the process, which is the query's."""
+    return KafkaReader(_typed(settings, password))
+
+
+@cache
+def _ranges(settings: str, password: str) -> RangeReader:
+    """Kept for the life of the worker: Spark uses it again for the next batch."""
+    return RangeReader(_cluster(settings, password))
