@@ -17,9 +17,13 @@ from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
 from sinks import delta, memory
 from sinks.context import SinkContext
+from sinks.opensearch import OpenSearchSettings
+from sinks.opensearch import open_sink as open_opensearch
+from sinks.opensearch_mapping import document_id, index_name
 from sinks.redis import RedisSettings
 from sinks.redis import open_sink as open_redis
 from sinks.redis_keys import Names
+from tests.fix_servers import opensearch_request
 
 
 class Bench(Protocol):
@@ -112,12 +116,43 @@ class RedisBench:
         self._client.delete(Names.of(schema, self._settings.prefix, self._settings.key).row(key))
 
 
+class OpenSearchBench:
+    """The session's OpenSearch with a prefix of the test's own."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._server = request.getfixturevalue("opensearch_server")
+        self._settings = OpenSearchSettings(
+            url=self._server.url, prefix=request.getfixturevalue("index_prefix"), replicas=0
+        )
+
+    def open(self) -> Sink:
+        return open_opensearch(self._settings, SinkContext(Path("unused")))
+
+    def restart(self) -> None:
+        """Closing an index ends its engine as a restart does, and forgets deletes; a restart takes half a minute."""
+        for verb in ("_close", "_open"):
+            self._ask("POST", f"/{self._settings.prefix}*/{verb}?wait_for_active_shards=1")
+
+    def versions(self, schema: TableSchema) -> dict[str, int]:
+        index = f"/{index_name(self._settings.prefix, schema.table)}-000001"
+        self._ask("POST", f"{index}/_refresh")
+        found = self._ask("POST", f"{index}/_search", {"size": 1000, "version": True, "_source": False})
+        return {hit["_id"]: hit["_version"] for hit in found["hits"]["hits"]}
+
+    def lose(self, schema: TableSchema, key: str) -> None:
+        self._ask("DELETE", f"/{index_name(self._settings.prefix, schema.table)}-000001/_doc/{document_id(key)}")
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        return opensearch_request(self._server, method, path, body)
+
+
 MakeBench = Callable[[pytest.FixtureRequest], Bench]
 
 
 BENCHES: dict[str, MakeBench] = {
     "delta": lambda request: DeltaBench(request.getfixturevalue("tmp_path")),
     "memory": lambda _request: MemoryBench(),
+    "opensearch": OpenSearchBench,
     "redis": RedisBench,
     "redis-hash": lambda request: RedisBench(request, form="hash"),
 }

@@ -1,0 +1,140 @@
+"""Bulk requests: bodies made of the log's own bytes, and the outcome of each item.
+
+An item that was written before answers 409, and that is success: the stored version is at least the given one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from cdc.errors import Busy
+from sinks.opensearch_client import Blocked, Client, RequestRefused, path_of
+
+_FIELD = re.compile(r"field \[([^\]]*)\] of type \[([^\]]*)\]")
+_ROUNDS = 4
+_PAUSE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One document to write. `body` is its action and its source, each ending in a line break."""
+
+    key: str
+    version: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An item that will never be taken, and why, without values."""
+
+    item: Item
+    reason: str
+
+
+class IndexGone(Exception):
+    """The alias that is written to does not exist."""
+
+
+def item(key: str, version: int, identity: bytes, source: bytes) -> Item:
+    """`source` is a JSON object; a raw line break in it can only be white space, and would end the line."""
+    action = b'{"index":{"_id":%b,"version":%d,"version_type":"external"}}\n' % (identity, version)
+    return Item(key, version, action + (source.replace(b"\n", b" ") if b"\n" in source else source) + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Sends items to one alias. `limit` is the size of a request in bytes."""
+
+    client: Client
+    limit: int
+    refresh: str
+    wait: Callable[[float], None]
+
+    def send(self, alias: str, items: Sequence[Item]) -> list[Refusal]:
+        """On return every item is stored or refused for ever. Raises Busy, Lost or IndexGone."""
+        refusals: list[Refusal] = []
+        waiting = list(items)
+        for attempt in range(_ROUNDS):
+            if attempt:
+                self.wait(_PAUSE * 2**attempt)
+            again: list[Item] = []
+            for chunk in self._chunks(waiting, self.limit >> attempt):
+                again += self._send(alias, chunk, refusals)
+            if not again:
+                return refusals
+            waiting = again
+        raise Busy(f"OpenSearch has no room for {len(waiting)} document(s) of {alias}.", "It is tried again.")
+
+    def _chunks(self, items: Sequence[Item], limit: int) -> Iterator[list[Item]]:
+        chunk: list[Item] = []
+        size = 0
+        for one in items:
+            if chunk and size + len(one.body) > limit:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(one)
+            size += len(one.body)
+        if chunk:
+            yield chunk
+
+    def _send(self, alias: str, chunk: list[Item], refusals: list[Refusal]) -> list[Item]:
+        """One request; returns what is worth sending again."""
+        params = {"require_alias": "true", "filter_path": "errors,items.*.status,items.*.error"}
+        if self.refresh:
+            params["refresh"] = self.refresh
+        try:
+            body = b"".join([one.body for one in chunk])
+            answer = orjson.loads(self.client.text("POST", path_of(alias) + "/_bulk", body, **params))
+        except Blocked:
+            raise
+        except Busy:
+            return chunk
+        except RequestRefused as refused:
+            return self._refused(alias, chunk, refused, refusals)
+        if not answer["errors"]:
+            return []
+        return self._outcomes(alias, chunk, [found["index"] for found in answer["items"]], refusals)
+
+    def _refused(self, alias: str, chunk: list[Item], refused: RequestRefused, refusals: list[Refusal]) -> list[Item]:
+        """The whole request was turned down: too large (413), or unreadable. Halves tell because of which item."""
+        if refused.kind == "index_not_found_exception":
+            raise IndexGone
+        if len(chunk) == 1:
+            refusals.append(Refusal(chunk[0], f"{refused.status} {refused.kind}"))
+            return []
+        middle = len(chunk) // 2
+        return self._send(alias, chunk[:middle], refusals) + self._send(alias, chunk[middle:], refusals)
+
+    def _outcomes(
+        self, alias: str, chunk: list[Item], outcomes: list[dict[str, object]], refusals: list[Refusal]
+    ) -> list[Item]:
+        again: list[Item] = []
+        for one, outcome in zip(chunk, outcomes, strict=True):
+            status, error = int(str(outcome["status"])), outcome.get("error")
+            kind = str(error.get("type", "error")) if isinstance(error, dict) else "error"
+            if status < 300 or status == 409:
+                continue
+            if kind == "cluster_block_exception":
+                raise self.client.blocked(alias)
+            if kind == "index_not_found_exception":
+                raise IndexGone
+            if status == 429 or status >= 500:
+                again.append(one)
+            else:
+                refusals.append(Refusal(one, reason_of(error)))
+        return again
+
+
+def reason_of(error: object) -> str:
+    """The types of an error and its causes, and the field it names. Sentences are left out: they quote values."""
+    kinds: list[str] = []
+    field = ""
+    while isinstance(error, dict):
+        kinds.append(str(error.get("type", "error")))
+        if not field and (match := _FIELD.search(str(error.get("reason", "")))):
+            field = f" (field {match[1]} of type {match[2]})"
+        error = error.get("caused_by")
+    return ", ".join(dict.fromkeys(kinds)) + field

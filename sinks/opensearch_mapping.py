@@ -1,0 +1,99 @@
+"""How a table becomes an index: its name, its fields, its documents' ids.
+
+`_source` always keeps the row exactly; the mapping only decides what can be searched. So a value that its field cannot
+hold (NaN, infinity, a date BC) is kept and not indexed, instead of refusing the row.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
+from sinks.raw_json import members, quote, unquote
+
+Field = Mapping[str, Any]
+
+_KEYWORD: Field = {"type": "keyword", "ignore_above": 8191}  # a term of more than 32766 bytes refuses the document
+_TEXT: Field = {"type": "text", "fields": {"keyword": _KEYWORD}}
+_DATE: Field = {"type": "date", "format": "strict_date_optional_time_nanos", "ignore_malformed": True}
+_OPAQUE: Field = {"type": "object", "enabled": False}
+_FIELDS: Mapping[str, Field] = {
+    "int2": {"type": "short"},
+    "int4": {"type": "integer"},
+    "int8": {"type": "long"},
+    "oid": {"type": "long"},
+    "float4": {"type": "float", "ignore_malformed": True},
+    "float8": {"type": "double", "ignore_malformed": True},
+    # every digit as a keyword; the double beside it is for ranges and sums
+    "numeric": {**_KEYWORD, "fields": {"number": {"type": "double", "ignore_malformed": True}}},
+    "bool": {"type": "boolean"},
+    "date": _DATE,
+    "timestamp": _DATE,
+    "timestamptz": _DATE,
+    "text": _TEXT,
+    "varchar": _TEXT,
+    "citext": _TEXT,
+    "bytea": {"type": "binary"},
+    # any JSON at all: flat_object would refuse scalars, dynamic objects the first change of a type
+    "json": _OPAQUE,
+    "jsonb": _OPAQUE,
+}
+
+_ALLOWED = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
+_LONGEST_ID = 512
+_HASHED = "sha256:"
+
+
+def index_name(prefix: str, table: TableId) -> str:
+    """A name that OpenSearch takes. Whatever had to be changed is told apart by a hash of the true name."""
+    plain = f"{prefix}{table.schema}.{table.name}"
+    if _ALLOWED.fullmatch(plain):
+        return plain
+    safe = re.sub(r"[^a-z0-9._-]", "-", plain.lower()).lstrip("._-")[:180]
+    return f"{safe}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
+
+
+def mapping(schema: TableSchema, overrides: Mapping[str, Field], metadata: str) -> dict[str, Any]:
+    """The properties of a table's index; `overrides` are by column."""
+    fields = {column.name: dict(overrides.get(column.name) or field_of(column.type)) for column in schema.columns}
+    return {**fields, metadata: _METADATA}
+
+
+_METADATA: Field = {
+    "dynamic": False,
+    "properties": {"version": {"type": "long"}, "deleted": {"type": "boolean"}, "at": _DATE},
+}
+
+
+def field_of(kind: PgType) -> Field:
+    """The field for a Postgres type. An array's field is its element's: OpenSearch fields hold many values."""
+    if kind.kind in (TypeKind.ARRAY, TypeKind.DOMAIN) and kind.element:
+        return field_of(kind.element)
+    return _FIELDS.get(kind.name, _KEYWORD)
+
+
+def unfit(column: Column, metadata: str) -> str:
+    """Why a column cannot be a field of a document; empty if it can."""
+    if column.name == metadata:
+        return f"is called like the field that holds the version; choose another `metadata` than {metadata!r}"
+    if column.name in _RESERVED:
+        return "has a name that OpenSearch reserves; leave it out with the table's `columns`"
+    return ""
+
+
+_RESERVED = {"_id", "_index", "_source", "_routing", "_version", "_seq_no", "_ignored", "_field_names", "_type", ""}
+
+
+def document_id(key: str) -> str:
+    """A document's `_id`: the key itself for one column, a JSON array for several, a hash where that is too long."""
+    values = list(members(key).values())
+    text = unquote(values[0]) if len(values) == 1 else "[" + ",".join(values) + "]"
+    if 0 < len(text.encode()) <= _LONGEST_ID and not text.startswith(_HASHED):
+        return text
+    return _HASHED + hashlib.sha256(text.encode()).hexdigest()
+
+
+def raw_document_id(key: str) -> bytes:
+    """`document_id` as JSON, for the body of a request."""
+    return quote(document_id(key)).encode()
