@@ -35,6 +35,7 @@ class Relations:
         self._types: dict[int, PgType] = {}
         self._messages: dict[int, tuple[bytes, Layout]] = {}
         self._history: dict[tuple[int, int], list[tuple[int, Layout]]] = {}
+        self._over: set[int] = set()
 
     def learn(self, message: memoryview, scope: int, place: int) -> Layout | None:
         """Take in a relation message that stands at `place` of this feed; returns the layout where it is new."""
@@ -65,19 +66,23 @@ class Relations:
 
     def publish(self, scope: int, place: int) -> None:
         """The streamed transaction is committed at this place: what it said of relations holds for all."""
-        for inner, oid in [key for key in self._history if key[0] == scope]:
-            _, layout = self._history.pop((inner, oid))[-1]
-            self._history.setdefault((0, oid), []).append((place, layout))
+        for (inner, oid), history in list(self._history.items()):
+            if inner == scope:
+                self._history.setdefault((0, oid), []).append((place, history[-1][1]))
+        self.forget(scope)
 
     def forget(self, scope: int) -> None:
-        """The streamed transaction is aborted."""
-        for key in [key for key in self._history if key[0] == scope]:
-            del self._history[key]
+        """The streamed transaction is over; its rows in this feed may still ask."""
+        self._over.add(scope)
 
     def settle(self) -> None:
         """The feed is over: only the last layouts count from here on."""
-        for history in self._history.values():
-            history[:] = [(-1, history[-1][1])]
+        for key, history in list(self._history.items()):
+            if key[0] in self._over:
+                del self._history[key]
+            else:
+                history[:] = [(-1, history[-1][1])]
+        self._over.clear()
 
     def _laid_out(self, schema: TableSchema) -> Layout:
         if schema.identity == "f" and (names := self._keys(schema.oid)):
