@@ -70,9 +70,8 @@ function drawTables(flow) {
 }
 
 function plot(svg, series) {
-  const width = 600, height = 150, pad = 4, bottom = 18;
+  const width = Math.max(200, svg.clientWidth), height = 150, pad = 4, bottom = 18;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("preserveAspectRatio", "none");
   const points = series.flatMap((one) => one.points);
   if (!points.length) { svg.replaceChildren(); return; }
   const last = Math.max(...points.map((point) => point[0]));
