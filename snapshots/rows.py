@@ -113,7 +113,7 @@ class Stamp:
 def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> pa.Table:
     """Images (key, after) as rows of the log, with ordinals from `first` on."""
     count = read.num_rows
-    columns = {
+    columns: dict[str, Any] = {
         "table": pa.repeat(str(schema.table), count),
         "op": pa.repeat(Op.READ.value, count),
         "key": read["key"],
