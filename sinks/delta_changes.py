@@ -3,9 +3,9 @@
 What cannot be typed is set aside here, row by row, before anything is written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,9 @@ import pyarrow.compute as pc
 from cdc.errors import RejectedItem
 from cdc.model import TableSchema
 from cdc.ports import Batch
-from sinks.delta_images import typed
+from sinks.delta_images import no_values, typed
+from sinks.delta_json import AnyArray
 from sinks.delta_layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, VERSION, Layout
-
-if TYPE_CHECKING:
-    from sinks.delta_json import AnyArray
 
 PARTIAL = PREFIX + "partial"
 """Source-side only: the row lacks columns whose stored values must stay."""
@@ -38,7 +36,7 @@ class Changes:
 
     layout: Layout
     rows: pa.Table
-    keys: "AnyArray"
+    keys: AnyArray
     """The key of each row as JSON, for the dead letters."""
     kept: tuple[str, ...]
     rejected: tuple[RejectedItem, ...]
@@ -53,8 +51,8 @@ class Changes:
     def after_truncate(self, floor: int) -> "Changes":
         """What is left to do in a table that has seen the truncate `floor`: nothing below it, nor that one again."""
         truncated = self.truncated if self.truncated > floor else 0
-        young = pc.greater_equal(self.rows[VERSION], max(floor, truncated))
-        return replace(self, rows=self.rows.filter(young), keys=self.keys.filter(_plain(young)), truncated=truncated)
+        young = pa.array(self.rows[VERSION].to_numpy() >= max(floor, truncated))
+        return replace(self, rows=self.rows.filter(young), keys=self.keys.filter(young), truncated=truncated)
 
     def without(self, rows: npt.NDArray[np.bool_], reason: str) -> "Changes":
         """The changes with these rows set aside."""
@@ -71,7 +69,7 @@ class Changes:
         )
 
 
-def rejected_items(layout: Layout, keys: "AnyArray", versions: "AnyArray", reason: str) -> tuple[RejectedItem, ...]:
+def rejected_items(layout: Layout, keys: AnyArray, versions: AnyArray, reason: str) -> tuple[RejectedItem, ...]:
     """One item per row, all with the same reason."""
     pairs = zip(keys.to_pylist(), versions.to_pylist(), strict=True)
     return tuple(RejectedItem(str(layout.table), key, version, reason) for key, version in pairs)
@@ -87,10 +85,10 @@ def changes(batch: Batch, layout: Layout) -> Changes:
         {
             **({KEY_TEXT: _plain(rows["key"])} if layout.by_text else {}),
             **columns,
-            **{field.name: pa.nulls(rows.num_rows, field.type) for field in layout.leftover},
-            VERSION: rows["version"],
-            DELETED: pc.equal(rows["op"], "d"),
-            COMMITTED: rows["commit_ts"],
+            **{field.name: no_values(rows.num_rows, field.type) for field in layout.leftover},
+            VERSION: _plain(rows["version"]),
+            DELETED: pc.equal(_plain(rows["op"]), pa.scalar("d")),
+            COMMITTED: _plain(rows["commit_ts"]),
             **flags,
         }
     )
@@ -116,15 +114,20 @@ def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.T
     table = pa.table({column.name: _comparable(rows[names[column.name]]) for column in schema.columns})
     if not table.num_rows:
         return table.combine_chunks()
-    order = [(column.name, "ascending") for column in schema.key]
-    return table.take(pc.sort_indices(table, sort_keys=order)).combine_chunks()
+    return sorted_by(table, [column.name for column in schema.key]).combine_chunks()
 
 
-def _comparable(column: "AnyArray") -> "AnyArray":
+def sorted_by(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows in ascending order of these columns."""
+    order: list[tuple[str, Literal["ascending", "descending"]]] = [(name, "ascending") for name in names]
+    return rows.take(pc.sort_indices(rows, sort_keys=order))
+
+
+def _comparable(column: AnyArray) -> AnyArray:
     return column.cast(pa.string()) if pa.types.is_floating(column.type) else column
 
 
-def _columns(layout: Layout, rows: pa.Table) -> tuple[dict[str, "AnyArray"], dict[int, str]]:
+def _columns(layout: Layout, rows: pa.Table) -> tuple[dict[str, AnyArray], dict[int, str]]:
     """Key columns are read from `key`: a key may be too large to be sent again, and a delete has nothing else."""
     types = {one.column: one.type for one in layout.placed}
     keys = typed({column: types[column] for column in types if column.key}, _plain(rows["key"]))
@@ -134,7 +137,7 @@ def _columns(layout: Layout, rows: pa.Table) -> tuple[dict[str, "AnyArray"], dic
     return columns, {**others.misfits, **keys.misfits}
 
 
-def _plain(column: "pa.ChunkedArray[pa.StringScalar]") -> "AnyArray":
+def _plain(column: AnyArray) -> AnyArray:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -151,16 +154,18 @@ def _without_misfits(rows: Changes, misfits: Mapping[int, str]) -> Changes:
     return rows
 
 
-def _kept(layout: Layout, rows: pa.Table) -> tuple[tuple[str, ...], dict[str, "AnyArray"]]:
+def _kept(layout: Layout, rows: pa.Table) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
     """Columns that some row does not bring, each with its flags."""
     unchanged = _plain(rows["unchanged"])
-    owners = pc.list_parent_indices(unchanged).to_numpy(zero_copy_only=False)
-    missing = pc.list_flatten(unchanged)
+    parents: AnyArray = pc.list_parent_indices(unchanged)
+    owners = parents.to_numpy(zero_copy_only=False)
+    missing: AnyArray = pc.list_flatten(unchanged)
     kept: list[str] = []
     flags: dict[str, AnyArray] = {}
     partial = np.zeros(rows.num_rows, np.bool_)
     for one in layout.placed:
-        mine = owners[pc.equal(missing, one.column.name).to_numpy(zero_copy_only=False)] if len(missing) else owners
+        named: AnyArray = pc.equal(missing, pa.scalar(one.column.name))
+        mine = owners[named.to_numpy(zero_copy_only=False)]
         if not len(mine) or one.column.key:
             continue
         flag = np.zeros(rows.num_rows, np.bool_)

@@ -7,7 +7,6 @@ the caller sets the row aside. The rows around it are not touched by that.
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model import Column
-from sinks.delta_json import RawColumn, members
+from sinks.delta_json import AnyArray, RawColumn, members
 from sinks.delta_types import Form, form
-
-if TYPE_CHECKING:
-    from sinks.delta_json import AnyArray
 
 NOT_AN_OBJECT = "the row image is not a JSON object"
 
@@ -31,18 +27,18 @@ class Typed:
     A misfit's value is null in its column, so never use a row without looking it up in `misfits`.
     """
 
-    columns: dict[str, "AnyArray"]
+    columns: dict[str, AnyArray]
     misfits: dict[int, str]
 
 
-def typed(columns: Mapping[Column, pa.DataType], images: "AnyArray") -> Typed:
+def typed(columns: Mapping[Column, pa.DataType], images: AnyArray) -> Typed:
     """Read JSON objects as columns of these types, text at the least. An absent member is null, as is a null image."""
     raw, misfits = _objects(images)
     read: dict[str, AnyArray] = {}
     for column, type_ in columns.items():
         values = raw.get(column.name)
         if values is None:
-            read[column.name] = pa.nulls(len(images), type_)
+            read[column.name] = no_values(len(images), type_)
             continue
         read[column.name], odd = _column(values, type_, form(column, type_))
         for row in odd:
@@ -70,7 +66,7 @@ _NAMES = {
 }
 
 
-def _objects(images: "AnyArray") -> tuple[dict[str, RawColumn], dict[int, str]]:
+def _objects(images: AnyArray) -> tuple[dict[str, RawColumn], dict[int, str]]:
     """The members of the images; looks row by row only if one of them is not a JSON object."""
     try:
         return members(images), {}
@@ -82,7 +78,7 @@ def _objects(images: "AnyArray") -> tuple[dict[str, RawColumn], dict[int, str]]:
     return members(whole), dict.fromkeys(broken, NOT_AN_OBJECT)
 
 
-def _is_object(image: "AnyArray") -> bool:
+def _is_object(image: AnyArray) -> bool:
     try:
         members(image)
     except ValueError:
@@ -90,7 +86,7 @@ def _is_object(image: "AnyArray") -> bool:
     return True
 
 
-def _column(values: RawColumn, type_: pa.DataType, how: Form) -> tuple["AnyArray", list[int]]:
+def _column(values: RawColumn, type_: pa.DataType, how: Form) -> tuple[AnyArray, list[int]]:
     if how is Form.JSON:
         return values.json().cast(pa.string()), []
     texts = values.text()
@@ -102,7 +98,7 @@ def _column(values: RawColumn, type_: pa.DataType, how: Form) -> tuple["AnyArray
     return cast, odd
 
 
-def exact_cast(texts: "AnyArray", type_: pa.DataType) -> tuple["AnyArray", list[int]]:
+def exact_cast(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]]:
     """Cast texts; those that the type cannot hold become null and are named by row."""
     try:
         cast = texts.cast(type_)
@@ -116,17 +112,22 @@ def exact_cast(texts: "AnyArray", type_: pa.DataType) -> tuple["AnyArray", list[
     return pc.if_else(pa.array(mask), pa.scalar(None, type_), cast), overflowed
 
 
-def _bisected(texts: "AnyArray", type_: pa.DataType) -> tuple["AnyArray", list[int]]:
+def no_values(count: int, type_: pa.DataType) -> AnyArray:
+    """So many nulls of a type."""
+    return pa.array([], type_).take(pa.array([None] * count, pa.int64()))
+
+
+def _bisected(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]]:
     """Arrow names no row when a cast fails: halve until the odd ones stand alone."""
     if len(texts) == 1:
-        return pa.nulls(1, type_), [0]
+        return no_values(1, type_), [0]
     half = len(texts) // 2
     left, odd_left = exact_cast(texts.slice(0, half), type_)
     right, odd_right = exact_cast(texts.slice(half), type_)
     return pa.concat_arrays([left, right]), odd_left + [half + row for row in odd_right]
 
 
-def _overflowed(texts: "AnyArray", cast: "AnyArray") -> list[int]:
+def _overflowed(texts: AnyArray, cast: AnyArray) -> list[int]:
     """A finite number too large for the float becomes an infinity in Arrow without a word."""
     if not pa.types.is_floating(cast.type):
         return []
@@ -134,12 +135,13 @@ def _overflowed(texts: "AnyArray", cast: "AnyArray") -> list[int]:
     return [row for row in infinite.tolist() if "inf" not in str(texts[row].as_py()).lower()]
 
 
-def _flags(array: "AnyArray") -> npt.NDArray[np.bool_]:
-    flags: npt.NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+def _flags(array: AnyArray) -> npt.NDArray[np.bool_]:
+    filled: AnyArray = array.fill_null(False)
+    flags: npt.NDArray[np.bool_] = filled.to_numpy(zero_copy_only=False)
     return flags
 
 
-def _decoded(texts: "AnyArray") -> tuple["AnyArray", list[int]]:
+def _decoded(texts: AnyArray) -> tuple[AnyArray, list[int]]:
     decoded: list[bytes | None] = []
     odd = []
     for row, text in enumerate(texts.to_pylist()):

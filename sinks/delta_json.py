@@ -6,7 +6,7 @@ parity of quotes, take those at depth one; what lies between them are names and 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    AnyArray: TypeAlias = "pa.Array[Any]"
+AnyArray: TypeAlias = Any
+"""An Arrow array of any type. Unchecked: the type stubs that exist describe another version of Arrow."""
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -53,11 +53,11 @@ class RawColumn:
         found[at] = self.data[self.starts[at]] == _LETTER_N
         return found
 
-    def json(self) -> "AnyArray":
+    def json(self) -> AnyArray:
         """The JSON text of each value; null for absent values and for JSON's null."""
         return _slices(self.data, self.starts, self.ends, self.nulls())
 
-    def text(self) -> "AnyArray":
+    def text(self) -> AnyArray:
         """Strings without quotes and escapes, other values as they are written; null as in `json`."""
         nulls = self.nulls()
         strings = np.zeros(len(nulls), np.int64)
@@ -69,7 +69,7 @@ class RawColumn:
         escaped = np.searchsorted(self.escapes, self.ends) > np.searchsorted(self.escapes, self.starts)
         return self._unescaped(texts, escaped & (strings == 1))
 
-    def _unescaped(self, texts: "AnyArray", rows: Bools) -> "AnyArray":
+    def _unescaped(self, texts: AnyArray, rows: Bools) -> AnyArray:
         at = np.flatnonzero(rows)
         if not len(at):
             return texts
@@ -78,7 +78,7 @@ class RawColumn:
         return pc.replace_with_mask(texts, pa.array(rows), plain)
 
 
-def members(texts: "AnyArray") -> dict[str, RawColumn]:
+def members(texts: AnyArray) -> dict[str, RawColumn]:
     """Every member of these JSON objects by name, in order of first appearance. A null text has no members.
 
     Raises Malformed if any text is not one JSON object.
@@ -107,10 +107,10 @@ def _name(quoted: str) -> str:
     return name
 
 
-def _joined(texts: "AnyArray") -> tuple[Bytes, Ints]:
+def _joined(texts: AnyArray) -> tuple[Bytes, Ints]:
     """The bytes of all texts, and the bounds of each: n + 1 numbers."""
-    array = texts.cast(pa.large_string())
-    buffers = array.buffers()
+    array: AnyArray = texts.cast(pa.large_string())
+    buffers: list[Any] = array.buffers()
     bounds = np.frombuffer(buffers[1], np.int64, len(array) + 1, array.offset * 8)
     if buffers[2] is None:
         return np.zeros(0, np.uint8), bounds - bounds[0]
@@ -125,10 +125,10 @@ def _top_level(data: Bytes, escapes: Ints, bounds: Ints, missing: int) -> tuple[
         classes[_escaped(escapes, len(data))] = 0
     places = np.flatnonzero(classes)
     kinds = classes[places]
-    quoted = np.cumsum(kinds == _QUOTE) & 1
+    quoted = np.cumsum(kinds == _QUOTE, dtype=np.uint8) & 1  # parity survives the overflow
     outside = (quoted == 0) & (kinds != _QUOTE)
     places, kinds = places[outside], kinds[outside]
-    depth = np.cumsum((kinds == _OPEN).astype(np.int32) - (kinds == _CLOSE))
+    depth = np.cumsum((kinds == _OPEN).astype(np.int8) - (kinds == _CLOSE), dtype=np.int32)
     opening, closing = (kinds == _OPEN) & (depth == 1), (kinds == _CLOSE) & (depth == 0)
     _check(data, bounds, missing, places[opening], places[closing])
     separators = places[opening | closing | ((kinds == _COMMA) & (depth == 1))]
@@ -152,8 +152,9 @@ def _escaped(escapes: Ints, length: int) -> Ints:
     ends_run = np.append(np.diff(escapes) != 1, True)
     begins_run = np.insert(ends_run[:-1], 0, True)
     lengths = escapes[ends_run] - escapes[begins_run] + 1
-    after = escapes[ends_run][lengths % 2 == 1] + 1
-    return after[after < length]
+    after: Ints = escapes[ends_run][lengths % 2 == 1] + 1
+    inside: Ints = after[after < length]
+    return inside
 
 
 def _trimmed(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
@@ -179,12 +180,13 @@ def _spread(length: int, rows: Ints, starts: Ints, ends: Ints) -> tuple[Ints, In
     return all_starts, all_ends, present
 
 
-def _slices(data: Bytes, starts: Ints, ends: Ints, nulls: Bools | None) -> "AnyArray":
+def _slices(data: Bytes, starts: Ints, ends: Ints, nulls: Bools | None) -> AnyArray:
     """A string array of these spans: gathered by Arrow from interleaved offsets, never by a Python loop."""
     count = len(starts)
     offsets = np.empty(2 * count + 1, np.int64)
     offsets[0:-1:2], offsets[1::2] = starts, ends
     offsets[-1] = len(data)
-    spans = pa.Array.from_buffers(pa.large_string(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    places = pa.array(np.arange(0, 2 * count, 2), mask=nulls) if nulls is not None else np.arange(0, 2 * count, 2)
-    return spans.take(pa.array(places))
+    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data.data)]
+    spans: AnyArray = pa.Array.from_buffers(pa.large_string(), 2 * count, buffers)
+    places: AnyArray = pa.array(np.arange(0, 2 * count, 2), mask=nulls)
+    return spans.take(places)

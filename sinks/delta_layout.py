@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -30,6 +30,9 @@ OURS = (
 )
 """A deleted row stays as a tombstone with its key and version: a replayed older change must not bring it back."""
 
+if TYPE_CHECKING:
+    AnyField: TypeAlias = "pa.Field[Any]"
+
 TypeChange = Literal["stop", "new_column"]
 
 
@@ -49,7 +52,7 @@ class Layout:
     table: TableId
     placed: tuple[Placed, ...]
     key: tuple[str, ...]
-    leftover: tuple[pa.Field, ...] = ()
+    leftover: tuple["AnyField", ...] = ()
     """Columns of the Delta table that the source no longer has: null in every row written from now on."""
 
     @property
@@ -70,8 +73,8 @@ class Evolution:
     """What an existing table needs before rows of a layout fit: new columns, and columns to rewrite wider."""
 
     layout: Layout
-    added: tuple[pa.Field, ...] = ()
-    widened: tuple[pa.Field, ...] = ()
+    added: tuple["AnyField", ...] = ()
+    widened: tuple["AnyField", ...] = ()
 
 
 def folder(table: TableId) -> str:

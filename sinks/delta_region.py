@@ -6,7 +6,6 @@ cut in two, and a new key goes to the file beside it while that is small: files 
 of new keys costs one small file, not a scan.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -129,8 +128,7 @@ def _homes(keys: Ints, owner: Ints, lows: Ints, small: npt.NDArray[np.bool_]) ->
     by_low = np.argsort(lows, kind="stable")
     if not len(by_low):
         return np.full(len(keys), -1)
-    sorted_lows = lows[by_low].tolist()
-    before = np.array([max(bisect_right(sorted_lows, key) - 1, 0) for key in keys.tolist()])
+    before = np.maximum(np.searchsorted(lows[by_low], keys, side="right") - 1, 0)
     beside = by_low[before]
     lodged = np.where(small[beside], beside, -1 - before)
     return np.where(owner >= 0, owner, lodged)

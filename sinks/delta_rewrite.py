@@ -5,13 +5,15 @@ what it lacks from the live row below it and is an orphan without one.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta_changes import PARTIAL, Changes, keep_flag
+from sinks.delta_changes import PARTIAL, Changes, keep_flag, sorted_by
+from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION
 
 Ints = npt.NDArray[np.int64]
@@ -42,13 +44,7 @@ def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
     kept[below[winners & found]] = False
     filled = _filled(stored, changes, below).filter(pa.array(winners)).select(names)
     rows = pa.concat_tables([stored.filter(pa.array(kept)), filled])
-    return Rewritten(by_key(rows, changes), int(winners.sum()), orphans)
-
-
-def by_key(rows: pa.Table, changes: Changes) -> pa.Table:
-    """Sorted, so that files cover ranges of keys that lie apart."""
-    order = [(name, "ascending") for name in changes.layout.key]
-    return rows.take(pc.sort_indices(rows, sort_keys=order))
+    return Rewritten(sorted_by(rows, changes.layout.key), int(winners.sum()), orphans)
 
 
 def places(stored: pa.Table, changes: Changes) -> Ints:
@@ -62,17 +58,17 @@ def places(stored: pa.Table, changes: Changes) -> Ints:
     return found
 
 
-def taken(column: "pa.ChunkedArray[pa.Scalar[pa.DataType]]", below: Ints, missing: object) -> npt.NDArray[np.generic]:
+def taken(column: AnyArray, below: Ints, missing: int | bool) -> npt.NDArray[Any]:
     """Values of stored rows by their numbers, with another value for rows that are missing."""
     rows = pa.array(below, mask=below < 0)
-    values: npt.NDArray[np.generic] = column.take(rows).fill_null(missing).to_numpy()
+    values: npt.NDArray[Any] = column.take(rows).fill_null(missing).to_numpy()
     return values
 
 
 def _filled(stored: pa.Table, changes: Changes, below: Ints) -> pa.Table:
     """The changes with the columns that they lack taken from the rows below them."""
     rows = changes.rows
-    at = pa.array(below, mask=below < 0)
+    at: AnyArray = pa.array(below, mask=below < 0)
     for number, name in enumerate(changes.kept):
         values = pc.if_else(rows[keep_flag(number)], stored[name].take(at), rows[name])
         rows = rows.set_column(rows.column_names.index(name), name, values)

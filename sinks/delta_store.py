@@ -4,8 +4,9 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -57,7 +58,7 @@ class DeltaStore:
 
     def schema(self) -> pa.Schema:
         """The table's columns as Arrow types."""
-        return pa.schema(self.current().schema().to_arrow())
+        return arrow_schema(self.current())
 
     def create(self, layout: Layout) -> None:
         """Create the table; another writer may do so at the same time, and either of them wins."""
@@ -87,7 +88,7 @@ class DeltaStore:
 
     def _rewrite(self, table: DeltaTable, evolution: Evolution) -> None:
         wider = {field.name: field for field in evolution.widened}
-        old = pa.schema(table.schema().to_arrow())
+        old = arrow_schema(table)
         new = pa.schema([wider.get(field.name, field).with_nullable(field.nullable) for field in old])
         batches = pa.RecordBatchReader.from_stream(table.scan(columns=old.names))
         rows = pa.RecordBatchReader.from_batches(new, (_cast(batch, new) for batch in batches))
@@ -106,7 +107,7 @@ class DeltaStore:
         for attempt in range(ATTEMPTS):
             table = self.current()
             try:
-                return self._guarded(lambda table=table: action(table))
+                return self._guarded(partial(action, table))
             except CommitFailedError:
                 self._handle = None
                 self._wait(0.02 * 2**attempt)
@@ -145,6 +146,12 @@ class DeltaStore:
 
     def _remedy(self) -> str:
         return f"Check {self.uri}; if it was removed on purpose, run: millrace resync {self.table}."
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """The table's columns as Arrow types."""
+    exported: Any = table.schema().to_arrow()
+    return pa.schema(exported)
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

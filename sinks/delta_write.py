@@ -19,11 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes
+from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION, Layout
 from sinks.delta_merge import append, floor, merge, overwrite
 from sinks.delta_region import Files, Region, bounded, region
-from sinks.delta_rewrite import by_key, places, rewrite, taken
+from sinks.delta_rewrite import places, rewrite, taken
 
 MEGABYTE = 1024 * 1024
 
@@ -33,7 +34,7 @@ REGION_LIMIT = 64 * MEGABYTE
 SPARK_ROWS = 100_000
 """Below this Spark's MERGE costs more in fixed work than it saves."""
 
-LEAST_FILE, LARGEST_FILE, FILES = 4 * MEGABYTE, 64 * MEGABYTE, 256
+LEAST_FILE, LARGEST_FILE, FILES = MEGABYTE, 64 * MEGABYTE, 512
 """Files grow with the table, so that there are some hundreds of them: a key that changes costs one file, and a table of
 a billion rows still lists quickly."""
 
@@ -61,7 +62,7 @@ def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
     """No key is stored, so a partial row is an orphan."""
     given = given.without(given.rows[PARTIAL].to_numpy(), STORED_ROW_MISSING)
     if given.rows.num_rows:
-        append(table, replace(given, rows=by_key(given.rows, given)), target)
+        append(table, replace(given, rows=sorted_by(given.rows, given.layout.key)), target)
     return given
 
 
@@ -133,9 +134,10 @@ def _compared(layout: Layout) -> list[str]:
 def _files(table: DeltaTable, layout: Layout) -> Files:
     actions = pa.table(table.get_add_actions(flatten=True))
     names = _compared(layout)
+    rows: AnyArray = actions["num_records"]
     return Files(
         actions["size_bytes"].to_numpy(),
-        actions["num_records"].fill_null(0).to_numpy(),
+        rows.fill_null(0).to_numpy(),
         tuple(_bounds(actions, f"min.{name}") for name in names),
         tuple(_bounds(actions, f"max.{name}") for name in names),
     )
