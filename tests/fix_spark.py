@@ -24,6 +24,6 @@ def spark(spark_jars: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory
     from sinks.session import spark_session
 
     scratch = tmp_path_factory.mktemp("spark")
-    session = spark_session("tests", spark_jars, {"spark.local.dir": str(scratch)}, scratch)
+    session = spark_session("tests", spark_jars, {"spark.local.dir": str(scratch)}, scratch, learn=True)
     yield session
     session.stop()

@@ -70,7 +70,7 @@ class Connect:
         runtime = java.java17_or_newer(silent)
         classpath = ":".join(str(jar) for jar in sorted(_jars(silent).glob("*.jar")))
         flags = (f"-Xmx{self.heap}", f"-Dlog4j2.configurationFile={site.data / 'log4j2.xml'}")
-        command = (str(runtime), *class_archive(runtime, _SET), *flags, "-cp", classpath)
+        command = (str(runtime), *class_archive(runtime, _SET, classpath, account()), *flags, "-cp", classpath)
         return Launch((*command, "org.apache.kafka.connect.cli.ConnectDistributed", str(properties)))
 
     def ready(self, site: Site) -> bool:

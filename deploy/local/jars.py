@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from deploy.local import downloads, java, maven
+from deploy.local.archive import class_archive
 from deploy.local.server import Narrate, silent
 
 _SET = "spark-4.2.0"
@@ -17,3 +18,8 @@ def spark_jars(narrate: Narrate = silent) -> tuple[Path, ...]:
 def spark_java(narrate: Narrate = silent) -> Path:
     """JAVA_HOME for Spark: Java 17 or newer."""
     return java.java17(narrate).parent.parent
+
+
+def spark_archive(classpath: str, *, learn: bool) -> tuple[str, ...]:
+    """JVM flags for the driver: its class archive, if one was learned. `learn` writes it when the JVM ends."""
+    return class_archive(java.java17(silent), _SET, classpath, None, learn=learn)

@@ -118,7 +118,8 @@ def _java(folder: Path, archive: str, heap: str) -> tuple[str, ...]:
     runtime = java.java17_or_newer(silent)
     classpath = ":".join(str(jar) for jar in sorted(jars(silent).glob("*.jar")))
     logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.xml'}"
-    return (str(runtime), *class_archive(runtime, archive), *_FLAGS, f"-Xmx{heap}", logging, "-cp", classpath)
+    archived = class_archive(runtime, archive, classpath, account())
+    return (str(runtime), *archived, *_FLAGS, f"-Xmx{heap}", logging, "-cp", classpath)
 
 
 def _format(command: tuple[str, ...], properties: Path, site: Site) -> None:

@@ -83,7 +83,7 @@ class OpenSearch:
         config = _write_config(site, home, self.settings)
         temporary = _folder(site.data / "tmp")
         flags = (
-            *class_archive(runtime, _SET),
+            *class_archive(runtime, _SET, _classpath(home), account()),
             *_FLAGS,
             f"-Xms{self.heap}",
             f"-Xmx{self.heap}",
