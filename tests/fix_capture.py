@@ -1,0 +1,269 @@
+"""Capture from a real database into a real segment log: in a thread for speed, as a process for crashes.
+
+`rig` gives a Rig over the test's own database. What the log holds is folded here once more, slowly and simply, and
+compared with what a plain `select` of the source says.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import cdc.log
+from cdc.capture import publication
+from cdc.capture.connect import connect
+from cdc.capture.reader import Reader, ReaderStatus
+from cdc.capture.stream import Listener
+from cdc.clock import SystemClock
+from cdc.config import Settings
+from cdc.log.segments import SegmentSettings
+from cdc.model import Lsn, parse_lsn
+from cdc.ports import Clock
+from cdc.service import capture, status
+from cdc.service.capture_status import CaptureStatus
+from snapshots.rows import masking_of
+from tests.fix_processes import Program, RunProgram, wait_until
+from tests.fix_servers import Database
+
+Image = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Following:
+    """A reader at work in a thread."""
+
+    reader: Reader
+    stop: threading.Event
+    thread: threading.Thread
+    raised: list[BaseException] = field(default_factory=list)
+
+    @property
+    def status(self) -> ReaderStatus:
+        """What the reader says."""
+        return self.reader.status
+
+    def error(self, deadline: float = 30) -> BaseException:
+        """What it died of."""
+        self.thread.join(deadline)
+        assert self.raised, f"the reader did not fail within {deadline} s"
+        return self.raised[0]
+
+    def reaches(self, lsn: Lsn, deadline: float = 60) -> None:
+        """Wait until everything up to there is durable."""
+
+        def there() -> bool:
+            if self.raised:
+                raise self.raised[0]
+            return self.reader.status.watermark >= lsn
+
+        wait_until(there, deadline, f"watermark {lsn}")
+
+
+class Rig:
+    """One pipeline: a database, its settings, its log."""
+
+    def __init__(self, database: Database, state: Path, run_program: RunProgram) -> None:
+        self.database = database
+        self.state = state
+        self._run_program = run_program
+        self.source: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": database.server.port,
+            "database": database.name,
+            "user": "postgres",
+            "password": database.server.password,
+            "slot": database.name,
+            "heartbeat_seconds": 1.0,
+            "tables": [],
+        }
+
+    # -- settings
+
+    @property
+    def settings(self) -> Settings:
+        """As the pipeline file would give them."""
+        return Settings.model_validate({"state": self.state, "source": self.source, "log": SegmentSettings()})
+
+    def capture_tables(self, *statements: str, snapshot: str = "never", **source: Any) -> None:
+        """Create tables and capture every table of schema public."""
+        self.database.execute(*statements)
+        with self.database.connect() as connection:
+            names = connection.execute(
+                "select format('%s.%s', schemaname, tablename) from pg_tables where schemaname = 'public'"
+                " and not exists (select from pg_inherits"
+                " where inhrelid = format('%I.%I', schemaname, tablename)::regclass)"
+                " order by 1"
+            ).fetchall()
+        self.source["tables"] = [{"name": name, "snapshot": snapshot} for (name,) in names]
+        self.source.update(source)
+
+    # -- in this process
+
+    def begin(self) -> None:
+        """Publication, slot and snapshot, as a first start makes them."""
+        with connect(self.settings.source) as connection:
+            publication.ensure(connection, self.settings.source)
+        log = cdc.log.open_writer(self.settings)
+        try:
+            capture.begin(self.settings, log, CaptureStatus(self.state), threading.Event())
+        finally:
+            log.close()
+
+    @contextlib.contextmanager
+    def following(
+        self,
+        listener: Listener | None = None,
+        clock: Clock | None = None,
+        adjust: Callable[[Reader], None] | None = None,
+    ) -> Iterator[Following]:
+        """A reader in a thread, stopped tidily at the end of the block."""
+        settings = self.settings
+        log = cdc.log.open_writer(settings)
+        reader = Reader(
+            settings.source,
+            log,
+            clock or SystemClock(),
+            self.state / "scratch",
+            masking=masking_of(settings.source),
+            listener=listener,
+        )
+        if adjust is not None:
+            adjust(reader)
+        stop = threading.Event()
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                reader.run(stop)
+            except BaseException as error:
+                raised.append(error)
+
+        following = Following(reader, stop, threading.Thread(target=run, daemon=True), raised)
+        following.thread.start()
+        try:
+            yield following
+        finally:
+            stop.set()
+            following.thread.join(60)
+            log.close()
+            assert not following.thread.is_alive()
+
+    # -- as a process of its own
+
+    def start(self, fail: str = "", env: Mapping[str, str] | None = None) -> Program:
+        """`python -m cdc.service.capture`, perhaps with a fail point."""
+        config = self.state.parent / "millrace.yaml"
+        config.write_text(yaml.safe_dump({"state": str(self.state), "source": self.source}))
+        fails = {"MILLRACE_FAIL": fail} if fail else {}
+        return self._run_program(
+            "-m", "cdc.service.capture", "--config", str(config), env={"MILLRACE_FAIL": "", **fails, **(env or {})}
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What the process last said."""
+        return status.read(self.state, "capture")
+
+    def wait_caught_up(self, program: Program, deadline: float = 60) -> None:
+        """Wait until the process has everything that is committed now."""
+        wanted = self.now()
+
+        def there() -> bool:
+            assert program.running(), program.said()[-3000:]
+            facts = self.status()
+            return facts.get("pid") == program.pid and int(facts.get("watermark", 0)) >= wanted
+
+        wait_until(there, deadline, "the process to catch up")
+
+    # -- the source
+
+    def now(self) -> Lsn:
+        """The end of the source's WAL."""
+        with self.database.connect() as connection:
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+    def ask(self, query: str, *values: Any) -> Any:
+        """One value."""
+        with self.database.connect() as connection:
+            row = connection.execute(query.encode(), values).fetchone()
+        return None if row is None else row[0]
+
+    def confirmed(self) -> Lsn:
+        """The slot's position."""
+        return parse_lsn(
+            self.ask(
+                "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", self.source["slot"]
+            )
+        )
+
+    # -- the log
+
+    def rows(self, table: str = "") -> list[dict[str, Any]]:
+        """Every row of the log in order, of one table or of all."""
+        reader = cdc.log.open_reader(self.settings)
+        found: list[dict[str, Any]] = []
+        for part in reader.read(reader.start()):
+            found += part.rows.to_pylist()
+        return [row for row in found if not table or row["table"] == table]
+
+    def folded(self, table: str) -> dict[str, Image]:
+        """The newest image of each key, by version."""
+        images: dict[str, tuple[int, Image | None]] = {}
+        for row in self.rows(table):
+            if row["op"] == "t":
+                images = {key: held for key, held in images.items() if held[0] >= row["version"]}
+                continue
+            version, before = images.get(row["key"], (-1, None))
+            if row["version"] < version:
+                continue
+            images[row["key"]] = (row["version"], _image(row, before))
+        return {key: image for key, (_, image) in images.items() if image is not None}
+
+    def assert_equal(self, *tables: str) -> None:
+        """The log, folded, is the source."""
+        for table in tables or [str(entry["name"]) for entry in self.source["tables"]]:
+            with self.database.connect() as connection:
+                rows = connection.execute(f"select to_jsonb(t)::text from {table} t".encode()).fetchall()
+            wanted = sorted((_normal(json.loads(text, parse_float=Decimal)) for (text,) in rows), key=str)
+            assert sorted(map(_normal, self.folded(table).values()), key=str) == wanted
+
+    def transactions(self, table: str = "") -> list[tuple[int, int]]:
+        """(commit LSN, ordinal) of every row, which must be unique and ascending."""
+        return [(row["commit_lsn"], row["ordinal"]) for row in self.rows(table) if row["op"] != "r"]
+
+    def assert_once_in_order(self) -> None:
+        """No change twice, all in commit order."""
+        seen = self.transactions()
+        assert seen == sorted(set(seen))
+
+
+def _image(row: dict[str, Any], before: Image | None) -> Image | None:
+    if row["op"] == "d":
+        return None
+    image: Image = json.loads(row["after"], parse_float=Decimal)
+    kept = {name: before[name] for name in row["unchanged"] or () if before is not None}
+    return {**image, **kept}
+
+
+def _normal(image: Image) -> list[tuple[str, str]]:
+    return sorted((name, json.dumps(value, default=str, sort_keys=True)) for name, value in image.items())
+
+
+@pytest.fixture
+def rig(database: Database, state_dir: Path, run_program: RunProgram) -> Rig:
+    """A pipeline over this test's database."""
+    return Rig(database, state_dir, run_program)
+
+
+@pytest.fixture
+def make_rig(state_dir: Path, run_program: RunProgram) -> Callable[[Database], Rig]:
+    """The same over any database."""
+    return lambda database: Rig(database, state_dir, run_program)

@@ -1,0 +1,359 @@
+"""The reader into the segment log, on a real server, in the common and the odd cases."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from cdc.capture.events import LogicalMessage
+from cdc.capture.stream import Deaf
+from cdc.model import LOG_SCHEMA, Entry, Op
+from tests.fix_capture import Rig
+from tests.fix_processes import wait_until
+from tests.fix_servers import Database, MakePostgres, fresh_database
+
+ITEMS = "create table items (id int primary key, label text, amount numeric(12,2), big text)"
+
+
+@pytest.fixture
+def items(rig: Rig) -> Rig:
+    """A captured table, empty."""
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    return rig
+
+
+def test_every_kind_of_change_is_in_the_log_once_and_folds_to_the_source(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "insert into items select g, 'l' || g, g / 7.0, 'x' from generate_series(1, 500) g",
+            "update items set label = 'changed' where id % 3 = 0",
+            "delete from items where id % 5 = 0",
+            "update items set id = id + 10000 where id % 7 = 0",
+        )
+        following.reaches(items.now())
+    items.assert_equal()
+    items.assert_once_in_order()
+
+
+def test_a_reader_that_starts_late_finds_everything_committed_meanwhile(items: Rig) -> None:
+    items.database.execute("insert into items select g, 'a' from generate_series(1, 50) g")
+    with items.following() as following:
+        following.reaches(items.now())
+    items.database.execute("update items set label = 'b'", "insert into items values (99)")
+    with items.following() as following:
+        following.reaches(items.now())
+    items.assert_equal()
+    items.assert_once_in_order()
+
+
+def test_a_rolled_back_transaction_and_savepoint_leave_nothing(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "begin; insert into items values (1, 'kept'); savepoint a; insert into items values (2, 'gone');"
+            " rollback to a; insert into items values (3, 'kept'); commit",
+            "begin; insert into items values (4, 'gone'); rollback",
+        )
+        following.reaches(items.now())
+    assert sorted(items.folded("public.items")) == ['{"id":1}', '{"id":3}']
+    assert len(items.rows("public.items")) == 2
+
+
+def test_an_update_keeps_the_large_column_it_did_not_send(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "alter table items alter big set storage external",
+            "insert into items values (1, 'a', 1, repeat('y', 10000))",
+            "update items set label = 'b'",
+        )
+        following.reaches(items.now())
+    last = items.rows("public.items")[-1]
+    assert last["unchanged"] == ["big"]
+    items.assert_equal()
+
+
+def test_insert_delete_insert_of_one_key_ends_with_the_last(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "begin; insert into items values (1, 'a'); delete from items; insert into items values (1, 'b');"
+            " delete from items; insert into items values (1, 'c'); commit"
+        )
+        following.reaches(items.now())
+    items.assert_equal()
+    assert [row["op"] for row in items.rows("public.items")] == ["c", "d", "c", "d", "c"]
+
+
+def test_keys_swapped_inside_a_transaction_end_up_swapped(items: Rig) -> None:
+    items.database.execute("insert into items values (1, 'one'), (2, 'two')")
+    with items.following() as following:
+        items.database.execute(
+            "begin; update items set id = 3 where id = 1; update items set id = 1 where id = 2;"
+            " update items set id = 2 where id = 3; commit"
+        )
+        following.reaches(items.now())
+    items.assert_equal()
+
+
+def test_several_rows_of_one_copy_share_an_lsn_and_all_arrive(items: Rig) -> None:
+    with items.following() as following:
+        with items.database.connect() as connection, connection.cursor().copy("copy items (id) from stdin") as copy:
+            for number in range(500):
+                copy.write_row((number,))
+        following.reaches(items.now())
+    rows = items.rows("public.items")
+    assert len(rows) == 500
+    assert len({row["version"] for row in rows}) < 500
+    items.assert_once_in_order()
+
+
+@pytest.mark.parametrize("budget", [64 << 20, 50_000])
+def test_a_streamed_transaction_with_aborted_savepoints_keeps_only_survivors(
+    items: Rig, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held in memory, and set aside on disk."""
+    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", budget)
+    items.database.execute(
+        f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
+    )
+    with items.following() as following, items.database.connect(autocommit=False) as writer:
+        writer.execute("insert into items select g, 'top', g, repeat('x', 100) from generate_series(1, 3000) g")
+        for number in range(5):
+            writer.execute("savepoint a")
+            first = 10_000 * (number + 1)
+            writer.execute(
+                "insert into items select g, 'sub', g, repeat('x', 100) from generate_series(%s::int, %s::int) g",
+                (first, first + 999),
+            )
+            items.database.execute(f"insert into items values ({100_000 + number}, 'beside')")
+            writer.execute("rollback to a" if number % 2 else "release a")
+        writer.commit()
+        following.reaches(items.now())
+    items.assert_equal()
+    items.assert_once_in_order()
+    assert len(items.rows("public.items")) == 3000 + 3 * 1000 + 5
+    streamed = "select coalesce(max(stream_txns), 0) from pg_stat_replication_slots where slot_name = %s"
+    wait_until(lambda: items.ask(streamed, items.source["slot"]), 10, "the server's count of streamed transactions")
+
+
+def test_a_transaction_larger_than_memory_is_set_aside_and_published_whole(
+    items: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 200_000)
+    monkeypatch.setattr("cdc.capture.stream._FEED_MESSAGES", 1000)
+    with items.following() as following:
+        items.database.execute("insert into items select g, 'l' || g, g, 'x' from generate_series(1, 20000) g")
+        items.database.execute("insert into items values (0, 'next')")
+        following.reaches(items.now())
+    items.assert_equal()
+    items.assert_once_in_order()
+
+
+def test_a_streamed_transaction_that_rolls_back_leaves_nothing(items: Rig) -> None:
+    items.database.execute(
+        f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
+    )
+    with items.following() as following, items.database.connect(autocommit=False) as writer:
+        writer.execute("insert into items select g, 'x', g, repeat('x', 100) from generate_series(1, 5000) g")
+        writer.rollback()
+        items.database.execute("insert into items values (1, 'kept')")
+        following.reaches(items.now())
+    assert len(items.rows("public.items")) == 1
+
+
+def test_interleaved_writers_end_in_commit_order(items: Rig) -> None:
+    items.database.execute("insert into items select g, 'start' from generate_series(1, 20) g")
+
+    def write(seed: int) -> None:
+        with items.database.connect(autocommit=False) as connection:
+            for turn in range(30):
+                key = (seed * 7 + turn * 3) % 20 + 1
+                connection.execute("update items set label = %s where id = %s", (f"{seed}.{turn}", key))
+                connection.commit()
+
+    with items.following() as following:
+        writers = [threading.Thread(target=write, args=(seed,)) for seed in range(4)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        following.reaches(items.now())
+    items.assert_equal()
+    items.assert_once_in_order()
+    versions: dict[str, int] = {}
+    for row in items.rows("public.items"):
+        assert row["version"] > versions.get(row["key"], 0)
+        versions[row["key"]] = row["version"]
+
+
+def test_truncate_of_several_tables_is_one_change_of_each(rig: Rig) -> None:
+    rig.capture_tables(
+        "create table a (id int primary key)",
+        "create table b (id int primary key, a int references a)",
+        "insert into a values (1), (2)",
+        "insert into b values (1, 1)",
+    )
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute(
+            "insert into a values (3)", "truncate a restart identity cascade", "insert into a values (4)"
+        )
+        following.reaches(rig.now())
+    assert [row["table"] for row in rig.rows() if row["op"] == Op.TRUNCATE] == ["public.a", "public.b"]
+    assert list(rig.folded("public.a")) == ['{"id":4}']
+
+
+def test_partitions_arrive_as_their_root_also_when_attached_later(rig: Rig) -> None:
+    rig.capture_tables(
+        "create table events (id int, at date, what text, primary key (id, at)) partition by range (at)",
+        "create table events_1 partition of events for values from ('2026-01-01') to ('2026-02-01')",
+    )
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute(
+            "insert into events values (1, '2026-01-05', 'a')",
+            "create table events_2 (what text, at date not null, id int not null, primary key (id, at))",
+            "alter table events attach partition events_2 for values from ('2026-02-01') to ('2026-03-01')",
+            "insert into events values (2, '2026-02-05', 'b')",
+            "update events set at = '2026-02-06' where id = 1",
+        )
+        following.reaches(rig.now())
+    assert {row["table"] for row in rig.rows()} == {"public.events"}
+    rig.assert_equal()
+
+
+def test_prepared_transactions_appear_only_when_committed(
+    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
+) -> None:
+    with fresh_database(private_postgres({"max_prepared_transactions": "10"})) as database:
+        rig = make_rig(database)
+        rig.capture_tables(ITEMS)
+        rig.begin()
+        with rig.following() as following:
+            database.execute("begin; insert into items values (1, 'a'); prepare transaction 'one'")
+            database.execute("begin; insert into items values (2, 'b'); prepare transaction 'two'")
+            database.execute("insert into items values (3, 'c')")
+            following.reaches(rig.now())
+            assert list(rig.folded("public.items")) == ['{"id":3}']
+            database.execute("commit prepared 'one'", "rollback prepared 'two'")
+            following.reaches(rig.now())
+        assert sorted(rig.folded("public.items")) == ['{"id":1}', '{"id":3}']
+
+
+def test_schema_changes_inside_a_transaction_decode_each_row_with_its_own_columns(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "begin; insert into items (id, label) values (1, 'before');"
+            " alter table items add column extra text default 'added';"
+            " insert into items (id, label) values (2, 'between');"
+            " alter table items drop column label; alter table items rename extra to other;"
+            " insert into items (id, other) values (3, 'after'); commit",
+            "update items set amount = 5 where id = 1",
+        )
+        following.reaches(items.now())
+    rows = items.rows("public.items")
+    assert '"label":"before"' in rows[0]["after"] and "extra" not in rows[0]["after"]
+    assert '"extra":"added"' in rows[1]["after"]
+    assert '"other":"after"' in rows[2]["after"] and "label" not in rows[2]["after"]
+    assert '"other":"added"' in rows[3]["after"]
+
+
+def test_a_replica_identity_that_changes_at_run_time_is_honoured(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "insert into items values (1, 'a')",
+            "update items set label = 'b'",
+            "alter table items replica identity full",
+            "update items set label = 'c'",
+            "delete from items",
+        )
+        following.reaches(items.now())
+    rows = items.rows("public.items")
+    assert [row["before"] is not None for row in rows] == [False, False, True, True]
+    assert {row["key"] for row in rows} == {'{"id":1}'}
+
+
+def test_a_table_dropped_and_made_again_goes_on_under_its_name(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "insert into items values (1, 'old')",
+            "begin; truncate items; drop table items; create table items (id bigint primary key, note jsonb);"
+            f" alter publication {items.settings.source.publication} add table items; commit",
+            "insert into items values (1, '{\"new\": true}')",
+        )
+        following.reaches(items.now())
+    items.assert_equal()
+
+
+def test_views_and_unlogged_tables_beside_do_not_disturb(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "create view v as select * from items",
+            "create materialized view m as select * from items",
+            "create unlogged table u (id int)",
+            "insert into u values (1)",
+            "insert into items values (1, 'a')",
+            "refresh materialized view m",
+        )
+        following.reaches(items.now())
+    assert {row["table"] for row in items.rows()} == {"public.items"}
+
+
+class _Notes(Deaf):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard_contents: list[bytes] = []
+        self.passed_ends: list[int] = []
+
+    def heard(self, message: LogicalMessage) -> Sequence[Entry]:
+        self.heard_contents.append(message.content)
+        return ()
+
+
+def test_our_messages_reach_the_listener_and_those_of_others_do_not(items: Rig) -> None:
+    notes = _Notes()
+    with items.following(notes) as following:
+        items.database.execute(
+            "select pg_logical_emit_message(false, 'millrace', 'plain')",
+            "select pg_logical_emit_message(false, 'other', 'not ours')",
+            "begin; select pg_logical_emit_message(true, 'millrace', 'committed'); commit",
+            "begin; select pg_logical_emit_message(true, 'millrace', 'rolled back'); rollback",
+            "insert into items values (1, 'a')",
+        )
+        following.reaches(items.now())
+    assert notes.heard_contents == [b"plain", b"committed"]
+    assert len(items.rows()) == 1
+
+
+def test_an_entry_of_the_listener_lands_between_the_transactions_around_its_message(items: Rig) -> None:
+    class Marks(_Notes):
+        def heard(self, message: LogicalMessage) -> Sequence[Entry]:
+            return [Entry(LOG_SCHEMA.empty_table(), message.lsn, {"heard": message.content.decode()})]
+
+    with items.following(Marks()) as following:
+        items.database.execute(
+            "insert into items values (1, 'a')",
+            "select pg_logical_emit_message(false, 'millrace', 'here')",
+            "insert into items values (2, 'b')",
+        )
+        following.reaches(items.now())
+        assert following.reader._log.progress().marks["heard"] == "here"
+    items.assert_equal()
+
+
+def test_masked_columns_never_reach_the_log(rig: Rig) -> None:
+    rig.capture_tables("create table people (id int primary key, name text, mail text, card text)")
+    rig.source["tables"] = [{"name": "public.people", "mask": {"name": "drop", "mail": "hash", "card": "mask"}}]
+    rig.source["mask_key"] = "secret key"
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute(
+            "alter table people replica identity full",
+            "insert into people values (1, 'MARKER-n', 'MARKER-m', 'MARKER-c')",
+            "update people set id = 2",
+            "delete from people",
+        )
+        following.reaches(rig.now())
+    assert len(rig.rows("public.people")) == 4
+    assert "MARKER" not in str(rig.rows())
+    assert all(b"MARKER" not in path.read_bytes() for path in rig.state.rglob("*") if path.is_file())
