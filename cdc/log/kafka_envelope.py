@@ -106,9 +106,9 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
     stamp = pc.cast(column["commit_ts"], pa.int64())
     micros = _padded(stamp, NUMBER)
     tail = {
-        "ts_ms": _padded(pc.cast(pc.floor(pc.divide(pc.cast(stamp, pa.float64()), 1000.0)), pa.int64()), NUMBER),
+        "ts_ms": _padded(pa.array(stamp.to_numpy() // 1000), NUMBER),
         "ts_us": micros,
-        "ts_ns": pc.binary_join_element_wise(micros, "000", ""),
+        "ts_ns": _nanos(stamp, micros),
         "xid": _padded(column["xid"], NUMBER),
         "version": _padded(column["version"], NUMBER),
         "commit_lsn": _padded(column["commit_lsn"], NUMBER),
@@ -194,6 +194,11 @@ def _unchanged(lists: pa.ListArray) -> pa.StringArray:
 def _flat(column: pa.ChunkedArray) -> pa.Array:
     flat = column.combine_chunks()
     return flat.combine_chunks() if isinstance(flat, pa.ChunkedArray) else flat
+
+
+def _nanos(stamp: pa.Array, micros: pa.StringArray) -> pa.StringArray:
+    """Three more digits rather than a product, which would overflow for dates after 2262; but 0 is not 0000."""
+    return pc.if_else(pc.equal(stamp, 0), "0".rjust(NUMBER + 3), pc.binary_join_element_wise(micros, "000", ""))
 
 
 def _padded(numbers: pa.Array, width: int) -> pa.StringArray:
