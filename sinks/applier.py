@@ -1,0 +1,251 @@
+"""Bringing folded batches into one sink: connecting, waiting, parking. No Spark.
+
+Order of a batch: truncate and rows of each table, dead letters made durable, then the position. A crash in between
+repeats the batch, and a repeat changes nothing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc import failpoint
+from cdc.errors import Busy, Lost, MillraceError, Rejected, RejectedItem
+from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
+from cdc.ports import Batch, LogReader, Sink
+from sinks.dead_letters import DeadLetters, Letter
+from sinks.fold import FOLDED
+from sinks.folded import Folded
+from sinks.images import STORED_ROW_MISSING
+from sinks.raw_json import splice
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 30.0
+
+
+class Reselect(Protocol):
+    """Reads rows from the source as they are now."""
+
+    def __call__(self, schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
+        """Key to full image; a key that is missing is gone from the source. Raises SourceError."""
+
+
+class Stopped(Exception):
+    """The process is ending; what was not finished is done again at the next start."""
+
+
+@dataclass(slots=True)
+class SinkStatus:
+    """What a sink last did: written by its query, read by whoever shows it."""
+
+    state: str = "starting"
+    reached: Lsn = ZERO_LSN
+    newest: datetime | None = None
+    changes: dict[str, int] = field(default_factory=dict)
+    batches: int = 0
+    batch_ms: int = 0
+    error: str = ""
+    dead_letters: int = 0
+
+
+class Applier:
+    """One sink's batches, one at a time. `open_sink` is called when a batch needs it, and again after a loss."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        open_sink: Callable[[], Sink],
+        log: LogReader,
+        letters: DeadLetters,
+        stop: threading.Event,
+        reselect: Reselect | None = None,
+    ) -> None:
+        self.name = name
+        self.status = SinkStatus(dead_letters=letters.count())
+        self._open_sink = open_sink
+        self._log = log
+        self._letters = letters
+        self._stop = stop
+        self._reselect = reselect
+        self._sink: Sink | None = None
+        self._prepared: dict[TableId, int] = {}
+        self._turn = threading.Lock()
+
+    def apply(self, folded: Folded) -> None:
+        """Apply every table, then commit the position. Waits for a store that is down; raises Stopped at the end."""
+        with self._turn:
+            failpoint.reached("sink.before_apply")
+            for batch in folded.batches:
+                self._table(batch)
+                failpoint.reached("sink.mid_batch")
+            failpoint.reached("sink.after_apply")
+            if folded.reached:
+                self._log.commit(self.name, folded.reached)
+                self.status.reached = folded.reached
+            self.status.newest = folded.newest or self.status.newest
+            self.status.batches += 1
+            self._well()
+
+    def retry_letters(self) -> int:
+        """Try the letters again that somebody asked for; returns how many are left of them."""
+        letters = self._letters.list(retry=True)
+        if not letters:
+            return 0
+        with self._turn:
+            for table, schema_id in sorted({(letter.table, letter.schema_id) for letter in letters}):
+                rows = [_row(letter) for letter in letters if (letter.table, letter.schema_id) == (table, schema_id)]
+                schema = self._log.schemas.get(TableId.parse(table), schema_id)
+                self._table(Batch(schema, pa.Table.from_pylist(rows, schema=FOLDED)))
+            self._well()
+        return len(self._letters.list(retry=True))
+
+    def finish(self, deadline: float) -> None:
+        """Wait for the batch in hand, at most so many seconds, and let the store go."""
+        if self._turn.acquire(timeout=deadline):
+            self._turn.release()
+        if self._sink is not None:
+            self._sink.close()
+
+    def connect(self) -> Sink:
+        """The open sink; raises Busy or Lost if the store is not there."""
+        if self._sink is None:
+            self._sink = self._open_sink()
+            self._prepared.clear()
+        return self._sink
+
+    # -- one table
+
+    def _table(self, batch: Batch) -> None:
+        table = str(batch.schema.table)
+        if batch.truncated:
+            self._letters.truncate(table, batch.truncated)
+        parked = self._letters.of_table(table) if self.status.dead_letters else {}
+        whole = _onto_letters(batch, parked) if parked else batch
+        refused = self._reselected(whole, self._retried(lambda: self._attempt(whole)))
+        if refused:
+            self._park(whole, refused)
+        if parked:
+            self._resolve(whole, parked, refused)
+        if refused or parked:
+            self.status.dead_letters = self._letters.count()
+        self.status.changes[table] = self.status.changes.get(table, 0) + batch.rows.num_rows
+
+    def _attempt(self, batch: Batch) -> Sequence[RejectedItem]:
+        sink = self.connect()
+        table = batch.schema.table
+        if self._prepared.get(table, -1) < batch.schema.id:
+            sink.prepare(batch.schema)
+            self._prepared[table] = batch.schema.id
+        try:
+            sink.apply(batch)
+        except Rejected as rejected:
+            return rejected.items
+        return ()
+
+    def _reselected(self, batch: Batch, refused: Sequence[RejectedItem]) -> Sequence[RejectedItem]:
+        """Read rows from the source whose stored columns were missing; returns what is refused even so.
+
+        They get the version of their change, though they may reflect later ones: those come, and must not be refused.
+        A row that is gone from the source needs nothing: its delete comes too.
+        """
+        missing = [item for item in refused if item.reason == STORED_ROW_MISSING]
+        reselect = self._reselect
+        if not missing or reselect is None:
+            return refused
+        found = self._retried(lambda: reselect(batch.schema, [item.key for item in missing]))
+        rows = [
+            {**row, "after": found[row["key"]], "unchanged": []}
+            for row in _rows_of(batch, [item.key for item in missing])
+            if row["key"] in found
+        ]
+        again = Batch(batch.schema, pa.Table.from_pylist(rows, schema=FOLDED))
+        others = [item for item in refused if item.reason != STORED_ROW_MISSING]
+        return [*others, *self._retried(lambda: self._attempt(again))]
+
+    def _park(self, batch: Batch, refused: Sequence[RejectedItem]) -> None:
+        reasons = {item.key: item.reason for item in refused}
+        now = datetime.now(UTC)
+        rows = _rows_of(batch, list(reasons))
+        self._letters.park(
+            [
+                Letter(**{**row, "unchanged": tuple(row["unchanged"] or ())}, reason=reasons[row["key"]], parked_at=now)
+                for row in rows
+            ]
+        )
+        _log.warning(
+            "sink %s refused %d change(s) of %s; see: millrace dlq list", self.name, len(rows), batch.schema.table
+        )
+
+    def _resolve(self, batch: Batch, parked: Mapping[str, Letter], refused: Sequence[RejectedItem]) -> None:
+        still = {item.key for item in refused}
+        applied = [(row["key"], row["version"]) for row in _rows_of(batch, [key for key in parked if key not in still])]
+        self._letters.resolve(str(batch.schema.table), applied)
+
+    # -- waiting
+
+    def _retried(self, action: Callable[[], T]) -> T:
+        """Until it works or the process ends: a store that is down costs time, never changes."""
+        failures = 0
+        while True:
+            try:
+                return action()
+            except MillraceError as error:
+                if not error.transient:
+                    self.status.state, self.status.error = "failed", str(error)
+                    raise
+                failures += 1
+                self._wait(error, failures)
+
+    def _wait(self, error: MillraceError, failures: int) -> None:
+        if isinstance(error, Lost):
+            self._lose()
+        if failures == 1 or not failures % 20:
+            _log.warning("sink %s waits: %s", self.name, error)
+        self.status.state, self.status.error = "waiting", str(error)
+        asked = error.retry_after if isinstance(error, Busy) else 0.0
+        if self._stop.wait(max(asked, min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 10)))):
+            raise Stopped
+
+    def _lose(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except (MillraceError, OSError):
+                _log.debug("sink %s was gone before it was closed", self.name)
+
+    def _well(self) -> None:
+        if self.status.state != "running":
+            _log.info("sink %s runs", self.name)
+        self.status.state, self.status.error = "running", ""
+
+
+def _rows_of(batch: Batch, keys: Sequence[str]) -> list[dict[str, Any]]:
+    wanted = pc.is_in(batch.rows.column("key"), value_set=pa.array(keys, pa.string()))
+    return batch.rows.filter(wanted).to_pylist()
+
+
+def _row(letter: Letter) -> dict[str, Any]:
+    return {name: getattr(letter, name) for name in FOLDED.names}
+
+
+def _onto_letters(batch: Batch, parked: Mapping[str, Letter]) -> Batch:
+    """Fill partial rows from what is parked: the store never got it, so its own columns are too old to keep."""
+    rows = batch.rows.to_pylist() if parked else []
+    changed = False
+    for row in rows:
+        letter = parked.get(row["key"])
+        if letter is None or letter.version >= row["version"] or not row["unchanged"] or letter.after is None:
+            continue
+        after, missing = splice(row["after"], letter.after, row["unchanged"])
+        row.update(after=after, unchanged=list(missing))
+        changed = True
+    return Batch(batch.schema, pa.Table.from_pylist(rows, schema=FOLDED), batch.truncated) if changed else batch

@@ -1,0 +1,139 @@
+"""Changes that a store refuses for ever: set aside with their reason, one per key, in a file beside the checkpoints.
+
+At most one letter per key: a later change of the key is folded onto it and tried as a whole, so order within the key
+holds and nothing is written on top of a gap. A letter holds row values: the file is readable by its owner only.
+"""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+_TABLE = """
+create table if not exists letters (
+    "table" text not null, key text not null, op text not null, after text, unchanged text not null,
+    version integer not null, commit_lsn integer not null, commit_ts text not null, schema_id integer not null,
+    reason text not null, parked_at text not null, attempts integer not null, retry integer not null default 0,
+    primary key ("table", key)
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A parked change: a row of sinks.fold.FOLDED with its reason."""
+
+    table: str
+    key: str
+    op: str
+    after: str | None
+    unchanged: tuple[str, ...]
+    version: int
+    commit_lsn: int
+    commit_ts: datetime
+    schema_id: int
+    reason: str
+    parked_at: datetime
+    attempts: int = 1
+
+
+class DeadLetters:
+    """The letters of one sink. Several processes may use the file at once."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / "letters.db"
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
+        self._path = path
+        with self._open() as database:
+            database.execute(_TABLE)
+
+    def park(self, letters: Sequence[Letter]) -> None:
+        """Durable on return. A letter of the same key is replaced; its attempts are counted on."""
+        with self._open() as database:
+            for letter in letters:
+                values = asdict(letter) | {
+                    "unchanged": json.dumps(letter.unchanged),
+                    "commit_ts": letter.commit_ts.isoformat(),
+                    "parked_at": letter.parked_at.isoformat(),
+                }
+                database.execute(_PARK, values)
+
+    def resolve(self, table: str, versions: Sequence[tuple[str, int]]) -> None:
+        """Forget the letters of keys whose stored version now is at least the given one."""
+        with self._open() as database:
+            database.executemany(
+                'delete from letters where "table" = ? and key = ? and version <= ?',
+                [(table, key, version) for key, version in versions],
+            )
+
+    def truncate(self, table: str, version: int) -> None:
+        """Forget what a truncate of the table has overtaken."""
+        with self._open() as database:
+            database.execute('delete from letters where "table" = ? and version < ?', (table, version))
+
+    def of_table(self, table: str) -> dict[str, Letter]:
+        """The letters of a table by key."""
+        return {letter.key: letter for letter in self.list(table)}
+
+    def list(self, table: str | None = None, retry: bool | None = None) -> list[Letter]:
+        """All letters, those of a table, or those that wait to be tried again; oldest first."""
+        query = (
+            'select * from letters where (:table is null or "table" = :table) and (:retry is null or retry = :retry)'
+            " order by parked_at, key"
+        )
+        with self._open() as database:
+            return [_letter(row) for row in database.execute(query, {"table": table, "retry": retry})]
+
+    def count(self) -> int:
+        """How many there are."""
+        with self._open() as database:
+            return int(database.execute("select count(*) from letters").fetchone()[0])
+
+    def ask_retry(self, table: str | None = None, key: str | None = None) -> int:
+        """Mark letters to be tried again by the apply process; returns how many."""
+        return self._changed("update letters set retry = 1", table, key)
+
+    def drop(self, table: str | None = None, key: str | None = None) -> int:
+        """Give letters up; returns how many. The store then lacks these changes until the key changes again."""
+        return self._changed("delete from letters", table, key)
+
+    def _changed(self, statement: str, table: str | None, key: str | None) -> int:
+        where = ' where (:table is null or "table" = :table) and (:key is null or key = :key)'
+        with self._open() as database:
+            return database.execute(statement + where, {"table": table, "key": key}).rowcount
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection per call: calls come from Spark's threads, and a change is rare."""
+        database = sqlite3.connect(self._path, timeout=30)
+        database.row_factory = sqlite3.Row
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()
+
+
+_PARK = """
+insert into letters ("table", key, op, after, unchanged, version, commit_lsn, commit_ts, schema_id, reason, parked_at,
+                     attempts)
+values (:table, :key, :op, :after, :unchanged, :version, :commit_lsn, :commit_ts, :schema_id, :reason, :parked_at,
+        :attempts)
+on conflict ("table", key) do update set
+    op = excluded.op, after = excluded.after, unchanged = excluded.unchanged, version = excluded.version,
+    commit_lsn = excluded.commit_lsn, commit_ts = excluded.commit_ts, schema_id = excluded.schema_id,
+    reason = excluded.reason, attempts = letters.attempts + 1, retry = 0
+where excluded.version >= letters.version
+"""
+
+
+def _letter(row: sqlite3.Row) -> Letter:
+    values = {name: row[name] for name in row.keys() if name != "retry"}  # noqa: SIM118  iterating gives values
+    values |= {"unchanged": tuple(json.loads(row["unchanged"]))}
+    values |= {name: datetime.fromisoformat(row[name]).astimezone(UTC) for name in ("commit_ts", "parked_at")}
+    return Letter(**values)

@@ -1,0 +1,101 @@
+"""What a fold leaves for the sinks, gathered by table: pure Arrow, no Spark.
+
+The one loop over rows is for keys whose newest change is partial, which are few; their values are copied as raw JSON,
+because parsing and printing would damage them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId
+from cdc.ports import Batch, Schemas
+from sinks.fold import FOLDED
+from sinks.raw_json import splice
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A folded batch: how far it brings a sink, and one batch per table and schema, schemas in order."""
+
+    reached: Lsn
+    newest: datetime | None
+    batches: Sequence[Batch]
+
+
+def gather(rows: pa.Table, schemas: Schemas) -> Folded:
+    """Take the rows of `sinks.fold.fold` apart."""
+    marker = pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))
+    markers, changes = rows.filter(marker), rows.filter(pc.invert(marker))
+    reached = pc.max(markers.column("version")).as_py() or ZERO_LSN
+    truncates = pc.equal(changes.column("op"), pa.scalar("t"))
+    cuts = {row["table"]: row for row in changes.filter(truncates).to_pylist()}
+    whole = merged(_after_truncates(changes.filter(pc.invert(truncates)), cuts))
+    newest = pc.max(rows.column("commit_ts")).as_py()
+    return Folded(Lsn(reached), newest, list(_batches(whole, cuts, schemas)))
+
+
+def merged(rows: pa.Table) -> pa.Table:
+    """One row per key: partial ones filled from the older changes below them. Has the columns of FOLDED."""
+    place = rows.column("place")
+    older = rows.filter(pc.greater(place, pa.scalar(1)))
+    newest = rows.filter(pc.equal(place, pa.scalar(1))).select(FOLDED.names).cast(FOLDED)
+    if older.num_rows == 0:
+        return newest
+    history: dict[tuple[str, str], list[Row]] = {}
+    for row in older.sort_by("place").to_pylist():
+        history.setdefault((row["table"], row["key"]), []).append(row)
+    filled = [_filled(row, history.get((row["table"], row["key"]), [])) for row in _partial(newest).to_pylist()]
+    return pa.concat_tables([_partial(newest, False), pa.Table.from_pylist(filled, schema=FOLDED)])
+
+
+def _partial(rows: pa.Table, wanted: bool = True) -> pa.Table:
+    lengths = pc.list_value_length(rows.column("unchanged").combine_chunks())
+    return rows.filter(pc.equal(pc.fill_null(pc.greater(lengths, pa.scalar(0)), pa.scalar(False)), pa.scalar(wanted)))
+
+
+def _filled(row: Row, older: Sequence[Row]) -> Row:
+    """Fill the gaps from the nearest older change first; a delete ends the search, as nothing survives it."""
+    for earlier in older:
+        if earlier["op"] == "d" or not row["unchanged"]:
+            break
+        after, missing = splice(row["after"], earlier["after"], row["unchanged"])
+        row = {**row, "after": after, "unchanged": list(missing)}
+    return row
+
+
+def _after_truncates(rows: pa.Table, cuts: Mapping[str, Row]) -> pa.Table:
+    for table, cut in cuts.items():
+        gone = pc.and_(
+            pc.equal(rows.column("table"), pa.scalar(table)),
+            pc.less(rows.column("version"), pa.scalar(cut["version"])),
+        )
+        rows = rows.filter(pc.invert(gone))
+    return rows
+
+
+def _batches(rows: pa.Table, cuts: Mapping[str, Row], schemas: Schemas) -> Iterator[Batch]:
+    pairs = {(table, cut["schema_id"]) for table, cut in cuts.items()}
+    groups = rows.group_by(["table", "schema_id"]).aggregate([])
+    pairs |= {(group["table"], group["schema_id"]) for group in groups.to_pylist()}
+    cut_done: set[str] = set()
+    for table, schema_id in sorted(pairs):
+        schema = schemas.get(TableId.parse(table), schema_id)
+        truncated = cuts[table]["version"] if table in cuts and table not in cut_done else 0
+        cut_done.add(table)
+        yield Batch(schema, _of(rows, table, schema_id) if len(pairs) > 1 else rows, truncated)
+
+
+def _of(rows: pa.Table, table: str, schema_id: int) -> pa.Table:
+    return rows.filter(
+        pc.and_(
+            pc.equal(rows.column("table"), pa.scalar(table)),
+            pc.equal(rows.column("schema_id"), pa.scalar(schema_id)),
+        )
+    )

@@ -1,0 +1,115 @@
+"""One streaming query per sink: the log's frame, folded, into the applier; its own checkpoint, pool and pace.
+
+A query never fails because its store is down (the applier waits), so it never takes part in another's trouble. Where a
+batch is too large to be collected at once, it is taken in parts by a hash of the key.
+"""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+from cdc.config import SinkSettings
+from cdc.errors import EnvironmentFault
+from cdc.model import PROGRESS_TABLE, ZERO_LSN
+from cdc.ports import LogReader
+from sinks.applier import Applier, Stopped
+from sinks.fold import fold
+from sinks.folded import Folded, gather
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger(__name__)
+_MOST_PARTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLock:
+    """Held while a query may write its checkpoint: two queries on one would lose changes in silence."""
+
+    descriptor: int
+
+    @classmethod
+    def take(cls, path: Path) -> "CheckpointLock":
+        """Raises EnvironmentFault naming the process that has it. Let go of when the process ends, however it ends."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 20, 0).decode() or "unknown"
+            os.close(descriptor)
+            raise EnvironmentFault(
+                f"The checkpoint {path.stem!r} is in use by process {holder}.",
+                "Two queries on one checkpoint lose changes: stop the other one, or give this sink another name.",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        return cls(descriptor)
+
+    def release(self) -> None:
+        """Let another process have it."""
+        os.close(self.descriptor)
+
+
+class SinkQuery:
+    """Runs one sink's query; may be started again after it failed."""
+
+    def __init__(
+        self, settings: SinkSettings, log: LogReader, applier: Applier, checkpoints: Path, stop: threading.Event
+    ) -> None:
+        self.settings = settings
+        self.applier = applier
+        self._log = log
+        self._folder = checkpoints / settings.name
+        self._stop = stop
+        self._lock = CheckpointLock.take(checkpoints / f"{settings.name}.lock")
+        self._query: StreamingQuery | None = None
+
+    def start(self, spark: "SparkSession") -> None:
+        """Begin at the checkpoint, or at the oldest entry of the log if there is none."""
+        self._log.commit(self.settings.name, ZERO_LSN)  # registered before it reads: retention waits for it
+        frame = self._log.frame(spark, limit=self.settings.max_batch_changes)
+        if self.settings.tables:
+            names = [PROGRESS_TABLE, *map(str, self.settings.tables)]
+            frame = frame.where(frame["table"].isin(names))
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.settings.name)
+        writer = frame.writeStream.queryName(self.settings.name).foreachBatch(self._batch)
+        writer = writer.option("checkpointLocation", str(self._folder.absolute()))
+        self._query = writer.trigger(processingTime=f"{self.settings.trigger_seconds} seconds").start()
+
+    def failure(self) -> str | None:
+        """Why the query ended; None while it runs."""
+        query = self._query
+        if query is None or query.isActive:
+            return None
+        error = query.exception()
+        return self.applier.status.error or (type(error).__name__ if error else "ended")
+
+    def halt(self, deadline: float = 20.0) -> None:
+        """Let the batch in hand end, then stop. The process's stop event must be set before."""
+        self.applier.finish(deadline)
+        if self._query is not None:
+            self._query.stop()
+        self._lock.release()
+
+    def _batch(self, changes: "DataFrame", batch_id: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        started = time.monotonic()
+        for folded in collected(changes, self._log):
+            self.applier.apply(folded)
+        self.applier.status.batch_ms = int((time.monotonic() - started) * 1000)
+        _log.debug("sink %s: batch %d", self.settings.name, batch_id)
+
+
+def collected(changes: "DataFrame", log: LogReader) -> "list[Folded]":
+    """The folded batch; in one piece wherever it fits."""
+    return [gather(fold(changes).toArrow(), log.schemas)]
