@@ -93,7 +93,7 @@ def _write(servers: Servers, password: str, opensearch_port: int) -> Path:
         },
         "sinks": [
             {"kind": "delta", "path": str(lake)},
-            {"kind": "opensearch", "url": f"http://127.0.0.1:{opensearch_port}"},
+            {"kind": "opensearch", "url": f"http://127.0.0.1:{opensearch_port}", "replicas": 0},
             {"kind": "redis", "url": f"redis://127.0.0.1:{running['redis'].port}/0"},
         ],
         "http": {"port": _http_port(config_path(servers.home))},

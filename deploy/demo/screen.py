@@ -17,7 +17,6 @@ class SinkView:
     state: str
     changes: int
     lag_bytes: int
-    lag_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,7 @@ class View:
 
 
 def _lag(view: SinkView) -> str:
-    if view.lag_bytes == 0:
-        return "up to date"
-    seconds = "" if view.lag_seconds is None else f", {view.lag_seconds:.1f} s"
-    return f"{view.lag_bytes / 1024:,.0f} kB{seconds}"
+    return f"{view.lag_bytes / 1024:,.0f} kB" if view.lag_bytes else "up to date"
 
 
 def table(view: View) -> Table:

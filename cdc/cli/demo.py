@@ -1,0 +1,24 @@
+"""`demo`: the whole thing on this machine, proved at the end."""
+
+from typing import Annotated
+
+import typer
+
+from cdc.cli.screen import OUT
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the servers and the pipeline running.")] = False,
+    seconds: Annotated[float, typer.Option(help="How long customers come to the shop.")] = 20.0,
+) -> None:
+    """Start real servers, run the pipeline on a small shop, and prove that every store equals the source.
+
+    Example: millrace demo --seconds 60 --keep
+    """
+    from deploy.demo.demo import run
+    from deploy.local.folders import home_folder
+
+    if not run(home_folder(), OUT, keep, seconds):
+        OUT.print("The stores differ from the source.", style="bold red")
+        raise typer.Exit(1)
+    OUT.print("\nAll stores equal the source.", style="bold green")

@@ -1,0 +1,221 @@
+"""The demo, start to end: servers, pipeline, customers, proof."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from rich.console import Console
+
+from cdc.config import Settings
+from cdc.errors import MillraceError
+from cdc.model import Lsn, parse_lsn
+from cdc.service import status
+from cdc.service.health import nested
+from cdc.service.part import settings_from
+from cdc.service.reached import Positions
+from deploy.demo import pipeline, proof, shop
+from deploy.demo.screen import Screen, SinkView, View, print_facts
+from deploy.local.jars import spark_jars
+from deploy.local.servers import Servers
+from snapshots.verify import Differences
+
+_PATIENCE = 180.0
+
+
+@dataclass(slots=True)
+class Demo:
+    """One run. `marks` are the seconds at which things were first seen."""
+
+    home: Path
+    console: Console
+    seconds: float = 20.0
+    rate: float = 60.0
+    started: float = field(default_factory=time.monotonic)
+    committed: int = 0
+    marks: dict[str, float] = field(default_factory=dict)
+
+    def mark(self, what: str) -> None:
+        """Note when something happened first."""
+        self.marks.setdefault(what, time.monotonic() - self.started)
+
+    def say(self, line: str) -> None:
+        """One line of narration."""
+        self.console.print(f"{time.monotonic() - self.started:5.1f} s  {line}", markup=False)
+
+    @contextmanager
+    def servers(self, keep: bool) -> Iterator[Servers]:
+        """Postgres and Redis up, OpenSearch on its way; all down at the end unless kept."""
+        servers = Servers(self.home, narrate=self.say)
+        try:
+            servers.up(("postgres", "redis"))
+            self.mark("Postgres and Redis are up")
+            yield servers
+        finally:
+            if not keep:
+                servers.down()
+
+    @contextmanager
+    def daemon(self, config: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """`millrace run` on that file; stopped tidily at the end."""
+        log = (self.home / "logs" / "millrace.log").open("ab")
+        command = [sys.executable, "-m", "cdc.cli.main", "run", "--config", str(config)]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            log.close()
+
+    def watch(self, settings: Settings, process: subprocess.Popen[bytes], done: threading.Event) -> None:
+        """Show the pipeline until the customers are done and every store holds what they did."""
+        positions = Positions(settings)
+        wanted: Lsn | None = None
+        deadline = time.monotonic() + self.seconds + _PATIENCE
+        with Screen(self.console) as screen:
+            while True:
+                screen.show(self.view(settings, positions))
+                if process.poll() is not None:
+                    raise MillraceError(self._why(settings), f"See {self.home / 'logs' / 'millrace.log'}")
+                if done.is_set():
+                    wanted = wanted or self._source_lsn(settings)
+                    if not positions.behind(wanted):
+                        screen.show(self.view(settings, positions))
+                        self.mark("every store holds everything")
+                        return
+                if time.monotonic() > deadline:
+                    late = ", ".join(positions.behind(wanted or Lsn(0))) or "the customers"
+                    raise MillraceError(f"{late} did not finish in time.", "See: millrace status")
+                time.sleep(0.1)
+
+    def view(self, settings: Settings, positions: Positions) -> View:
+        """What the parts say now."""
+        capture, apply = status.read(settings.state, "capture"), status.read(settings.state, "apply")
+        head, reached = positions.head(), positions.reached()
+        sinks = []
+        for name, lsn in reached.items():
+            facts = nested(apply, "sinks", name)
+            counted = [count for count in nested(facts, "changes").values() if isinstance(count, int)]
+            if lsn:
+                self.mark(f"first rows in {name}")
+            sinks.append(SinkView(name, str(facts.get("state", "starting")), sum(counted), max(0, head - lsn)))
+        captured = capture.get("changes_total")
+        return View(
+            time.monotonic() - self.started,
+            self.committed,
+            captured if isinstance(captured, int) else 0,
+            str(capture.get("state", "starting")),
+            tuple(sinks),
+        )
+
+    def _source_lsn(self, settings: Settings) -> Lsn:
+        with _reader(settings) as connection:
+            row = connection.execute("select pg_current_wal_lsn()").fetchone()
+        assert row is not None
+        return parse_lsn(str(row[0]))
+
+    def _why(self, settings: Settings) -> str:
+        for part in ("capture", "apply"):
+            message = nested(status.read(settings.state, part), "error").get("message")
+            if message:
+                return f"{part}: {message}"
+        return "millrace ended before the demo was over."
+
+
+def _reader(settings: Settings) -> psycopg.Connection:
+    source = settings.source
+    return psycopg.connect(
+        host=source.host,
+        port=source.port,
+        dbname=source.database,
+        user=source.user,
+        password=source.password.reveal(),
+        autocommit=True,
+    )
+
+
+def run(home: Path, console: Console, keep: bool = False, seconds: float = 20.0) -> bool:
+    """The whole demo; returns whether every store equals the source."""
+    demo = Demo(home, console, seconds)
+    with demo.servers(keep) as servers:
+        port = pipeline.opensearch_port(servers)
+        config = pipeline.provision(servers, port)
+        settings = settings_from(config)
+        search = threading.Thread(target=servers.up, args=(("opensearch",), {"opensearch": port}))
+        search.start()
+        spark_jars(demo.say)
+        with demo.daemon(config) as process:
+            equal = _prove(demo, settings, servers, process)
+            search.join()
+            if keep:
+                _stay(demo, settings, process)
+    return equal
+
+
+def _prove(demo: Demo, settings: Settings, servers: Servers, process: subprocess.Popen[bytes]) -> bool:
+    done = threading.Event()
+    customers = threading.Thread(target=_shop, args=(demo, servers, done), daemon=True)
+    customers.start()
+    demo.watch(settings, process, done)
+    customers.join()
+    demo.say("comparing every row of every store")
+    positions = Positions(settings)
+
+    def wait(sink: str, lsn: Lsn) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while positions.behind(lsn, (sink,)):
+            if time.monotonic() > deadline:
+                raise MillraceError(f"{sink} did not reach the source.", "See: millrace status")
+            time.sleep(0.02)
+
+    found = list(proof.compare(settings, wait))
+    _summary(demo, settings, servers, found)
+    return all(one.equal for one in found)
+
+
+def _shop(demo: Demo, servers: Servers, done: threading.Event) -> None:
+    def count(committed: int) -> None:
+        demo.committed = committed
+
+    with pipeline.connect(servers) as connection:
+        shop.run_customers(connection, demo.seconds, demo.rate, count)
+    done.set()
+
+
+def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[Differences]) -> None:
+    with pipeline.connect(servers) as owner:
+        print_facts(demo.console, "One order, as each store tells it", proof.one_order(settings, owner))
+    facts = {}
+    for sink in settings.sinks:
+        mine = [one for one in found if one.sink == sink.name]
+        wrong = sum(one.missing + one.extra + one.different for one in mine)
+        rows = sum(one.rows for one in mine)
+        facts[sink.name] = f"{rows:,} rows compared, " + ("all equal" if not wrong else f"{wrong:,} DIFFER")
+    print_facts(demo.console, "Every row of every table", facts)
+    print_facts(demo.console, "Where the time went", {f"{at:6.1f} s": what for what, at in demo.marks.items()})
+    config = pipeline.config_path(demo.home)
+    look = {
+        "again": "make demo (finds everything where it was left)",
+        "stay": "millrace demo --keep, then the page on the address it prints",
+        "pipeline": f"{config}",
+        "logs": f"{demo.home / 'logs'}",
+    }
+    print_facts(demo.console, "Where to look further", look)
+
+
+def _stay(demo: Demo, settings: Settings, process: subprocess.Popen[bytes]) -> None:
+    config = pipeline.config_path(demo.home)
+    demo.console.print(f"\nStill running: http://127.0.0.1:{settings.http.port}/   (millrace status --config {config})")
+    demo.console.print("Ctrl-C stops the pipeline; the servers stay until: millrace local down")
+    with contextlib.suppress(KeyboardInterrupt):
+        process.wait()

@@ -1,0 +1,67 @@
+"""The end of the demo: every row of every store compared, and one order as each of them tells it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+
+import psycopg
+import redis
+from deltalake import DeltaTable
+from opensearchpy import OpenSearch
+
+from cdc.config import Settings, SinkSettings
+from cdc.model import Lsn
+from sinks import registry
+from sinks.context import SinkContext
+from snapshots.verify import Differences, verify_table
+
+
+def compare(settings: Settings, wait: Callable[[str, Lsn], None]) -> Iterator[Differences]:
+    """Every table in every sink."""
+    for settings_of_sink in settings.sinks:
+        with closing(registry.open_sink(settings_of_sink, SinkContext(settings.state))) as sink:
+            for table in settings.source.tables:
+                yield verify_table(settings.source, table, sink, partial(wait, sink.name))
+
+
+def one_order(settings: Settings, owner: psycopg.Connection) -> dict[str, str]:
+    """The newest order that was changed after it was placed, read from each store with an ordinary client."""
+    row = owner.execute(
+        "select id, status, total::text, user_id from orders order by updated_at > placed_at desc, id desc limit 1"
+    ).fetchone()
+    assert row is not None
+    number = row[0]
+    told = {"Postgres": f"order {number}: {row[1]}, total {row[2]}, user {row[3]}"}
+    for sink in settings.sinks:
+        told[sink.name] = _READERS[sink.kind](sink, number)
+    return told
+
+
+def _from_delta(sink: SinkSettings, number: int) -> str:
+    path = f"{getattr(sink, 'path')}/public.orders"  # noqa: B009 - the sink's own settings class is not ours to import
+    rows = DeltaTable(path).to_pyarrow_table(filters=[("id", "=", number), ("_millrace_deleted", "=", False)])
+    row = rows.select(["id", "status", "total", "user_id"]).to_pylist()[0]
+    return f"order {row['id']}: {row['status']}, total {row['total']}, user {row['user_id']}   ({path})"
+
+
+def _from_opensearch(sink: SinkSettings, number: int) -> str:
+    address = str(getattr(sink, "url"))  # noqa: B009
+    with closing(OpenSearch(address)) as client:
+        answer = client.search(index="public.orders", body={"query": {"term": {"id": number}}})
+    hits = answer["hits"]["hits"]
+    return f"{_told(hits[0]['_source'])}   ({address}/public.orders/_search)" if hits else "nothing"
+
+
+def _from_redis(sink: SinkSettings, number: int) -> str:
+    name = f"public.orders:{number}"
+    with closing(redis.Redis.from_url(getattr(sink, "url"))) as client:  # noqa: B009
+        found = client.get(name)
+    return f"{_told(json.loads(found, parse_float=str))}   (GET {name})" if isinstance(found, bytes) else "nothing"
+
+
+def _told(row: dict[str, object]) -> str:
+    return f"order {row['id']}: {row['status']}, total {row['total']}, user {row['user_id']}"
+
+
+_READERS = {"delta": _from_delta, "opensearch": _from_opensearch, "redis": _from_redis}
