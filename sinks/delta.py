@@ -3,6 +3,7 @@
 Promise beyond `Sink`: `apply` may be called by several threads at once for different tables.
 """
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +18,10 @@ from cdc.ports import Batch
 from sinks.context import SinkContext
 from sinks.delta_changes import changes, expected, in_source_order
 from sinks.delta_layout import DELETED, Layout, TypeChange, evolve, folder, new_layout
+from sinks.delta_maintenance import Care, Cared, maintain
+from sinks.delta_spark import merge_by_spark
 from sinks.delta_store import DeltaStore
-from sinks.delta_write import write
+from sinks.delta_write import MergeBySpark, write
 
 
 class DeltaSettings(SinkSettings):
@@ -31,6 +34,10 @@ class DeltaSettings(SinkSettings):
     """Options of the object store, by deltalake's names."""
     as_text: dict[TableField, tuple[str, ...]] = Field(default_factory=dict)
     """Columns to store as text, by table: for values that no typed column holds (infinity, BC, NaN in a decimal)."""
+    keep_tombstones_hours: float = Field(24.0 * 30, gt=0)
+    """How long a deleted row is remembered, so that no replay brings it back."""
+    keep_history_hours: float = Field(24.0 * 7, ge=1)
+    """How far back time travel reaches; older files are removed."""
     type_change: TypeChange = "stop"
     """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
 
@@ -71,10 +78,11 @@ class DeltaSink:
         """Merge the batch in one commit. Rows that no column can hold, and partial rows alone, are rejected."""
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
-        rejected = store.commit(lambda table: write(table, given))
+        reached("delta.before_commit")
+        done = store.commit(lambda table: write(table, given, self._by_spark()))
         reached("delta.after_commit")
-        if rejected.rejected:
-            raise Rejected(rejected.rejected)
+        if done.rejected:
+            raise Rejected(done.rejected)
 
     def stored(self, schema: TableSchema) -> pa.Table:
         """Live rows under the source's column names, ordered by key; types of sinks.delta_types."""
@@ -86,6 +94,13 @@ class DeltaSink:
         """What `stored` would give. A value that does not fit its column is null: its row was refused, and differs."""
         return expected(schema, self._layout(schema), images)
 
+    def maintain(self, schema: TableSchema) -> Cared:
+        """One round of care for a table, on a handle of its own: may run beside `apply`, in any thread or process."""
+        store = self._new_store(schema.table)
+        tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
+        care = Care(tombstones, timedelta(hours=self._settings.keep_history_hours))
+        return store.guarded(lambda: maintain(store.current(), self._layout(schema), care, datetime.now(UTC)))
+
     def close(self) -> None:
         """Nothing is held open."""
         self._stores.clear()
@@ -94,10 +109,19 @@ class DeltaSink:
     def store(self, table: TableId) -> DeltaStore:
         """The Delta table of a source table, whether it exists or not."""
         if table not in self._stores:
-            uri = f"{self._settings.path.rstrip('/')}/{folder(table)}"
-            options = {name: secret.reveal() for name, secret in self._settings.storage_options.items()}
-            self._stores[table] = DeltaStore(table, uri, options, self._context.wait)
+            self._stores[table] = self._new_store(table)
         return self._stores[table]
+
+    def _new_store(self, table: TableId) -> DeltaStore:
+        uri = f"{self._settings.path.rstrip('/')}/{folder(table)}"
+        options = {name: secret.reveal() for name, secret in self._settings.storage_options.items()}
+        return DeltaStore(table, uri, options, self._context.wait)
+
+    def _by_spark(self) -> MergeBySpark | None:
+        session = self._context.spark
+        if session is None:
+            return None
+        return lambda table, given: merge_by_spark(session(), table, given)
 
     def _layout(self, schema: TableSchema) -> Layout:
         known = self._layouts.get(schema.table)

@@ -81,13 +81,14 @@ def changes(batch: Batch, layout: Layout) -> Changes:
     lsn = pc.max(rows["commit_lsn"]).as_py() or batch.truncated
     columns, misfits = _columns(layout, rows)
     kept, flags = _kept(layout, rows)
+    deleted: AnyArray = pc.equal(_plain(rows["op"]), pa.scalar("d"))
     table = pa.table(
         {
             **({KEY_TEXT: _plain(rows["key"])} if layout.by_text else {}),
             **columns,
             **{field.name: no_values(rows.num_rows, field.type) for field in layout.leftover},
             VERSION: _plain(rows["version"]),
-            DELETED: pc.equal(_plain(rows["op"]), pa.scalar("d")),
+            DELETED: deleted,
             COMMITTED: _plain(rows["commit_ts"]),
             **flags,
         }

@@ -32,7 +32,7 @@ def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, in
         source_alias="source",
         target_alias="target",
         streamed_exec=False,
-        commit_properties=_marks(table, changes),
+        commit_properties=marks(table, changes),
     )
     return _clauses(merger, changes).execute()
 
@@ -40,18 +40,20 @@ def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, in
 def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
     """Add rows whose keys are known to be new, in one commit; without rows, the commit only marks. Never partial."""
     rows = changes.rows.select(changes.layout.arrow.names)
-    write_deltalake(table, rows, mode="append", target_file_size=file_size, commit_properties=_marks(table, changes))
+    write_deltalake(table, rows, mode="append", target_file_size=file_size, commit_properties=marks(table, changes))
 
 
-def overwrite(table: DeltaTable, changes: Changes, rows: pa.Table, condition: str, file_size: int) -> None:
+def overwrite(
+    table: DeltaTable, rows: pa.Table, condition: str, *, file_size: int, commit_properties: CommitProperties
+) -> None:
     """Replace the rows that meet the condition, in one commit. Every new row must meet it too."""
     write_deltalake(
         table,
-        rows.cast(changes.layout.arrow),
+        rows,
         mode="overwrite",
         predicate=condition,
         target_file_size=file_size,
-        commit_properties=_marks(table, changes),
+        commit_properties=commit_properties,
     )
 
 
@@ -60,13 +62,18 @@ def floor(table: DeltaTable) -> int:
     return table.transaction_version(TRUNCATED) or 0
 
 
-def _marks(table: DeltaTable, changes: Changes) -> CommitProperties:
+def marks(table: DeltaTable, changes: Changes) -> CommitProperties:
     """What each commit says of itself; neither number ever goes back."""
     lsn = max(changes.lsn, table.transaction_version(WRITER) or 0)
-    marks = [Transaction(WRITER, lsn)]
+    ids = [Transaction(WRITER, lsn)]
     if changes.truncated:
-        marks.append(Transaction(TRUNCATED, changes.truncated))
-    return CommitProperties(custom_metadata={WRITER: str(lsn)}, app_transactions=marks)
+        ids.append(Transaction(TRUNCATED, changes.truncated))
+    return CommitProperties(custom_metadata={WRITER: str(lsn)}, app_transactions=ids)
+
+
+def fence(table: DeltaTable) -> CommitProperties:
+    """For commits that bring no changes: whoever read the table before them must read it again."""
+    return CommitProperties(app_transactions=[Transaction(WRITER, table.transaction_version(WRITER) or 0)])
 
 
 def quoted(name: str) -> str:

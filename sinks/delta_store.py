@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
 from sinks.delta_layout import Evolution, Layout
-from sinks.delta_merge import WRITER
+from sinks.delta_merge import fence
+from sinks.delta_sync import sync
 from sinks.delta_write import scanned
 
 T = TypeVar("T")
@@ -46,14 +47,14 @@ class DeltaStore:
 
     def exists(self) -> bool:
         """Whether there is such a table."""
-        return self._guarded(lambda: DeltaTable.is_deltatable(self.uri, self._options))
+        return self.guarded(lambda: DeltaTable.is_deltatable(self.uri, self._options))
 
     def current(self) -> DeltaTable:
         """The table as of its newest commit."""
         if self._handle is None:
-            self._handle = self._guarded(lambda: DeltaTable(self.uri, storage_options=self._options))
+            self._handle = self.guarded(lambda: DeltaTable(self.uri, storage_options=self._options))
         else:
-            self._guarded(self._handle.update_incremental)
+            self.guarded(self._handle.update_incremental)
         return self._handle
 
     def schema(self) -> pa.Schema:
@@ -63,7 +64,7 @@ class DeltaStore:
     def create(self, layout: Layout) -> None:
         """Create the table; another writer may do so at the same time, and either of them wins."""
         with suppress(CommitFailedError):
-            self._guarded(lambda: self._created(layout))
+            self.guarded(lambda: self._created(layout))
         self._handle = None
         if not self.exists():
             raise Busy(f"table {self.table}: Delta could not create it.", "It is tried again.")
@@ -92,12 +93,11 @@ class DeltaStore:
         new = pa.schema([wider.get(field.name, field).with_nullable(field.nullable) for field in old])
         batches = pa.RecordBatchReader.from_stream(table.scan(columns=old.names))
         rows = pa.RecordBatchReader.from_batches(new, (_cast(batch, new) for batch in batches))
-        fence = CommitProperties(app_transactions=[Transaction(WRITER, table.transaction_version(WRITER) or 0)])
-        write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence)
+        write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence(table))
 
     def read(self, layout: Layout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the newest rows that meet the condition, in the layout's types."""
-        return self._guarded(lambda: scanned(self.current(), layout, columns, where))
+        return self.guarded(lambda: scanned(self.current(), layout, columns, where))
 
     def commit(self, action: Callable[[DeltaTable], T]) -> T:
         """Run an action that commits, on the newest version, again after a conflict.
@@ -106,14 +106,21 @@ class DeltaStore:
         """
         for attempt in range(ATTEMPTS):
             table = self.current()
+            before = table.version()
             try:
-                return self._guarded(partial(action, table))
+                result = self.guarded(partial(action, table))
+                self.guarded(partial(self._sync, before))
+                return result
             except CommitFailedError:
                 self._handle = None
                 self._wait(0.02 * 2**attempt)
         raise Busy(f"table {self.table}: other writers of the Delta table kept winning {ATTEMPTS} times.")
 
-    def _guarded(self, action: Callable[[], T]) -> T:
+    def _sync(self, before: int) -> None:
+        if self.folder is not None:
+            sync(self.folder, before, self.current().version())
+
+    def guarded(self, action: Callable[[], T]) -> T:
         """Turn Delta's errors into ours; conflicts pass through."""
         try:
             return action()

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION, Layout
-from sinks.delta_merge import append, floor, merge, overwrite
+from sinks.delta_merge import append, floor, marks, merge, overwrite
 from sinks.delta_region import Files, Region, bounded, region
 from sinks.delta_rewrite import places, rewrite, taken
 
@@ -48,10 +48,10 @@ def write(table: DeltaTable, given: Changes, by_spark: MergeBySpark | None = Non
         return _truncate(table, given)
     if not given.rows.num_rows:
         return given
-    files = _files(table, given.layout)
-    target = _target(int(files.bytes.sum()))
-    touched = _touched(given, files, target)
-    if not len(files.bytes) or (touched is not None and touched.new and not touched.files):
+    stored = files(table, given.layout)
+    target = target_size(int(stored.bytes.sum()))
+    touched = _touched(given, stored, target)
+    if not len(stored.bytes) or (touched is not None and touched.new and not touched.files):
         return _append(table, given, target)
     if touched is not None and touched.bytes <= REGION_LIMIT:
         return _rewrite(table, given, touched, target)
@@ -70,7 +70,9 @@ def _rewrite(table: DeltaTable, given: Changes, touched: Region, target: int) ->
     stored = scanned(table, given.layout, given.layout.arrow.names, touched.condition())
     result = rewrite(stored, given)
     if result.changed:
-        overwrite(table, given, result.rows, touched.condition(), target)
+        rows = result.rows.cast(given.layout.arrow)
+        own = marks(table, given)
+        overwrite(table, rows, touched.condition(), file_size=target, commit_properties=own)
     return given.without(result.orphans, STORED_ROW_MISSING)
 
 
@@ -122,18 +124,20 @@ def scanned(table: DeltaTable, layout: Layout, columns: list[str], condition: st
     return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
 
 
-def _touched(given: Changes, files: Files, target: int) -> Region | None:
-    names = _compared(given.layout)
-    return region(names, given.rows.select(names), files, target // 2) if names else None
+def _touched(given: Changes, stored: Files, target: int) -> Region | None:
+    names = compared(given.layout)
+    return region(names, given.rows.select(names), stored, target // 2) if names else None
 
 
-def _compared(layout: Layout) -> list[str]:
+def compared(layout: Layout) -> list[str]:
+    """The key columns by which files can be told apart."""
     return [name for name in layout.key if bounded(layout.arrow.field(name).type)]
 
 
-def _files(table: DeltaTable, layout: Layout) -> Files:
+def files(table: DeltaTable, layout: Layout) -> Files:
+    """The table's files as the log describes them."""
     actions = pa.table(table.get_add_actions(flatten=True))
-    names = _compared(layout)
+    names = compared(layout)
     rows: AnyArray = actions["num_records"]
     return Files(
         actions["size_bytes"].to_numpy(),
@@ -147,6 +151,6 @@ def _bounds(actions: pa.Table, name: str) -> list[object]:
     return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
 
 
-def _target(size: int) -> int:
+def target_size(size: int) -> int:
     """Bytes of a new file in a table of this size."""
     return min(LARGEST_FILE, max(LEAST_FILE, size // FILES))

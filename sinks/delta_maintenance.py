@@ -1,0 +1,138 @@
+"""Care for a Delta table beside the stream: files sorted and of fair size, old tombstones and old files gone.
+
+Each step is a commit of its own and gives way: where the stream wins, the step is left to the next round.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from sinks.delta_changes import sorted_by
+from sinks.delta_json import AnyArray
+from sinks.delta_layout import COMMITTED, DELETED, Layout
+from sinks.delta_merge import fence, overwrite
+from sinks.delta_region import Region
+from sinks.delta_write import REGION_LIMIT, compared, files, scanned, target_size
+
+SPARE_FILES = 8
+"""A stretch of files is rewritten when it has this many more than twice what its size asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How long things are kept."""
+
+    tombstones: timedelta
+    """Deleted rows are remembered for this long. A replay that reaches further back could bring one back."""
+    history: timedelta
+    """Files that no version newer than this needs are removed: time travel ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cared:
+    """What a round did. `yielded` counts steps that the stream was faster than."""
+
+    purged: int = 0
+    rewritten: int = 0
+    removed: int = 0
+    yielded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Neighbouring files in key order."""
+
+    low: object
+    high: object
+
+
+def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime) -> Cared:
+    """One round. Safe at any time and beside any writer."""
+    purged = rewritten = yielded = 0
+    for stretch in _worn(table, layout, now - care.tombstones):
+        try:
+            purged += _tidy(table, layout, stretch, now - care.tombstones)
+            rewritten += 1
+        except CommitFailedError:
+            yielded += 1
+        table.update_incremental()
+    table.create_checkpoint()
+    hours = int(care.history.total_seconds() // 3600)
+    removed = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+    table.cleanup_metadata()
+    return Cared(purged, rewritten, len(removed), yielded)
+
+
+def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]:
+    """Stretches worth rewriting, each small enough for memory; nothing for keys that have no bounds."""
+    found = files(table, layout)
+    if not compared(layout) or not len(found.bytes) or None in found.lows[0] or None in found.highs[0]:
+        _compact(table, found.bytes)
+        return []
+    fair = target_size(int(found.bytes.sum()))
+    purgeable = _with_old_tombstones(table, before)
+    lows, highs = list[Any](found.lows[0]), list[Any](found.highs[0])
+    stretches = []
+    for group in _groups(sorted(range(len(lows)), key=lows.__getitem__), found.bytes):
+        low, high = min(lows[file] for file in group), max(highs[file] for file in group)
+        met = [file for file in range(len(lows)) if lows[file] <= high and highs[file] >= low]
+        if int(found.bytes[met].sum()) > 2 * REGION_LIMIT:
+            table.optimize.z_order(list(layout.key), target_size=fair, commit_properties=fence(table))
+            return []
+        crowded = len(group) > SPARE_FILES + 2 * int(found.bytes[group].sum()) // fair
+        if crowded or purgeable[group].any():
+            stretches.append(_Stretch(low, high))
+    return stretches
+
+
+def _groups(order: list[int], sizes: npt.NDArray[np.int64]) -> Iterator[list[int]]:
+    group: list[int] = []
+    total = 0
+    for file in order:
+        if group and total + sizes[file] > REGION_LIMIT // 2:
+            yield group
+            group, total = [], 0
+        group.append(file)
+        total += int(sizes[file])
+    if group:
+        yield group
+
+
+def _with_old_tombstones(table: DeltaTable, before: datetime) -> npt.NDArray[np.bool_]:
+    """Files that may hold a tombstone from before that time, by their statistics."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    flags = [flag is not False for flag in _values(actions, f"max.{DELETED}")]
+    oldest = [when is None or when < before for when in _values(actions, f"min.{COMMITTED}")]
+    return np.array([flag and old for flag, old in zip(flags, oldest, strict=True)], np.bool_)
+
+
+def _values(actions: pa.Table, name: str) -> list[Any]:
+    return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
+
+
+def _tidy(table: DeltaTable, layout: Layout, stretch: _Stretch, before: datetime) -> int:
+    """Write the rows of a stretch again, sorted, without old tombstones; returns how many of these there were."""
+    condition = Region((compared(layout)[0],), (((stretch.low, stretch.high),),), 0, 0, 0, new=False).condition()
+    rows = scanned(table, layout, layout.arrow.names, condition)
+    committed, deleted = rows[COMMITTED], rows[DELETED]
+    old: AnyArray = pc.less(committed, pa.scalar(before, committed.type))
+    kept_rows: AnyArray = pc.invert(pc.and_(deleted, old.fill_null(False)))
+    kept = sorted_by(rows.filter(kept_rows), layout.key).cast(layout.arrow)
+    fair = target_size(int(files(table, layout).bytes.sum()))
+    overwrite(table, kept, condition, file_size=fair, commit_properties=fence(table))
+    return rows.num_rows - kept.num_rows
+
+
+def _compact(table: DeltaTable, sizes: npt.NDArray[np.int64]) -> None:
+    """Keys without bounds: pack small files, in whatever order."""
+    fair = target_size(int(sizes.sum()))
+    if len(sizes) > SPARE_FILES + 2 * int(sizes.sum()) // fair:
+        table.optimize.compact(target_size=fair)

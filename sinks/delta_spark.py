@@ -1,0 +1,64 @@
+"""The guarded merge by Spark's MERGE, for batches that touch more of a table than fits in memory.
+
+No transaction id is given to Delta here: `txnAppId` and `txnVersion` are settings of a whole session, shared by every
+query in it, and a batch whose number was seen before would be skipped in silence. Versions guard, row by row.
+"""
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from sinks.delta_changes import PARTIAL, Changes, keep_flag
+from sinks.delta_layout import DELETED, VERSION
+from sinks.delta_merge import WRITER
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: Changes) -> None:
+    """Merge in one commit. Orphans must have been set aside. Raises CommitFailedError where others won."""
+    from delta.exceptions import DeltaConcurrentModificationException
+    from delta.tables import DeltaTable as SparkTable
+
+    own = session.newSession()  # settings of ours must not reach another query's commits
+    own.conf.set(_USER_METADATA, f"{WRITER}={changes.lsn}")
+    rows = own.createDataFrame(_plain_types(changes.rows)).alias("source")
+    on = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in changes.layout.key)
+    newer = f"source.{VERSION} > target.{VERSION}"
+    if changes.partial:
+        newer += f" AND (NOT source.{PARTIAL} OR NOT target.{DELETED})"
+    merger = SparkTable.forPath(own, table.table_uri).alias("target").merge(rows, on)
+    merger = merger.whenMatchedUpdate(newer, _updates(changes))
+    merger = merger.whenNotMatchedInsert(f"NOT source.{PARTIAL}", _inserts(changes))
+    try:
+        merger.execute()
+    except DeltaConcurrentModificationException as error:
+        raise CommitFailedError("another writer of the table won") from error
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _inserts(changes: Changes) -> dict[str, "str | Column"]:
+    return {_quoted(name): f"source.{_quoted(name)}" for name in changes.layout.arrow.names}
+
+
+def _updates(changes: Changes) -> dict[str, "str | Column"]:
+    kept = {
+        _quoted(
+            name
+        ): f"CASE WHEN source.{keep_flag(number)} THEN target.{_quoted(name)} ELSE source.{_quoted(name)} END"
+        for number, name in enumerate(changes.kept)
+    }
+    return {**_inserts(changes), **kept}
+
+
+def _plain_types(rows: pa.Table) -> pa.Table:
+    """One chunk per column: Spark splits by chunks, and a merge source of many slices is many small tasks."""
+    return rows.combine_chunks()

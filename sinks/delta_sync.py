@@ -1,0 +1,41 @@
+"""Commits of a table on a local disk, made to survive a power cut. `deltalake` itself never fsyncs.
+
+Measured: 5 to 20 ms a commit. The trap: this comes after the commit, so it covers what `apply` has returned from;
+a power cut in the middle of a commit can still leave a commit whose files are empty (see docs/adr/0004).
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+
+def sync(folder: Path, after: int, until: int) -> None:
+    """Make the commits after one version, up to another, durable with the files that they add."""
+    log = folder / "_delta_log"
+    for version in range(after + 1, until + 1):
+        commit = log / f"{version:020}.json"
+        with suppress(FileNotFoundError):  # cleaned up, so long durable, or compacted away by another process
+            for path in _added(commit):
+                with suppress(FileNotFoundError):
+                    _flush(folder / path)
+            _flush(commit)
+    for directory in (folder, log):
+        _flush(directory)
+
+
+def _added(commit: Path) -> Iterator[str]:
+    for line in commit.read_text().splitlines():
+        added = json.loads(line).get("add")
+        if added is not None:
+            yield unquote(added["path"])
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
