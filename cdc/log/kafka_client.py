@@ -82,8 +82,9 @@ class Topic:
 class Cluster:
     """Makes clients from settings; the one for questions is made on the first."""
 
-    def __init__(self, settings: KafkaConnectionSettings) -> None:
+    def __init__(self, settings: KafkaConnectionSettings, patience: float = CALL_SECONDS) -> None:
         self.settings = settings
+        self._patience = patience
         self._admin: AdminClient | None = None
 
     def producer(self, **options: str | int | float | bool) -> Producer:
@@ -114,7 +115,7 @@ class Cluster:
     def topics(self, names: list[str]) -> dict[str, Topic]:
         """Those of the named topics that exist."""
         found = {}
-        for name, future in self.admin().describe_topics(TopicCollection(names), request_timeout=CALL_SECONDS).items():
+        for name, future in self.admin().describe_topics(TopicCollection(names), request_timeout=self._patience).items():
             try:
                 described = future.result()
             except KafkaException as error:
@@ -127,12 +128,12 @@ class Cluster:
     def names(self) -> list[str]:
         """Every topic that this user may see."""
         with speaking("listing topics"):
-            return sorted(self.admin().list_topics(timeout=CALL_SECONDS).topics)
+            return sorted(self.admin().list_topics(timeout=self._patience).topics)
 
     def create(self, name: str, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Make a topic; one that is there already is left as it is."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
-        for future in self.admin().create_topics([topic], request_timeout=CALL_SECONDS).values():
+        for future in self.admin().create_topics([topic], request_timeout=self._patience).values():
             try:
                 future.result()
             except KafkaException as error:

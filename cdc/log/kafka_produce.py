@@ -109,7 +109,7 @@ class Outlet:
         ends = self._ends.setdefault(topic, {})
         self._waiting += 1
 
-        def delivered(error: KafkaError | None, message: Delivered[bytes, bytes]) -> None:
+        def delivered(error: KafkaError | None, message: "Delivered[bytes, bytes]") -> None:
             self._waiting -= 1
             if error is not None:
                 self._failure = error

@@ -105,7 +105,7 @@ def _records(consumer: Consumer, ranges: list[Range]) -> Mapping[tuple[str, int]
     return {place: part.records for place, part in reading.items()}
 
 
-def _take(part: _Reading, message: Message[bytes, bytes], consumer: Consumer) -> int:
+def _take(part: _Reading, message: "Message[bytes, bytes]", consumer: Consumer) -> int:
     """Keep one message; 1 if its partition is complete now."""
     if part.over:
         return 0

@@ -1,9 +1,10 @@
 """The topics of a log: made as configured, and never trusted to be the ones that the position speaks of."""
 
+import time
 from collections.abc import Iterable
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.kafka_client import Cluster, Topic
+from cdc.log.kafka_client import CALL_SECONDS, Cluster, Topic
 from cdc.log.kafka_envelope import join_table, split_table, topic_of
 from cdc.log.kafka_position import Extent, Place
 from cdc.log.kafka_settings import KafkaSettings
@@ -66,10 +67,17 @@ class Topics:
         found = self._cluster.topics([name])
         if name not in found:
             self._cluster.create(name, self._settings.partitions, self._settings.replication, self._config())
-            found = self._cluster.topics([name])
+            found = self._seen(name)
         if name not in found:
             raise LogError(f"Topic {name} was made but cannot be seen.", "Check the ACL to describe it.")
         return found[name]
+
+    def _seen(self, name: str) -> dict[str, Topic]:
+        """A broker answers for a topic only once the news of it has come: a moment after it was made."""
+        deadline = time.monotonic() + CALL_SECONDS
+        while not (found := self._cluster.topics([name])) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
 
     def _refuse_shared(self, name: str, table: str) -> None:
         system = {self._settings.system_topic(part) for part in SYSTEM_TOPICS}

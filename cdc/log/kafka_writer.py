@@ -15,10 +15,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as Delivered
 
 from cdc import failpoint
 from cdc.errors import LogError, LogFenced, LogLost
-from cdc.log.kafka_client import Cluster, in_our_words
+from cdc.log.kafka_client import CALL_SECONDS, Cluster, in_our_words, watermarks
 from cdc.log.kafka_envelope import Origin, encode
 from cdc.log.kafka_position import MARK_KEY, MARKER_KEY, Extent, Place, marker_key
 from cdc.log.kafka_produce import Acknowledged, Outlet, Undelivered
@@ -56,9 +57,11 @@ class KafkaWriter:
         self._aside = aside
         self._position = settings.system_topic("position")
         self._lock = threading.RLock()
+        self._marker = -1
         self._topics = Topics(self._cluster, settings)
         self._topics.prepare()
         discard_leftovers(aside)
+        self._watch = self._cluster.consumer()
         self._producer = self._opened()
         self._state = self._recovered()
         self._topics.check(self._state.place)
@@ -101,6 +104,7 @@ class KafkaWriter:
 
             self._transact(fill, durable, f"appending up to {wanted}")
             if not durable():
+                self._await_visible()
                 self._state = _State(place, {**self._state.marks, **marks})
             failpoint.reached("log.after_append")
 
@@ -108,6 +112,20 @@ class KafkaWriter:
         """Let go of the connections; an open transaction is aborted by the next writer."""
         with self._lock:
             self._producer.close()
+            self._watch.close()
+
+    def _marked(self, error: KafkaError | None, message: "Delivered[bytes, bytes]") -> None:
+        self._marker = -1 if error is not None else message.offset() or 0
+
+    def _await_visible(self) -> None:
+        """The broker answers a commit once it cannot be lost, and lets readers see it a moment later.
+
+        Waiting also pays: a transaction begun before then is told to come back after 20 ms.
+        """
+        deadline = time.monotonic() + CALL_SECONDS
+        while self._marker >= 0 and watermarks(self._watch, self._position, 0)[1] <= self._marker:
+            if time.monotonic() > deadline:
+                raise LogLost("A committed transaction does not become visible.", "Look at the brokers.")
 
     def _is_repeat(self, end: Lsn, marks: Mapping[str, str]) -> bool:
         known = self._state.marks
@@ -128,7 +146,7 @@ class KafkaWriter:
         place = Place(-1, end, newest, self._extents(acknowledged))
         for name, value in marks.items():
             producer.produce(self._position, value.encode(), MARK_KEY + name.encode(), 0)
-        producer.produce(self._position, place.encoded(), marker_key(now), 0)
+        producer.produce(self._position, place.encoded(), marker_key(now), 0, on_delivery=self._marked)
         failpoint.reached("log.before_commit")
         return place
 

@@ -1,0 +1,275 @@
+"""The Kafka log on a real broker: what others see in the topics, and what the contract suite cannot ask."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from cdc.config import Settings
+from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_reader import KafkaReader
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.registry import open_reader, open_writer
+from cdc.model import Column, Entry, Lsn, PgType, TableId, TableSchema
+from tests.fix_servers import LocalServer
+from tests.kafka_rows import batch, change, entry, messages, writer
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def settings(kafka_server: LocalServer, topic_prefix: str) -> KafkaSettings:
+    return KafkaSettings(bootstrap=kafka_server.url, prefix=topic_prefix)
+
+
+def everything(reader: KafkaReader) -> list[dict[str, object]]:
+    return [row for part in reader.read(reader.start()) for row in part.rows.to_pylist()]
+
+
+def test_a_delete_is_followed_by_a_tombstone_of_the_same_key(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(entry(10, change(1, 10, "c"), change(2, 10, "c")))
+    log.append(entry(20, change(1, 20, "d")))
+    found = messages(settings.bootstrap, f"{settings.prefix}.public.orders", 3, least=4)
+    of_one = [value for _, _, key, value in found if key == b'{"id":1}']
+    assert [None if value is None else json.loads(value)["op"] for value in of_one] == ["c", "d", None]
+
+
+def test_changes_of_a_key_stay_in_one_partition_and_in_order(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    for lsn in range(10, 60, 10):
+        log.append(batch(lsn, 40))
+    places: dict[bytes | None, list[tuple[int, int]]] = {}
+    for partition, _, key, value in messages(settings.bootstrap, f"{settings.prefix}.public.orders", 3, 200):
+        places.setdefault(key, []).append((partition, json.loads(value or b"")["source"]["lsn"]))
+    assert len(places) == 40
+    assert {partition for rows in places.values() for partition, _ in rows} == {0, 1, 2}
+    for rows in places.values():
+        assert len({partition for partition, _ in rows}) == 1
+        assert [lsn for _, lsn in rows] == [10, 20, 30, 40, 50]
+
+
+def test_a_new_writer_takes_over_and_the_old_one_is_told_to_stop(settings: KafkaSettings, tmp_path: Path) -> None:
+    old = writer(settings, tmp_path)
+    old.append(batch(10, 3))
+    new = writer(settings, tmp_path)
+    assert new.progress().end == 10
+    with pytest.raises(LogFenced):
+        old.append(batch(20, 3))
+    new.append(batch(20, 2))
+    assert len(everything(KafkaReader(settings))) == 5
+
+
+def test_a_writer_that_died_in_the_middle_left_nothing_to_see(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 3))
+    # What a crash between the rows and the commit leaves: an open transaction with rows in it.
+    log._producer.begin_transaction()
+    log._producer.produce(f"{settings.prefix}.public.orders", b"{}", b"half", 0)
+    log._producer.flush()
+    again = writer(settings, tmp_path)
+    assert again.progress().end == 10
+    again.append(batch(20, 1))
+    reader = KafkaReader(settings)
+    assert reader.head()[1] == 20
+    assert [row["version"] for row in everything(reader)] == [10, 10, 10, 20]
+
+
+def test_slices_hold_whole_transactions_in_log_order(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    for lsn in range(10, 40, 10):
+        rows = [change(number, lsn, table=f"public.t{number % 3}") for number in range(9)]
+        log.append(entry(lsn, *rows))
+    reader = KafkaReader(settings)
+    first = reader.seek(Lsn(10))
+    parts = list(reader.read(first))
+    rows = [row for part in parts for row in part.rows.to_pylist()]
+    assert [(row["commit_lsn"], row["ordinal"]) for row in rows] == [(lsn, n) for lsn in (20, 30) for n in range(9)]
+    assert parts[-1].end == 30
+    assert list(reader.read(parts[-1].offset)) == []
+
+
+def test_a_large_transaction_appears_at_once(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    spool = log.spool()
+    for part in range(3):
+        spool.write(batch(30, 1000, f"public.t{part}").rows)
+    log.append(batch(20, 1))  # smaller ones commit meanwhile
+    reader = KafkaReader(settings)
+    assert len(everything(reader)) == 1
+    spool.publish(Lsn(30))
+    assert reader.head()[1] == 30
+    assert len(everything(reader)) == 3001
+    assert list((tmp_path / "kafka").iterdir()) == []
+
+
+def test_a_forgotten_spool_is_swept_by_the_next_writer(settings: KafkaSettings, tmp_path: Path) -> None:
+    writer(settings, tmp_path).spool().write(batch(30, 10).rows)
+    assert len(list((tmp_path / "kafka").iterdir())) == 1
+    writer(settings, tmp_path)
+    assert list((tmp_path / "kafka").iterdir()) == []
+
+
+def test_tables_that_would_share_a_topic_are_refused(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 1, "public.a b"))
+    with pytest.raises(LogError, match="would share topic"):
+        log.append(batch(20, 1, "public.a_b"))
+    assert log.progress().end == 10
+    log.append(batch(20, 1, "public.other"))
+
+
+def test_a_changed_number_of_partitions_is_refused(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 5))
+    reader = KafkaReader(settings)
+    before = reader.start()
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap})
+    topic = f"{settings.prefix}.public.orders"
+    for future in admin.create_partitions([NewPartitions(topic, 6)]).values():
+        future.result()
+    with pytest.raises(LogCorrupt, match=r"had 3 partition\(s\) and has 6"):
+        list(reader.read(before))
+    with pytest.raises(LogCorrupt, match="start with a new prefix|Start with a new prefix"):
+        writer(settings, tmp_path)
+
+
+LARGE = "x" * 200_000
+
+
+def large_entry() -> Entry:
+    return entry(10, change(1, 10), change(2, 10, note=LARGE), change(3, 10, "d"))
+
+
+def test_a_change_larger_than_a_message_is_spread_over_several(settings: KafkaSettings, tmp_path: Path) -> None:
+    small = settings.model_copy(update={"max_message_bytes": 50_000})
+    rows = large_entry()
+    writer(small, tmp_path).append(rows)
+    assert everything(KafkaReader(small)) == rows.rows.to_pylist()
+    found = messages(small.bootstrap, f"{small.prefix}.public.orders", 3)
+    assert max(len(value or b"") for _, _, _, value in found) < 50_000
+    assert all(value is None or json.loads(value) for _, _, _, value in found)
+
+
+def test_a_change_larger_than_a_message_can_be_set_aside(settings: KafkaSettings, tmp_path: Path) -> None:
+    small = settings.model_copy(update={"max_message_bytes": 50_000, "oversize": "dead_letter"})
+    writer(small, tmp_path).append(large_entry())
+    reader = KafkaReader(small)
+    assert [row["key"] for row in everything(reader)] == ['{"id":1}', '{"id":3}']
+    assert reader.head()[1] == 10
+    ((_, _, key, letter),) = messages(small.bootstrap, f"{small.prefix}.millrace.oversize")
+    assert key == b'{"id":2}'
+    said = json.loads(letter or b"")
+    assert (said["table"], said["lsn"], said["key"]) == ("public.orders", 10, '{"id":2}')
+    assert LARGE not in (letter or b"").decode()
+
+
+def test_a_change_larger_than_a_message_can_stop_the_log(settings: KafkaSettings, tmp_path: Path) -> None:
+    small = settings.model_copy(update={"max_message_bytes": 50_000, "oversize": "stop"})
+    log = writer(small, tmp_path)
+    with pytest.raises(LogError, match=r"public\.orders at 0/A takes") as caught:
+        log.append(large_entry())
+    assert LARGE[:20] not in str(caught.value)
+    assert log.progress().end == 0
+    log.append(batch(20, 1))
+
+
+@pytest.mark.parametrize("value", [b"", b"\x80\x04garbage", b'{"before":null,"after":{"id":1}}', b"x" * 900_000])
+def test_foreign_bytes_are_named_or_skipped_never_taken_for_rows(
+    settings: KafkaSettings, tmp_path: Path, value: bytes
+) -> None:
+    one = settings.model_copy(update={"partitions": 1})
+    log = writer(one, tmp_path)
+    log.append(batch(10, 2))
+    other = Producer({"bootstrap.servers": one.bootstrap, "message.max.bytes": 2_000_000})
+    other.produce(f"{one.prefix}.public.orders", value, b"k", 0)
+    other.flush()
+    log.append(batch(20, 2))
+    with pytest.raises(LogCorrupt, match=rf"offset 3 of {one.prefix}\.public\.orders-0") as caught:
+        everything(KafkaReader(one))
+    assert "garbage" not in str(caught.value)
+    skipping = KafkaReader(one.model_copy(update={"foreign": "skip"}))
+    assert [row["version"] for row in everything(skipping)] == [10, 10, 20, 20]
+
+
+@pytest.mark.parametrize("name", ["acks", "enable.idempotence", "max.in.flight", "isolation.level", "transactional.id"])
+def test_settings_that_would_weaken_a_promise_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        KafkaSettings(client={name: "1"})
+
+
+def test_the_registry_survives_the_writer(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    schema = TableSchema(TableId("public", "orders"), (Column("id", PgType(20, "int8"), key=True),), oid=5)
+    wider = TableSchema(schema.table, (*schema.columns, Column("n", PgType(23, "int4"))), oid=5)
+    assert [log.schemas.record(each).id for each in (schema, schema, wider)] == [1, 1, 2]
+    again = writer(settings, tmp_path)
+    assert again.schemas.record(wider).id == 2
+    reader = KafkaReader(settings)
+    assert [each.id for each in reader.schemas.newest()] == [2]
+    assert reader.schemas.get(schema.table, 1).columns == schema.columns
+    with pytest.raises(LogCorrupt):
+        reader.schemas.get(schema.table, 3)
+
+
+def test_consumers_never_go_back_and_can_be_forgotten(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    for lsn in (10, 20, 30):
+        log.append(batch(lsn, 1))
+    reader = KafkaReader(settings)
+    reader.commit("lake", Lsn(20))
+    reader.commit("lake", Lsn(10))
+    reader.commit("cache", Lsn(30))
+    other = KafkaReader(settings)
+    assert [(each.name, each.reached) for each in other.consumers()] == [("cache", 30), ("lake", 20)]
+    lake = other.consumers()[1]
+    assert [part.end for part in other.read(lake.offset)] == [30]
+    other.forget("lake")
+    assert [each.name for each in KafkaReader(settings).consumers()] == ["cache"]
+
+
+def test_it_opens_from_a_pipelines_settings(settings: KafkaSettings, state_dir: Path) -> None:
+    pipeline = Settings(state=state_dir, log=settings)
+    log = open_writer(pipeline)
+    log.append(batch(10, 2))
+    assert open_reader(pipeline).head()[1] == 10
+    log.close()
+
+
+def test_readers_never_see_a_marker_before_all_of_its_rows(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 30))
+    reader = KafkaReader(settings)
+    stop = threading.Event()
+    seen: list[tuple[int, int]] = []
+
+    def follow() -> None:
+        after = reader.seek(Lsn(10))
+        while not stop.is_set() or reader.head()[0] != after:
+            for part in reader.read(after):
+                seen.append((part.end, part.rows.num_rows))
+                after = part.offset
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    for lsn in range(20, 420, 10):
+        log.append(batch(lsn, 30))
+    stop.set()
+    follower.join(60)
+    assert not follower.is_alive()
+    done, expected = 10, 0
+    for end, rows in seen:
+        expected = (end - done) // 10 * 30
+        assert rows == expected, (end, rows, expected)
+        done = end
+    assert done == 410
+
+
+def test_a_cluster_that_is_not_there_is_named() -> None:
+    nowhere = KafkaSettings(bootstrap="127.0.0.1:1", client={"socket.connection.setup.timeout.ms": "1000"})
+    with pytest.raises(LogLost):
+        Cluster(nowhere, patience=2).names()
