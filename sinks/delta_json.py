@@ -109,7 +109,7 @@ def _name(quoted: str) -> str:
 
 def _joined(texts: AnyArray) -> tuple[Bytes, Ints]:
     """The bytes of all texts, and the bounds of each: n + 1 numbers."""
-    array: AnyArray = texts.cast(pa.large_string())
+    array: AnyArray = texts.cast(pa.large_string()).fill_null("")  # a null may have bytes below it
     buffers: list[Any] = array.buffers()
     bounds = np.frombuffer(buffers[1], np.int64, len(array) + 1, array.offset * 8)
     if buffers[2] is None:
@@ -129,6 +129,8 @@ def _top_level(data: Bytes, escapes: Ints, bounds: Ints, missing: int) -> tuple[
     outside = (quoted == 0) & (kinds != _QUOTE)
     places, kinds = places[outside], kinds[outside]
     depth = np.cumsum((kinds == _OPEN).astype(np.int8) - (kinds == _CLOSE), dtype=np.int32)
+    if len(depth) and (depth.min() < 0 or depth[-1] != 0):
+        raise Malformed("a text is not one JSON object")
     opening, closing = (kinds == _OPEN) & (depth == 1), (kinds == _CLOSE) & (depth == 0)
     _check(data, bounds, missing, places[opening], places[closing])
     separators = places[opening | closing | ((kinds == _COMMA) & (depth == 1))]
