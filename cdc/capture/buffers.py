@@ -31,8 +31,9 @@ def binary(bounds: Bounds, data: "NDArray[np.uint8]") -> pa.BinaryArray:
 def regrouped(array: pa.BinaryArray, size: int) -> pa.StringArray:
     """Every `size` neighbours as one text over the same bytes. Raises ArrowInvalid where one is not UTF-8."""
     bounds = np.ascontiguousarray(bounds_of(array)[::size])
-    made = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, _buffer(bounds), array.buffers()[2]])
-    return cast("pa.StringArray", made.cast(pa.string()))
+    made = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, _buffer(bounds), array.buffers()[2]])
+    made.validate(full=True)
+    return cast("pa.StringArray", made)
 
 
 def spread(compact: pa.StringArray, present: "NDArray[np.bool_]") -> pa.StringArray:
@@ -42,6 +43,18 @@ def spread(compact: pa.StringArray, present: "NDArray[np.bool_]") -> pa.StringAr
     bounds = bounds_of(compact)[np.concatenate(([0], np.cumsum(present)))]
     buffers = [bitmap(present), _buffer(bounds), compact.buffers()[2]]
     return cast("pa.StringArray", pa.Array.from_buffers(pa.string(), len(present), buffers))
+
+
+def letters(codes: "NDArray[np.uint8]") -> pa.StringArray:
+    """Texts of one ASCII letter each."""
+    return cast("pa.StringArray", binary(np.arange(len(codes) + 1, dtype=np.int32), codes).view(pa.string()))
+
+
+def repeated(text: str, count: int) -> pa.StringArray:
+    """The same text so many times."""
+    raw = text.encode()
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(raw))
+    return cast("pa.StringArray", binary(bounds, np.frombuffer(raw * count, np.uint8)).view(pa.string()))
 
 
 def lists(values: pa.StringArray, counts: "NDArray[np.int64]") -> "pa.ListArray[Any]":

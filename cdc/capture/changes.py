@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.capture.buffers import flags_of, lists, spread, take
+from cdc.capture.buffers import flags_of, letters, lists, spread, take
 from cdc.capture.frames import Frames
 from cdc.capture.layout import Layout
 from cdc.capture.spans import Block, Flags, Places, Spans, as_arrow, gather
@@ -21,7 +21,7 @@ from cdc.errors import DecodeError
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
-OPS = pa.array(["c", "u", "d", "t"])
+_LETTERS = np.frombuffer(b"cud", np.uint8)
 NAMES = pa.list_(pa.string())
 
 
@@ -206,7 +206,7 @@ def _rows(
         has_new, has_before = has_new[source] & ~leaving, has_before[source] & ~arriving
         message = message[source]
     after, unchanged = _after(read, layout, frames, has_new)
-    return Changes(message, take(OPS, op), key, after, _before(read, layout, frames, has_before), unchanged)
+    return Changes(message, letters(_LETTERS[op]), key, after, _before(read, layout, frames, has_before), unchanged)
 
 
 def _after(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "tuple[pa.StringArray, pa.ListArray[Any]]":

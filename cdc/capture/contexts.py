@@ -9,7 +9,7 @@ import numpy as np
 from cdc.capture.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 from cdc.capture.frames import Frames
 from cdc.capture.reading import POSTGRES_EPOCH
-from cdc.capture.spans import Flags, Octets, Places
+from cdc.capture.spans import Flags, Places
 from cdc.errors import DecodeError
 
 _CLOSER = {ord("B"): ord("C"), ord("b"): ord("P"), ord("S"): ord("E")}
@@ -17,6 +17,8 @@ _OPENS, _CLOSES = np.zeros(256, np.uint8), np.zeros(256, np.bool_)
 for _opener, _closer in _CLOSER.items():
     _OPENS[_opener] = _closer
     _CLOSES[_closer] = True
+_OPENERS: Flags = _OPENS != 0
+_TURNS: Flags = _OPENERS | _CLOSES
 _STREAM = ord("S")
 
 
@@ -47,17 +49,18 @@ class Contexts:
         """Whether a streamed block is open."""
         return self.closer == _CLOSER[_STREAM]
 
-    def streamed_flags(self, kind: Octets) -> Flags | None:
+    def streamed_flags(self, frames: Frames) -> Flags | None:
         """Which messages of a feed stand in a streamed block (None: none): those carry a transaction id."""
-        starts = kind == _STREAM
-        if not self.streaming and not starts.any():
+        if not self.streaming and not frames.present[_STREAM]:
             return None
+        kind = frames.kind
+        starts = kind == _STREAM
         return np.cumsum(starts.astype(np.int8) - (kind == _CLOSER[_STREAM]).astype(np.int8)) + self.streaming > 0
 
     def check(self, frames: Frames, rows: Places) -> None:
         """Transactions must begin and end in turn, and rows stand inside them."""
         kind = frames.kind
-        turn = np.flatnonzero((_OPENS[kind] != 0) | _CLOSES[kind])
+        turn = frames.of(_TURNS)
         kinds = kind[turn]
         expected = np.concatenate(([self.closer], _OPENS[kinds[:-1]])) if len(turn) else _OPENS[:0]
         wrong = np.where(expected == 0, _OPENS[kinds] == 0, kinds != expected)
@@ -72,7 +75,7 @@ class Contexts:
     def place(self, frames: Frames, found: Mapping[int, Event], counts: Places, message: Places) -> Placed:
         """Number the rows (`counts`: rows per message, `message`: each row's message) and move on to the feed's end."""
         kind = frames.kind
-        openers = np.flatnonzero(_OPENS[kind])
+        openers = frames.of(_OPENERS)
         before = np.cumsum(counts) - counts
         first = np.concatenate(([0], before[openers]))
         size = np.diff(np.concatenate((first, [len(message)])))
@@ -90,7 +93,7 @@ class Contexts:
         placed = Placed(lsn[context], ts[context], xid[context], ordinal)
         self.commit_lsn, self.commit_ts, self.xid = int(lsn[-1]), int(ts[-1]), int(xid[-1])
         self.ordinal = int(carry[-1] + size[-1])
-        self._close(kind)
+        self._close(frames)
         return placed
 
     def _follow(
@@ -120,7 +123,6 @@ class Contexts:
             ):
                 self.streamed.pop(event.xid, None)
 
-    def _close(self, kind: Octets) -> None:
-        turn = np.flatnonzero((_OPENS[kind] != 0) | _CLOSES[kind])
-        if len(turn):
-            self.closer = int(_OPENS[kind[turn[-1]]])
+    def _close(self, frames: Frames) -> None:
+        if len(turn := frames.of(_TURNS)):
+            self.closer = int(_OPENS[frames.kind[turn[-1]]])

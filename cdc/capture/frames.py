@@ -10,13 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from cdc.capture.spans import Octets, Places, require_room
+from cdc.capture.spans import Flags, Octets, Places, require_room
 from cdc.errors import DecodeError
 
 HEAD = 25
 """Bytes before the payload of an XLogData frame: `w`, start, end, time."""
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
 _SLACK = 32
+NONE: Places = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ class Frames:
     def kind(self) -> Octets:
         """Each message's first byte."""
         return self.data[self.start]
+
+    @cached_property
+    def present(self) -> Flags:
+        """Which kinds there are: most feeds hold few, and what is not there need not be looked for."""
+        return np.bincount(self.kind, minlength=256) > 0
+
+    def of(self, kinds: Flags) -> Places:
+        """The messages of these kinds, in order."""
+        return kinds[self.kind].nonzero()[0] if (self.present & kinds).any() else NONE
 
     @cached_property
     def lsn(self) -> Places:

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.capture import changes, control
-from cdc.capture.buffers import take
+from cdc.capture.buffers import repeated, take
 from cdc.capture.changes import Changes
 from cdc.capture.contexts import Contexts, Placed
 from cdc.capture.events import (
@@ -96,14 +96,13 @@ class Decoder:
         _check_kinds(frames)
         found = self._control(frames)
         scopes = self._scopes(frames, found)
-        rows_of = _row_messages(frames)
-        self._contexts.check(frames, rows_of)
+        self._contexts.check(frames, frames.of(_ROWS))
         self._learn(frames, scopes, found)
         groups = self._changes(frames, scopes) + self._truncates(frames, scopes)
         self._relations.settle()
         counts = np.zeros(len(frames), np.int64)
         for _, group in groups:
-            np.add.at(counts, group.message, 1)
+            counts += np.bincount(group.message, minlength=len(frames))
         message = np.repeat(np.arange(len(frames)), counts)
         placed = self._contexts.place(frames, found, counts, message)
         rows = _table(groups, frames, message, placed)
@@ -112,9 +111,9 @@ class Decoder:
 
     def _control(self, frames: Frames) -> dict[int, Event]:
         """The rare messages, parsed one by one. Origins and types are read and known, but say nothing to us."""
-        streamed = self._contexts.streamed_flags(frames.kind)
+        streamed = self._contexts.streamed_flags(frames)
         found: dict[int, Event] = {}
-        for index in np.flatnonzero(_RARE[frames.kind]).tolist():
+        for index in frames.of(_RARE).tolist():
             message = frames.message(index)
             kind = chr(message[0])
             reading = Reading(message)
@@ -127,7 +126,7 @@ class Decoder:
 
     def _scopes(self, frames: Frames, found: Mapping[int, Event]) -> Places | None:
         """The streamed transaction that each message stands in, 0 outside; None: nothing is streamed."""
-        streamed = self._contexts.streamed_flags(frames.kind)
+        streamed = self._contexts.streamed_flags(frames)
         if streamed is None:
             return None
         starts = [(index, event.xid) for index, event in found.items() if isinstance(event, StreamStart)]
@@ -137,8 +136,7 @@ class Decoder:
 
     def _learn(self, frames: Frames, scopes: Places | None, found: dict[int, Event]) -> None:
         """Take in relations in their order, with the ends of streamed transactions between them."""
-        turns = np.flatnonzero(_TURNS[frames.kind])
-        for index in turns.tolist():
+        for index in frames.of(_TURNS).tolist():
             event = found.get(index)
             if isinstance(event, StreamCommit | StreamPrepare):
                 self._relations.publish(event.xid, index)
@@ -153,11 +151,11 @@ class Decoder:
 
     def _changes(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
         """The inserts, updates and deletes, table schema by table schema."""
-        message = np.flatnonzero(_CHANGES[frames.kind])
+        message = frames.of(_CHANGES)
         if len(message) == 0:
             return []
-        scope = np.zeros(len(message), np.int64) if scopes is None else scopes[message]
-        at = frames.start[message] + np.where(scope != 0, 5, 1)
+        scope = None if scopes is None else scopes[message]
+        at = frames.start[message] + (1 if scope is None else np.where(scope != 0, 5, 1))
         short = at + 5 > frames.stop[message]
         if short.any():
             raise DecodeError("A row message ends before its row", frames.offset(int(message[np.argmax(short)]), 0))
@@ -165,7 +163,14 @@ class Decoder:
         groups = self._by_layout(scope, oid, message)
         return [(layout, changes.decode(frames, layout, message[rows], at[rows] + 4)) for layout, rows in groups]
 
-    def _by_layout(self, scope: Places, oid: Places, message: Places) -> list[tuple[Layout, Places]]:
+    def _by_layout(self, scope: Places | None, oid: Places, message: Places) -> list[tuple[Layout, Places | slice]]:
+        """The rows of each layout. The usual feed is of one table that does not change."""
+        first = int(oid[0])
+        if scope is None and (oid == first).all() and not self._relations.changes(0, first):
+            return [(self._layout(0, first, int(message[0])), slice(None))]
+        return self._by_each_layout(np.zeros(len(oid), np.int64) if scope is None else scope, oid, message)
+
+    def _by_each_layout(self, scope: Places, oid: Places, message: Places) -> list[tuple[Layout, Places | slice]]:
         parts: dict[int, tuple[Layout, list[Places]]] = {}
         for code in np.unique(scope << 32 | oid).tolist():
             of_scope, of_oid = code >> 32, code & 0xFFFFFFFF
@@ -184,7 +189,7 @@ class Decoder:
 
     def _truncates(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
         groups = []
-        for index in np.flatnonzero(frames.kind == _TRUNCATE).tolist():
+        for index in frames.of(_TRUNCATE).tolist():
             scope = 0 if scopes is None else int(scopes[index])
             for oid in control.truncated(frames.message(index), scope != 0):
                 groups.append((self._layout(scope, oid, index), changes.truncate(index)))
@@ -197,30 +202,27 @@ def _flags(kinds: str) -> Flags:
     return flags
 
 
-_TRUNCATE = ord("T")
 _KNOWN = _flags("BCORYIUDTMSEcAbPKrp")
+_TRUNCATE = _flags("T")
 _CHANGES = _flags("IUD")
 _ROWS = _flags("IUDT")
 _TURNS = _flags("RcAp")
 _RARE = _flags("SEcAbPKrpMOY")
-_SIZES = {"B": 21, "C": 26}
+_BEGIN, _COMMIT = _flags("B"), _flags("C")
+_SIZES = (("B", _BEGIN, 21), ("C", _COMMIT, 26))
 
 
 def _check_kinds(frames: Frames) -> None:
-    known = _KNOWN[frames.kind]
-    if not known.all():
-        at = int(np.argmin(known))
+    unknown = frames.of(~_KNOWN)
+    if len(unknown):
+        at = int(unknown[0])
         raise DecodeError(f"Message kind {frames.kind[at]} is unknown", frames.offset(at, int(frames.start[at])))
-    size = frames.stop - frames.start
-    for kind, wanted in _SIZES.items():
-        wrong = (frames.kind == ord(kind)) & (size != wanted)
+    for kind, flags, wanted in _SIZES:
+        these = frames.of(flags)
+        wrong = frames.stop[these] - frames.start[these] != wanted
         if wrong.any():
-            at = int(np.argmax(wrong))
+            at = int(these[np.argmax(wrong)])
             raise DecodeError(f"A {kind} message has the wrong length", frames.offset(at, int(frames.stop[at])))
-
-
-def _row_messages(frames: Frames) -> Places:
-    return np.flatnonzero(_ROWS[frames.kind])
 
 
 def _parts(frames: Sequence[bytes | memoryview]) -> Iterator[Sequence[bytes | memoryview]]:
@@ -253,29 +255,26 @@ def _table(groups: Sequence[tuple[Layout, Changes]], frames: Frames, message: Pl
     """The groups put together in stream order."""
     if not groups:
         return LOG_SCHEMA.empty_table()
-    texts = [group.texts for _, group in groups]
-    names = [str(layout.schema.table) for layout, _ in groups]
-    ids = np.array([layout.schema.id for layout, _ in groups], np.int32)
-    number = np.repeat(np.arange(len(groups)), [len(group.message) for _, group in groups])
-    columns = texts[0]
+    parts = [
+        [
+            repeated(str(layout.schema.table), len(group.message)),
+            *group.texts,
+            pa.array(np.full(len(group.message), layout.schema.id, np.int32)),
+        ]
+        for layout, group in groups
+    ]
+    columns = parts[0]
     if len(groups) > 1:
         order = np.argsort(np.concatenate([group.message for _, group in groups]), kind="stable")
-        number = number[order]
-        columns = [take(pa.concat_arrays(column), order) for column in zip(*texts, strict=True)]
-    op, key, after, before, unchanged = columns
+        columns = [take(pa.concat_arrays(column), order) for column in zip(*parts, strict=True)]
     arrays = [
-        take(pa.array(names), number),
-        op,
-        key,
-        after,
-        before,
-        unchanged,
+        *columns[:-1],
         pa.array(frames.lsn[message]),
         pa.array(placed.commit_lsn),
         pa.array(placed.ordinal),
         pa.array(placed.xid),
         pa.array(placed.commit_ts).view(pa.timestamp("us", tz="UTC")),
-        pa.array(ids[number]),
+        columns[-1],
     ]
     return pa.Table.from_arrays(arrays, schema=LOG_SCHEMA)
 
@@ -289,8 +288,8 @@ def _events(frames: Frames, found: dict[int, Event], counts: Places) -> list[Eve
     """Everything but rows, in stream order, each with the number of rows before it."""
     before = np.cumsum(counts) - counts
     events: dict[int, Event] = {index: event._replace(row=int(before[index])) for index, event in found.items()}
-    for kind, make in ((ord("B"), _begins), (ord("C"), _commits)):
-        message = np.flatnonzero(frames.kind == kind)
+    for kind, make in ((_BEGIN, _begins), (_COMMIT, _commits)):
+        message = frames.of(kind)
         if len(message):
             events.update(zip(message.tolist(), make(frames, frames.start[message], before[message]), strict=True))
     return [events[index] for index in sorted(events)]
