@@ -1,0 +1,112 @@
+"""Two tables of rows, what a store holds and what it should hold, compared row by row. Pure; never shows a value.
+
+Keys are the only thing that leaves: whoever looks for a difference needs to know where it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from cdc.model import TableSchema
+
+_IMAGES = ["key", "after"]
+_BETWEEN = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The keys that differ, as texts: absent from the store, only in the store, or with another content."""
+
+    missing: frozenset[str]
+    extra: frozenset[str]
+    different: frozenset[str]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Every key that differs."""
+        return self.missing | self.extra | self.different
+
+    def only(self, keys: frozenset[str]) -> "Comparison":
+        """The same, as far as these keys go."""
+        return Comparison(self.missing & keys, self.extra & keys, self.different & keys)
+
+
+NO_DIFFERENCE = Comparison(frozenset(), frozenset(), frozenset())
+
+
+def key_columns(schema: TableSchema, rows: pa.Table) -> list[str]:
+    """What identifies a row: the image's key where a store gives images, else the table's own key columns."""
+    if rows.column_names == _IMAGES:
+        return ["key"]
+    return [column.name for column in schema.key] or list(rows.column_names)
+
+
+def key_texts(rows: pa.Table, names: Sequence[str]) -> "pa.StringArray":
+    """One text per row that is equal where the key is."""
+    parts = [_texts(rows[name]) for name in names]
+    if len(parts) == 1:
+        return parts[0]
+    joined: Any = pc.binary_join_element_wise(*parts, _BETWEEN)  # type: ignore[call-overload]
+    return cast("pa.StringArray", joined)
+
+
+def compare(schema: TableSchema, expected: pa.Table, stored: pa.Table) -> Comparison:
+    """What differs. The common case, that nothing does, costs one pass over the bytes."""
+    if expected.equals(stored):
+        return NO_DIFFERENCE
+    names = key_columns(schema, expected)
+    wanted, held = key_texts(expected, names), key_texts(stored, names)
+    place = pc.index_in(wanted, held)
+    both = place.is_valid()
+    here, there = expected.filter(both), stored.take(place.drop_null())
+    unequal = pa.array(_unequal(here, there))
+    return Comparison(
+        _set(wanted.filter(pc.invert(both))),
+        _set(held.filter(pc.invert(pc.is_in(held, wanted)))) | _doubled(held),
+        _set(wanted.filter(both).filter(unequal)),
+    )
+
+
+def _texts(column: "pa.ChunkedArray[Any]") -> "pa.StringArray":
+    whole = column.combine_chunks()
+    try:
+        text = pc.cast(whole, pa.string())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        text = pa.array([None if value is None else repr(value) for value in whole.to_pylist()], pa.string())
+    return cast("pa.StringArray", pc.fill_null(text, pa.scalar("\x00")))
+
+
+def _unequal(left: pa.Table, right: pa.Table) -> NDArray[np.bool_]:
+    found = np.zeros(left.num_rows, np.bool_)
+    for name in left.column_names:
+        if name not in right.column_names:
+            found[:] = True
+        elif not left[name].equals(right[name]):
+            found |= _unequal_column(left[name].combine_chunks(), right[name].combine_chunks())
+    return found
+
+
+def _unequal_column(left: "pa.Array[Any]", right: "pa.Array[Any]") -> NDArray[np.bool_]:
+    """Null equals null and NaN equals NaN: a store that holds what it was given is right."""
+    try:
+        same = np.asarray(pc.fill_null(pc.equal(left, right), pa.scalar(False)))
+        nulls = np.asarray(left.is_null(nan_is_null=True)) & np.asarray(right.is_null(nan_is_null=True))
+        unequal: NDArray[np.bool_] = ~(same | nulls)
+        return unequal
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.fromiter((repr(one) != repr(other) for one, other in pairs), np.bool_, len(left))
+
+
+def _doubled(held: "pa.StringArray") -> frozenset[str]:
+    counts = pc.value_counts(held)
+    return _set(counts.field("values").filter(pc.greater(counts.field("counts"), pa.scalar(1))))
+
+
+def _set(texts: "pa.Array[Any]") -> frozenset[str]:
+    return frozenset(map(str, texts.to_pylist()))
