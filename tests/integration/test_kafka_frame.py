@@ -1,0 +1,98 @@
+"""The Kafka log as a Spark stream: whole transactions a batch, and errors instead of holes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from cdc.log.kafka_reader import KafkaReader
+from cdc.log.kafka_settings import KafkaSettings
+from cdc.model import PROGRESS_TABLE
+from cdc.ports import Offset
+from tests.fix_servers import LocalServer
+from tests.kafka_rows import batch, change, entry, writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+@pytest.fixture
+def settings(kafka_server: LocalServer, topic_prefix: str) -> KafkaSettings:
+    return KafkaSettings(bootstrap=kafka_server.url, prefix=topic_prefix)
+
+
+def drain(
+    spark: "SparkSession", reader: KafkaReader, checkpoint: Path, after: Offset | None = None
+) -> list[list[dict[str, object]]]:
+    """Everything that is there now, as the rows of each micro-batch."""
+    batches: list[list[dict[str, object]]] = []
+
+    def keep(rows: "DataFrame", _number: int) -> None:
+        batches.append(rows.toArrow().to_pylist())
+
+    stream = reader.frame(spark, after).writeStream.option("checkpointLocation", str(checkpoint))
+    query = stream.foreachBatch(keep).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return [rows for rows in batches if rows]
+
+
+def test_a_stream_has_every_row_and_ends_each_batch_with_a_marker(
+    spark: "SparkSession", settings: KafkaSettings, tmp_path: Path
+) -> None:
+    log = writer(settings, tmp_path)
+    rows = [change(number, 10, table=f"public.t{number % 2}", note="1.50") for number in range(40)]
+    log.append(entry(10, *rows))
+    log.append(entry(20, change(1, 20, "d"), change(2, 20)))
+    reader = KafkaReader(settings)
+    (first,) = drain(spark, reader, tmp_path / "checkpoint")
+    markers = [row for row in first if row["table"] == PROGRESS_TABLE]
+    assert [(row["op"], row["version"]) for row in markers] == [("m", 20)]
+    changes = [row for row in first if row["table"] != PROGRESS_TABLE]
+    expected = [row for part in reader.read(reader.start()) for row in part.rows.to_pylist()]
+    assert sorted(changes, key=lambda row: (row["commit_lsn"], row["ordinal"])) == expected
+    log.append(entry(30))  # an idle heartbeat moves readers too
+    log.append(batch(40, 3))
+    (second,) = drain(spark, reader, tmp_path / "checkpoint")
+    assert [row["version"] for row in second] == [40, 40, 40, 40]
+    assert drain(spark, reader, tmp_path / "checkpoint") == []
+    (third,) = drain(spark, reader, tmp_path / "other", after=reader.seek(30))  # type: ignore[arg-type]
+    assert len(third) == 4
+
+
+def test_what_retention_removed_unread_stops_the_stream(
+    spark: "SparkSession", settings: KafkaSettings, tmp_path: Path
+) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 9))
+    reader = KafkaReader(settings)
+    drain(spark, reader, tmp_path / "checkpoint")
+    log.append(batch(20, 9))
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap})
+    log.append(batch(30, 9))
+    topic = f"{settings.prefix}.public.orders"
+    for future in admin.delete_records([TopicPartition(topic, part, -1) for part in range(3)]).values():
+        future.result()
+    with pytest.raises(Exception, match="Retention removed offsets") as caught:
+        drain(spark, reader, tmp_path / "checkpoint")
+    assert "millrace resync" in str(caught.value)
+
+
+def test_a_topic_made_again_stops_the_stream(spark: "SparkSession", settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 9))
+    reader = KafkaReader(settings)
+    drain(spark, reader, tmp_path / "checkpoint")
+    log.append(batch(20, 9))
+    topic = f"{settings.prefix}.public.orders"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap})
+    for future in admin.delete_topics([topic]).values():
+        future.result()
+    with pytest.raises(Exception, match=f"Topic {topic} is gone"):
+        drain(spark, reader, tmp_path / "checkpoint")
+    log._topics._cluster.create(topic, 3, -1, {})
+    with pytest.raises(Exception, match="was deleted and made again"):
+        drain(spark, reader, tmp_path / "checkpoint")
