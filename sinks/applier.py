@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc import failpoint
-from cdc.errors import Busy, Lost, MillraceError, Rejected, RejectedItem
+from cdc.errors import Busy, Lost, MillraceError, Rejected, RejectedItem, SourceError
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Sink
 from sinks.dead_letters import DeadLetters, Letter
@@ -35,6 +35,14 @@ class Reselect(Protocol):
 
     def __call__(self, schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
         """Key to full image; a key that is missing is gone from the source. Raises SourceError."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A sink that has something to tell its operator."""
+
+    def facts(self) -> Mapping[str, str]:
+        """Names and values, to be shown as they are."""
 
 
 class Stopped(Exception):
@@ -70,6 +78,7 @@ class Applier:
     ) -> None:
         self.name = name
         self.status = SinkStatus(dead_letters=letters.count())
+        self.facts: Mapping[str, str] = {}
         self._open_sink = open_sink
         self._log = log
         self._letters = letters
@@ -114,11 +123,17 @@ class Applier:
         if self._sink is not None:
             self._sink.close()
 
-    def connect(self) -> Sink:
-        """The open sink; raises Busy or Lost if the store is not there."""
+    def greet(self) -> None:
+        """Open the store ahead of the first batch, waiting for it like a batch does."""
+        with self._turn:
+            self._retried(self._connect)
+            self._well()
+
+    def _connect(self) -> Sink:
         if self._sink is None:
             self._sink = self._open_sink()
             self._prepared.clear()
+            self.facts = self._sink.facts() if isinstance(self._sink, Described) else {}
         return self._sink
 
     # -- one table
@@ -139,7 +154,7 @@ class Applier:
         self.status.changes[table] = self.status.changes.get(table, 0) + batch.rows.num_rows
 
     def _attempt(self, batch: Batch) -> Sequence[RejectedItem]:
-        sink = self.connect()
+        sink = self._connect()
         table = batch.schema.table
         if self._prepared.get(table, -1) < batch.schema.id:
             sink.prepare(batch.schema)
@@ -160,7 +175,11 @@ class Applier:
         reselect = self._reselect
         if not missing or reselect is None:
             return refused
-        found = self._retried(lambda: reselect(batch.schema, [item.key for item in missing]))
+        try:
+            found = self._retried(lambda: reselect(batch.schema, [item.key for item in missing]))
+        except SourceError as error:
+            _log.warning("sink %s: %s", self.name, error)
+            return refused
         rows = [
             {**row, "after": found[row["key"]], "unchanged": []}
             for row in _rows_of(batch, [item.key for item in missing])
@@ -199,7 +218,7 @@ class Applier:
                 return action()
             except MillraceError as error:
                 if not error.transient:
-                    self.status.state, self.status.error = "failed", str(error)
+                    self.status.state, self.status.error = "refused", str(error)
                     raise
                 failures += 1
                 self._wait(error, failures)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-
 from cdc.config import SinkSettings
 from cdc.errors import EnvironmentFault
 from cdc.model import PROGRESS_TABLE, ZERO_LSN

@@ -1,0 +1,62 @@
+"""Reading single rows from the source again: for a partial change whose stored row has gone from a store.
+
+The images are the stream's own, so the row has the bytes it would have had. What it reflects may be newer than the
+change that asked for it; it is applied with that change's version, and the newer changes follow.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from psycopg import sql
+
+from cdc.capture.connect import connect
+from cdc.config import SourceSettings
+from cdc.errors import SourceRefused
+from cdc.model import Column, TableSchema
+from sinks.images import columns
+from sinks.raw_json import members, unquote
+from snapshots.rows import describe, masking_of, read_images
+
+_AT_ONCE = 500
+
+
+class SourceRows:
+    """See sinks.applier.Reselect. Connects for each call: calls are rare."""
+
+    def __init__(self, source: SourceSettings) -> None:
+        self._source = source
+        self._tables = {table.name: table for table in source.tables}
+
+    def __call__(self, schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
+        table = self._tables.get(schema.table)
+        if table is None:
+            raise SourceRefused(f"{schema.table} is not a table of the source.", "It cannot be read again.")
+        if hidden := sorted({column.name for column in schema.key} & set(table.mask)):
+            raise SourceRefused(
+                f"The key of {schema.table} is masked ({', '.join(hidden)}).", "It cannot be looked up."
+            )
+        found: dict[str, str] = {}
+        with connect(self._source) as connection:
+            readable = describe(connection, table, masking_of(self._source))
+            relation = sql.Identifier(schema.table.schema, schema.table.name)
+            for start in range(0, len(keys), _AT_ONCE):
+                wanted = sql.SQL("({})").format(
+                    sql.SQL(" or ").join(_condition(schema, key) for key in keys[start : start + _AT_ONCE])
+                )
+                for read in read_images(connection, readable, readable.copy_query(relation, wanted)):
+                    found.update(zip(*columns(read, "key", "after"), strict=True))
+        return found
+
+
+def _condition(schema: TableSchema, key: str) -> sql.Composable:
+    values = members(key)
+    parts = [_equals(column, values[column.name]) for column in schema.key if column.name in values]
+    return sql.SQL("({})").format(sql.SQL(" and ").join(parts))
+
+
+def _equals(column: Column, raw: str) -> sql.Composable:
+    """An untyped literal takes the column's type, so its index is used."""
+    name = sql.Identifier(column.name)
+    if raw == "null":
+        return sql.SQL("{} is null").format(name)
+    form = "{} = decode({}, 'base64')" if column.type.name == "bytea" else "{} = {}"
+    return sql.SQL(form).format(name, sql.Literal(unquote(raw)))

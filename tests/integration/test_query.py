@@ -1,0 +1,167 @@
+"""From the log through Spark into a sink: one streaming query."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem
+from cdc.model import TableSchema
+from cdc.ports import Batch, Sink
+from sinks.applier import Applier
+from sinks.dead_letters import DeadLetters
+from sinks.memory import MemorySettings, MemorySink, Store
+from sinks.query import SinkQuery
+from tests.fix_log import FilledLog
+from tests.fix_processes import wait_until
+from tests.histories import INTEGERS, History, change, cut, images, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+ITEMS = table()
+
+
+class Fickle(MemorySink):
+    """A memory sink that can be down, and that refuses rows whose label says so."""
+
+    down = False
+    picky = True
+
+    def apply(self, batch: Batch) -> None:
+        if self.down:
+            raise Lost("the store is down.")
+        poison = [row for row in batch.rows.to_pylist() if self.picky and "poison" in (row["after"] or "")]
+        refused = [RejectedItem(row["table"], row["key"], row["version"], "poison") for row in poison]
+        keys = {item.key for item in refused}
+        kept = pa.array([key not in keys for key in batch.rows.column("key").to_pylist()], pa.bool_())
+        super().apply(Batch(batch.schema, batch.rows.filter(kept), batch.truncated))
+        if refused:
+            raise Rejected(refused)
+
+
+class Pipeline:
+    """A query on a memory sink, and the pieces around it."""
+
+    def __init__(self, spark: "SparkSession", log: FilledLog, state: Path, name: str = "store") -> None:
+        self.stop = threading.Event()
+        self.sink = Fickle(name, Store())
+        self.letters = DeadLetters(state / "dead-letters" / name)
+        self.log = log
+        self._spark = spark
+        self._state = state
+        self._settings = MemorySettings(name=name)
+        self.query = self._make()
+
+    def _make(self) -> SinkQuery:
+        opened: Callable[[], Sink] = lambda: self.sink  # noqa: E731
+        self.applier = Applier(
+            self._settings.name, open_sink=opened, log=self.log.reader, letters=self.letters, stop=self.stop
+        )
+        return SinkQuery(self._settings, self.log.reader, self.applier, self._state / "checkpoints", self.stop)
+
+    def start(self) -> None:
+        self.query.start(self._spark)
+
+    def restart(self) -> None:
+        self.halt()
+        self.stop.clear()
+        self.query = self._make()
+        self.start()
+
+    def halt(self) -> None:
+        self.stop.set()
+        self.query.halt()
+
+    def check(self, schema: TableSchema, state: dict[str, str]) -> None:
+        assert self.sink.stored(schema).to_pylist() == self.sink.expected(schema, images(state)).to_pylist()
+
+
+@pytest.fixture
+def pipeline(spark: "SparkSession", filled_log: FilledLog, state_dir: Path) -> Iterator[Pipeline]:
+    filled_log.record(ITEMS)
+    made = Pipeline(spark, filled_log, state_dir)
+    made.start()
+    yield made
+    made.halt()
+
+
+def reach(pipeline: Pipeline, lsn: int) -> None:
+    def there() -> bool:
+        assert pipeline.query.failure() is None
+        return pipeline.applier.status.reached >= lsn
+
+    wait_until(there, 60, f"reached {lsn}")
+
+
+def row(key: int, version: int, label: str, op: str = "u", partial: bool = False) -> dict[str, object]:
+    big = "" if partial else f',"big":"{label}"'
+    after = None if op == "d" else f'{{"id":{key},"label":"{label}"{big}}}'
+    return change(op, f'{{"id":{key}}}', version, after, ["big"] if partial else None)
+
+
+def test_a_random_history_ends_in_the_state_of_the_source(pipeline: Pipeline) -> None:
+    rng = random.Random(7)
+    history = History(ITEMS, INTEGERS, rng).write(150)
+    for rows in cut(history.rows, rng, 40):
+        end = pipeline.log.append(rows)
+    reach(pipeline, end)
+    pipeline.check(ITEMS, history.state())
+    assert pipeline.log.reader.consumers()[0].reached == end
+
+
+def test_a_restarted_query_goes_on_where_it_was(pipeline: Pipeline) -> None:
+    reach(pipeline, pipeline.log.append([row(1, 10, "one")]))
+    pipeline.restart()
+    reach(pipeline, pipeline.log.append([row(2, 20, "two")]))
+    assert pipeline.applier.status.changes == {"public.items": 1}
+    assert pipeline.sink.stored(ITEMS).num_rows == 2
+
+
+def test_a_store_that_is_down_is_waited_for(pipeline: Pipeline) -> None:
+    reach(pipeline, pipeline.log.append([row(1, 10, "one")]))
+    pipeline.sink.down = True
+    end = pipeline.log.append([row(1, 20, "two")])
+    wait_until(lambda: pipeline.applier.status.state == "waiting", 30)
+    assert pipeline.applier.status.error == "the store is down."
+    pipeline.sink.down = False
+    reach(pipeline, end)
+    assert (pipeline.applier.status.state, pipeline.applier.status.error) == ("running", "")
+
+
+def test_a_poison_row_is_set_aside_and_the_rest_flows(pipeline: Pipeline) -> None:
+    reach(pipeline, pipeline.log.append([row(1, 10, "one"), row(2, 11, "poison"), row(3, 12, "three")]))
+    assert pipeline.sink.stored(ITEMS).column("key").to_pylist() == ['{"id":1}', '{"id":3}']
+    assert [(letter.key, letter.reason) for letter in pipeline.letters.list()] == [('{"id":2}', "poison")]
+    assert pipeline.applier.status.dead_letters == 1
+
+
+def test_a_later_change_of_a_parked_key_is_filled_from_the_letter_and_settles_it(pipeline: Pipeline) -> None:
+    reach(pipeline, pipeline.log.append([row(1, 10, "old")]))
+    reach(pipeline, pipeline.log.append([row(1, 20, "poison")]))
+    # the server left `big` out: its value is the parked one, not the one that the store still has
+    reach(pipeline, pipeline.log.append([row(1, 30, "new", partial=True)]))
+    assert pipeline.letters.list()[0].version == 30
+    pipeline.sink.picky = False
+    reach(pipeline, pipeline.log.append([row(1, 40, "newest", partial=True)]))
+    assert pipeline.letters.list() == []
+    pipeline.check(ITEMS, {'{"id":1}': '{"id":1,"label":"newest","big":"poison"}'})
+
+
+def test_a_letter_is_tried_again_when_asked(pipeline: Pipeline) -> None:
+    reach(pipeline, pipeline.log.append([row(1, 10, "poison")]))
+    pipeline.sink.picky = False
+    assert pipeline.letters.ask_retry() == 1
+    assert pipeline.applier.retry_letters() == 0
+    assert pipeline.letters.count() == 0
+    pipeline.check(ITEMS, {'{"id":1}': '{"id":1,"label":"poison","big":"poison"}'})
+
+
+def test_a_second_query_on_the_same_checkpoint_is_refused(pipeline: Pipeline) -> None:
+    with pytest.raises(EnvironmentFault, match="in use by process"):
+        pipeline._make()
