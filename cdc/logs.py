@@ -96,5 +96,6 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # opensearch-py warns of every 404, also where we asked whether something exists
     for talkative in ("py4j", "opensearch", "kafka", "urllib3"):
-        logging.getLogger(talkative).setLevel(max(logging.WARNING, root.level))
+        logging.getLogger(talkative).setLevel(logging.ERROR)

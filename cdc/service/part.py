@@ -38,12 +38,18 @@ def settings_from(path: Path) -> Settings:
 
 def secrets_in(settings: BaseModel) -> Iterator[Secret]:
     """Every secret of a pipeline, for the log's redaction."""
-    for value in dict(settings).values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, Secret):
-                yield item
-            elif isinstance(item, BaseModel):
-                yield from secrets_in(item)
+    for _, value in settings:
+        yield from _secrets(value)
+
+
+def _secrets(value: object) -> Iterator[Secret]:
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from secrets_in(value)
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _secrets(item)
 
 
 def end_with_parent() -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,12 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
+from cdc.cli.verify import differences
 from cdc.config import Settings
 from cdc.errors import MillraceError
 from cdc.model import Lsn, parse_lsn
 from cdc.service import status
+from cdc.service.flow import count
 from cdc.service.health import nested
 from cdc.service.part import settings_from
 from cdc.service.reached import Positions
@@ -77,26 +79,24 @@ class Demo:
                 process.kill()
             log.close()
 
-    def watch(self, settings: Settings, process: subprocess.Popen[bytes], done: threading.Event) -> None:
-        """Show the pipeline until the customers are done and every store holds what they did."""
-        positions = Positions(settings)
-        wanted: Lsn | None = None
+    def watch(
+        self,
+        settings: Settings,
+        positions: Positions,
+        process: subprocess.Popen[bytes],
+        screen: Screen,
+        over: Callable[[], bool],
+    ) -> None:
+        """Show the pipeline until something is so; raises if the daemon ends or it takes too long."""
         deadline = time.monotonic() + self.seconds + _PATIENCE
-        with Screen(self.console) as screen:
-            while True:
-                screen.show(self.view(settings, positions))
-                if process.poll() is not None:
-                    raise MillraceError(self._why(settings), f"See {self.home / 'logs' / 'millrace.log'}")
-                if done.is_set():
-                    wanted = wanted or self._source_lsn(settings)
-                    if not positions.behind(wanted):
-                        screen.show(self.view(settings, positions))
-                        self.mark("every store holds everything")
-                        return
-                if time.monotonic() > deadline:
-                    late = ", ".join(positions.behind(wanted or Lsn(0))) or "the customers"
-                    raise MillraceError(f"{late} did not finish in time.", "See: millrace status")
-                time.sleep(0.1)
+        while not over():
+            screen.show(self.view(settings, positions))
+            if process.poll() is not None:
+                raise MillraceError(self._why(settings), f"See {self.home / 'logs' / 'millrace.log'}")
+            if time.monotonic() > deadline:
+                raise MillraceError("The stores did not catch up in time.", "See: millrace status")
+            time.sleep(0.1)
+        screen.show(self.view(settings, positions))
 
     def view(self, settings: Settings, positions: Positions) -> View:
         """What the parts say now."""
@@ -105,20 +105,26 @@ class Demo:
         sinks = []
         for name, lsn in reached.items():
             facts = nested(apply, "sinks", name)
-            counted = [count for count in nested(facts, "changes").values() if isinstance(count, int)]
             if lsn:
                 self.mark(f"first rows in {name}")
-            sinks.append(SinkView(name, str(facts.get("state", "starting")), sum(counted), max(0, head - lsn)))
-        captured = capture.get("changes_total")
+            sinks.append(
+                SinkView(
+                    name,
+                    str(facts.get("state", "starting")),
+                    sum(map(count, nested(facts, "changes").values())),
+                    max(0, head - lsn),
+                )
+            )
+        captured = count(capture.get("changes_total")) + count(nested(capture, "snapshot").get("rows"))
         return View(
             time.monotonic() - self.started,
             self.committed,
-            captured if isinstance(captured, int) else 0,
+            captured,
             str(capture.get("state", "starting")),
             tuple(sinks),
         )
 
-    def _source_lsn(self, settings: Settings) -> Lsn:
+    def source_lsn(self, settings: Settings) -> Lsn:
         with _reader(settings) as connection:
             row = connection.execute("select pg_current_wal_lsn()").fetchone()
         assert row is not None
@@ -163,32 +169,30 @@ def run(home: Path, console: Console, keep: bool = False, seconds: float = 20.0)
 
 
 def _prove(demo: Demo, settings: Settings, servers: Servers, process: subprocess.Popen[bytes]) -> bool:
-    done = threading.Event()
-    customers = threading.Thread(target=_shop, args=(demo, servers, done), daemon=True)
-    customers.start()
-    demo.watch(settings, process, done)
-    customers.join()
-    demo.say("comparing every row of every store")
     positions = Positions(settings)
-
-    def wait(sink: str, lsn: Lsn) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while positions.behind(lsn, (sink,)):
-            if time.monotonic() > deadline:
-                raise MillraceError(f"{sink} did not reach the source.", "See: millrace status")
-            time.sleep(0.02)
-
-    found = list(proof.compare(settings, wait))
+    with Screen(demo.console) as screen:
+        demo.watch(settings, positions, process, screen, lambda: all(positions.reached().values()))
+        demo.mark("first rows in every store")
+        done = threading.Event()
+        customers = threading.Thread(target=_shop, args=(demo, servers, done), daemon=True)
+        customers.start()
+        demo.watch(settings, positions, process, screen, done.is_set)
+        customers.join()
+        wanted = demo.source_lsn(settings)
+        demo.watch(settings, positions, process, screen, lambda: not positions.behind(wanted))
+        demo.mark("every store holds everything")
+    demo.say("comparing every row of every store")
+    found = list(differences(settings, (), (), _PATIENCE))
     _summary(demo, settings, servers, found)
     return all(one.equal for one in found)
 
 
 def _shop(demo: Demo, servers: Servers, done: threading.Event) -> None:
-    def count(committed: int) -> None:
+    def tell(committed: int) -> None:
         demo.committed = committed
 
     with pipeline.connect(servers) as connection:
-        shop.run_customers(connection, demo.seconds, demo.rate, count)
+        shop.run_customers(connection, demo.seconds, demo.rate, tell)
     done.set()
 
 

@@ -1,9 +1,7 @@
-"""The end of the demo: every row of every store compared, and one order as each of them tells it."""
+"""One order, as each store tells it to an ordinary client."""
 
 import json
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 
 import psycopg
 import redis
@@ -11,18 +9,6 @@ from deltalake import DeltaTable
 from opensearchpy import OpenSearch
 
 from cdc.config import Settings, SinkSettings
-from cdc.model import Lsn
-from sinks import registry
-from sinks.context import SinkContext
-from snapshots.verify import Differences, verify_table
-
-
-def compare(settings: Settings, wait: Callable[[str, Lsn], None]) -> Iterator[Differences]:
-    """Every table in every sink."""
-    for settings_of_sink in settings.sinks:
-        with closing(registry.open_sink(settings_of_sink, SinkContext(settings.state))) as sink:
-            for table in settings.source.tables:
-                yield verify_table(settings.source, table, sink, partial(wait, sink.name))
 
 
 def one_order(settings: Settings, owner: psycopg.Connection) -> dict[str, str]:

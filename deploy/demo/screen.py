@@ -71,7 +71,8 @@ class Screen:
         elif time.monotonic() - self._last >= 2.0:
             self._last = time.monotonic()
             sinks = "  ".join(f"{sink.name}: {sink.changes:,} ({_lag(sink)})" for sink in view.sinks)
-            self.console.print(f"{view.seconds:5.1f} s  {view.committed:,} tx  log {view.captured:,}  {sinks}")
+            line = f"{view.seconds:5.1f} s  {view.committed:,} tx  log {view.captured:,}  {sinks}"
+            self.console.print(line, soft_wrap=True)
 
 
 def print_facts(console: Console, title: str, facts: Mapping[str, str]) -> None:
