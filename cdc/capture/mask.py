@@ -41,6 +41,11 @@ class Masking:
     only: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     secret: bytes = field(default=b"", repr=False)
 
+    def __post_init__(self) -> None:
+        hashed = [str(table) for table, rules in self.rules.items() if Rule.HASH in rules.values()]
+        if hashed and not self.secret:
+            raise ConfigError(f"Columns of {', '.join(hashed)} are to be hashed without a key", "Set source.mask_key.")
+
     def columns(self, schema: TableSchema) -> Iterator[tuple[int, Column, Renderer]]:
         """The columns that stay, as recorded, each with its place at the source and its renderer."""
         rules = self.rules.get(schema.table, {})

@@ -294,8 +294,9 @@ def document() -> str:
     ]
     for kind in KINDS:
         if kind.note:
-            example = kind.values[-1 if len(kind.values[-1][1]) < 60 else 0][1].replace("|", "\\|")
-            lines.append(f"| `{kind.name}` | {kind.note} | `{example}` |")
+            shown = [f"`{text}`" for _, text in kind.values if 2 < len(text) < 60 or len(kind.values) < 3][:3]
+            examples = ", ".join(shown or [f"`{kind.values[0][1]}`"]).replace("|", "\\|")
+            lines.append(f"| `{kind.name}` | {kind.note} | {examples} |")
     return "\n".join([*lines, *_REST, ""])
 
 

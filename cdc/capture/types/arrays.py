@@ -1,8 +1,9 @@
 """Arrays as JSON arrays of their element's form.
 
-A column of plain numbers is translated byte by byte as a whole. Anything else goes by distinct value through a small
-parser, its elements rendered together by their own type. An array with shifted bounds (`[2:3]={7,8}`) stays a string
-of its Postgres text: JSON has no place for the bounds, and dropping them would change the value.
+Plain numbers and plain words are translated byte by byte, the whole column at once. Anything else goes by distinct
+value through a small parser, its elements rendered together by their own type. An array with shifted bounds
+(`[2:3]={7,8}`) stays a string of its Postgres text: JSON has no place for the bounds, and dropping them would change
+the value.
 """
 
 import json
@@ -11,45 +12,89 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cdc.capture.spans import Spans, distinct, gather
-from cdc.capture.types.rendering import Rendered, Renderer, register_arrays
+from cdc.capture.spans import Flags, Places, Spans, distinct, gather
+from cdc.capture.types.rendering import Rendered, Renderer, overlaid, register_arrays, unchanged
+from cdc.capture.types.text import Replacements
+from cdc.capture.types.text import render as render_text
 from cdc.errors import DecodeError
 from cdc.model import PgType
 
 _NUMBERS = frozenset({"int2", "int4", "int8", "oid", "float4", "float8", "numeric"})
 _TRANSLATED = np.arange(256, dtype=np.uint8)
 _TRANSLATED[np.frombuffer(b"{}NUL", np.uint8)] = np.frombuffer(b"[]nul", np.uint8)
-_ODD = np.ones(256, np.bool_)
-_ODD[np.frombuffer(b"{}NUL0123456789,.+-e", np.uint8)] = False
+_NO_NUMBER = np.ones(256, np.bool_)
+_NO_NUMBER[np.frombuffer(b"{}NUL0123456789,.+-e", np.uint8)] = False
+_WORDS = Replacements({ord("{"): b'["', ord("}"): b'"]', ord(","): b'","'})
+_OPEN, _COMMA, _CLOSE = ord("{"), ord(","), ord("}")
+_Convert = Callable[[list[bytes]], list[bytes]]
 
 
 def array_of(element: PgType, renderer: Renderer) -> Renderer:
     """Arrays of one element type; only `box` separates its elements by a semicolon."""
-    tokens = _tokens(b";" if element.name == "box" else b",")
-    by_value = _by_value(tokens, renderer)
-    return Renderer(_numbers(by_value) if element.name in _NUMBERS else by_value, quoted=False)
+    convert = _by_value(_tokens(b";" if element.name == "box" else b","), renderer)
+    if element.name in _NUMBERS:
+        return Renderer(lambda spans: _numbers(spans, convert), quoted=False)
+    if renderer.render in (render_text, unchanged) and renderer.quoted and element.name != "box":
+        return Renderer(lambda spans: _words(spans, convert), quoted=False)
+    return Renderer(lambda spans: _values(spans, convert), quoted=False)
 
 
-def _numbers(by_value: Callable[[Spans], Rendered]) -> Callable[[Spans], Rendered]:
-    def render(spans: Spans) -> Rendered:
-        column = gather(spans)
-        if _ODD[column.data].any():  # NaN, an infinity or bounds
-            return by_value(spans)
-        return Rendered(Spans(_TRANSLATED[column.data], column.start, column.stop), spans.valid)
-
-    return render
+def _values(spans: Spans, convert: _Convert) -> Rendered:
+    values, codes = distinct(spans)
+    return Rendered(Spans.pack(convert(values) or [b""]), spans.valid, codes)
 
 
-def _by_value(tokens: "re.Pattern[bytes]", renderer: Renderer) -> Callable[[Spans], Rendered]:
-    def render(spans: Spans) -> Rendered:
-        values, codes = distinct(spans)
+def _numbers(spans: Spans, convert: _Convert) -> Rendered:
+    """`{1,NULL}` to `[1,null]`, byte for byte; NaN, an infinity or bounds make a row odd."""
+    column = gather(spans)
+    odd = _rows_with(column, _NO_NUMBER[column.data].nonzero()[0])
+    data = column.data.copy()
+    data[:] = _TRANSLATED[data]
+    if odd is None:
+        return Rendered(Spans(data, column.start, column.stop), spans.valid)
+    return _mixed(column, Spans(data, column.start, column.stop), odd, convert, spans)
+
+
+def _words(spans: Spans, convert: _Convert) -> Rendered:
+    """`{a,b}` to `["a","b"]`: one dimension, nothing quoted, no NULL; every other row is odd."""
+    column = gather(spans)
+    data = column.data
+    ends = (data == _OPEN) | (data == _COMMA) | (data == _CLOSE)
+    strange = (data < 0x20) | (data == 0x22) | (data == 0x5C)
+    inner = data == _OPEN
+    inner[column.start[column.start < column.stop]] ^= True  # an opening brace but at the start, or a start without one
+    strange |= inner
+    strange[3:] |= (data[:-3] == 0x4E) & (data[1:-2] == 0x55) & (data[2:-1] == 0x4C) & (data[3:] == 0x4C)
+    empty = column.stop - column.start == 2
+    strange[column.start[empty]] = True
+    odd = _rows_with(column, strange.nonzero()[0])
+    made = _WORDS.made(column, ends.nonzero()[0])
+    return Rendered(made, spans.valid) if odd is None else _mixed(column, made, odd, convert, spans)
+
+
+def _rows_with(column: Spans, places: Places) -> Flags | None:
+    """The rows of a contiguous column that hold these places; None if there are none."""
+    if len(places) == 0:
+        return None
+    odd = np.zeros(len(column), np.bool_)
+    odd[np.searchsorted(column.stop, places, side="right")] = True
+    return odd
+
+
+def _mixed(column: Spans, made: Spans, odd: Flags, convert: _Convert, spans: Spans) -> Rendered:
+    """Odd rows need their Postgres text, the others are `made` already."""
+    values, codes = distinct(column.pick(odd))
+    return overlaid(made, odd, Spans.pack(convert(values)), codes, spans.valid)
+
+
+def _by_value(tokens: "re.Pattern[bytes]", renderer: Renderer) -> _Convert:
+    def convert(values: list[bytes]) -> list[bytes]:
         elements: list[bytes] = []
         shapes = [_shape(value, tokens, elements) for value in values]
         texts = iter(_rendered(elements, renderer))
-        filled = [b"".join(next(texts) if part is None else part for part in shape) for shape in shapes]
-        return Rendered(Spans.pack(filled or [b""]), spans.valid, codes)
+        return [b"".join(next(texts) if part is None else part for part in shape) for shape in shapes]
 
-    return render
+    return convert
 
 
 def _tokens(delimiter: bytes) -> "re.Pattern[bytes]":

@@ -8,6 +8,8 @@ their Postgres text as a JSON string.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from cdc.capture.spans import Flags, Places, Spans
 from cdc.model import PgType, TypeKind
 
@@ -68,3 +70,17 @@ def renderer_of(kind: PgType) -> Renderer:
 def unchanged(spans: Spans) -> Rendered:
     """The Postgres text is the JSON text."""
     return Rendered(spans, spans.valid)
+
+
+def overlaid(column: Spans, odd: Flags, texts: Spans, codes: Places, valid: Flags | None) -> Rendered:
+    """A converted column whose `odd` rows are `texts[codes]` instead: for the few values that do not bear treatment as
+    a whole."""
+    base, count = len(column.data), len(column)
+    entries = Spans(
+        np.concatenate((column.data, texts.data)),
+        np.concatenate((column.start, texts.start + base)),
+        np.concatenate((column.stop, texts.stop + base)),
+    )
+    row = np.arange(count)
+    row[odd] = count + codes
+    return Rendered(entries, valid, row)

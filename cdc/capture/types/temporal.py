@@ -7,19 +7,21 @@ changes where they apply; `time`, `timetz`, `date` and `interval` (IntervalStyle
 import numpy as np
 
 from cdc.capture.spans import Flags, Spans, distinct, gather
-from cdc.capture.types.rendering import Rendered, Renderer, register, unchanged
+from cdc.capture.types.rendering import Rendered, Renderer, overlaid, register, unchanged
 
 _BLANK, _T, _Z, _PLUS, _DASH = (ord(sign) for sign in " TZ+-")
 _SHORTEST = len("2024-01-01 00:00:00")
 
 
-def _usual(spans: Spans) -> Flags:
+def _usual(column: Spans, zone: bool) -> Flags:
     """Four-digit years after Christ with a time: the blank stands at byte 10 and the value ends in a digit."""
-    usual = spans.stop - spans.start >= _SHORTEST
-    at = np.where(usual, spans.start, 0)
-    usual &= spans.data[at + 10] == _BLANK
-    usual &= spans.data[at + 4] == _DASH
-    usual &= spans.last_octet() <= ord("9")
+    usual: Flags = column.stop - column.start >= _SHORTEST
+    at = np.where(usual, column.start, 0)
+    usual &= column.data[at + 10] == _BLANK
+    usual &= column.data[at + 4] == _DASH
+    usual &= column.last_octet() <= ord("9")
+    if zone:
+        usual &= column.data[np.where(usual, column.stop - 3, 0)] == _PLUS
     return usual
 
 
@@ -35,26 +37,17 @@ def render_timestamptz(spans: Spans) -> Rendered:
 
 def _render(spans: Spans, zone: bool) -> Rendered:
     column = gather(spans)
-    if len(column.data) < _SHORTEST:
-        return _odd(spans, zone)
-    usual = _usual(column)
-    if zone:
-        usual &= column.data[np.where(usual, column.stop - 3, 0)] == _PLUS
-    if not (usual.all() if spans.valid is None else (usual | ~spans.valid).all()):
-        return _odd(spans, zone)
-    start, stop = (column.start, column.stop) if spans.valid is None else (column.start[usual], column.stop[usual])
+    usual = _usual(column, zone) if len(column.data) >= _SHORTEST else np.zeros(len(spans), np.bool_)
+    start, stop = column.start[usual], column.stop[usual]
     column.data[start + 10] = _T
-    if not zone:
+    if zone:
+        column.data[stop - 3] = _Z
+        column = Spans(column.data, column.start, np.where(usual, column.stop - 2, column.stop))
+    odd = ~usual if spans.valid is None else spans.valid & ~usual
+    if not odd.any():
         return Rendered(column, spans.valid)
-    column.data[stop - 3] = _Z
-    return Rendered(Spans(column.data, column.start, np.where(usual, column.stop - 2, column.stop)), spans.valid)
-
-
-def _odd(spans: Spans, zone: bool) -> Rendered:
-    """A column with at least one odd value goes by distinct value in Python: rare, and read once each."""
-    values, codes = distinct(spans)
-    texts = [_iso(value, zone) for value in values] or [b""]
-    return Rendered(Spans.pack(texts), spans.valid, codes)
+    values, codes = distinct(column.pick(odd))
+    return overlaid(column, odd, Spans.pack([_iso(value, zone) for value in values]), codes, spans.valid)
 
 
 def _iso(value: bytes, zone: bool) -> bytes:

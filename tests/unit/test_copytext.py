@@ -1,0 +1,52 @@
+"""COPY's text format, as Postgres writes it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.capture import copytext
+from cdc.errors import DecodeError
+
+_ESCAPES = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
+
+
+def written(rows: list[list[str | None]]) -> bytes:
+    """The rows as COPY TO writes them."""
+    lines = ["\t".join("\\N" if v is None else "".join(_ESCAPES.get(c, c) for c in v) for v in row) for row in rows]
+    return "".join(line + "\n" for line in lines).encode()
+
+
+def read(chunk: bytes, width: int) -> list[list[str | None]]:
+    block = copytext.parse(chunk, width)
+    columns = [
+        [None if spans.valid is not None and not spans.valid[row] else spans.value(row).decode() for row in range(len(spans))]
+        for spans in block.columns
+    ]  # fmt: skip
+    assert block.count == len(columns[0])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+VALUES = st.none() | st.text(st.sampled_from('ab\\N\t\n\r\b\f\vü"{}'), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(VALUES, min_size=width, max_size=width), min_size=1)))
+def test_what_copy_writes_is_read_back(rows: list[list[str | None]]) -> None:
+    assert read(written(rows), len(rows[0])) == rows
+
+
+def test_null_is_told_from_its_own_text() -> None:
+    assert read(b"\\N\t\\\\N\tN\n", 3) == [[None, "\\N", "N"]]
+
+
+def test_nothing_is_no_rows() -> None:
+    assert copytext.parse(b"", 3).count == 0
+    assert copytext.parse(b"\n\n", 0).count == 2
+
+
+@pytest.mark.parametrize(
+    ("chunk", "width"), [(b"a\tb", 2), (b"a\tb\n", 3), (b"a\n", 2), (b"a\tb\nc\n", 2), (b"a\nb\tc\td\n", 2)]
+)
+def test_lines_that_do_not_fit_are_refused(chunk: bytes, width: int) -> None:
+    with pytest.raises(DecodeError):
+        copytext.parse(chunk, width)
