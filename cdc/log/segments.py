@@ -15,6 +15,7 @@ from cdc import failpoint
 from cdc.config import LogSettings, Settings
 from cdc.errors import LogError
 from cdc.log import content
+from cdc.log.compaction import compact
 from cdc.log.consumers import Consumers
 from cdc.log.files import make_folder, room, write_new
 from cdc.log.folder import LogFolder
@@ -122,6 +123,11 @@ class SegmentWriter:
             self._history.tidy()
             self._history.merge(self._settings.hot_segments, int(self._settings.segment_mb * 2**20))
             self._retention.apply(self._settings.retention_hours, self._settings.retention_gb)
+
+    def compact(self, force: bool = False) -> int:
+        """Drop versions in history that newer ones replace; returns how many. `force` ignores the consumers."""
+        with self._maintaining:
+            return compact(self._history, None if force else self._retention.protected())
 
     def close(self) -> None:
         """Let go of the lock."""
