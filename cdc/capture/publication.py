@@ -54,7 +54,7 @@ select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
 _TABLES = """
 select n.nspname::text, c.relname::text,
        (select array_agg(a.attname::text order by a.attnum) from pg_catalog.pg_attribute a
-         where a.attrelid = c.oid and a.attnum = any((to_jsonb(pr) ->> 'prattrs')::int2vector)),
+         where a.attrelid = c.oid and a.attnum = any({columns})),
        coalesce({filter}, '')
   from pg_catalog.pg_publication p
   join pg_catalog.pg_publication_rel pr on pr.prpubid = p.oid
@@ -83,8 +83,11 @@ def read(connection: Connection, name: str) -> Publication | None:
 def _tables_query(connection: Connection, every: bool) -> sql.SQL | sql.Composed:
     if every:
         return sql.SQL(_SCHEMA_TABLES)
-    printed = "pg_get_expr(pr.prqual, pr.prrelid)" if connection.info.server_version >= FILTERS_FROM else "null::text"
-    return sql.SQL(_TABLES).format(filter=sql.SQL(printed))
+    newer = connection.info.server_version >= FILTERS_FROM
+    return sql.SQL(_TABLES).format(
+        columns=sql.SQL("pr.prattrs" if newer else "null::int2[]"),
+        filter=sql.SQL("pg_get_expr(pr.prqual, pr.prrelid)" if newer else "null::text"),
+    )
 
 
 def differences(found: Publication, source: SourceSettings) -> list[str]:

@@ -132,7 +132,8 @@ def test_assembly_gives_whole_committed_transactions_in_order(
         for item in assembler.take(rows, events, subxids):
             assert isinstance(item, (Entry, Large))
             parts = [item.rows] if isinstance(item, Entry) else list(item.parts())
-            found.append((item.end, [row for part in parts for row in part["version"].to_pylist()]))
+            versions = [int(row) for part in parts for row in part["version"].to_numpy()]
+            found.append((item.end, versions))
     wanted = [(end, rows) for end, rows in history.wanted if end > after]
     assert [row for _, rows in found for row in rows] == [row for _, rows in wanted for row in rows]
     assert [end for end, _ in found] == sorted(end for end, _ in found)
