@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.capture import copytext
+from cdc.capture.spans import Spans
 from cdc.errors import DecodeError
 
 _ESCAPES = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
@@ -16,12 +17,16 @@ def written(rows: list[list[str | None]]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
+def _nulls(spans: Spans) -> list[bool]:
+    return [False] * len(spans) if spans.valid is None else [not valid for valid in spans.valid]
+
+
 def read(chunk: bytes, width: int) -> list[list[str | None]]:
     block = copytext.parse(chunk, width)
     columns = [
-        [None if spans.valid is not None and not spans.valid[row] else spans.value(row).decode() for row in range(len(spans))]
+        [None if null else spans.value(row).decode() for row, null in enumerate(_nulls(spans))]
         for spans in block.columns
-    ]  # fmt: skip
+    ]
     assert block.count == len(columns[0])
     return [list(row) for row in zip(*columns, strict=True)]
 
