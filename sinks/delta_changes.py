@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import RejectedItem
+from cdc.errors import RejectedItem, SinkError
 from cdc.model import TableSchema
 from cdc.ports import Batch
 from sinks.delta_images import no_values, typed
@@ -78,6 +78,11 @@ def rejected_items(layout: Layout, keys: AnyArray, versions: AnyArray, reason: s
 def changes(batch: Batch, layout: Layout) -> Changes:
     """Type a batch; rows with a value that does not fit are set aside."""
     rows = batch.rows.combine_chunks()
+    if pc.count_distinct(rows["key"]).as_py() != rows.num_rows:
+        raise SinkError(
+            f"table {layout.table}: a batch holds two changes of one key, so it was not folded. Nothing was written.",
+            "This is a fault in Millrace: report it with the version and the log of this process.",
+        )
     lsn = pc.max(rows["commit_lsn"]).as_py() or batch.truncated
     columns, misfits = _columns(layout, rows)
     kept, flags = _kept(layout, rows)

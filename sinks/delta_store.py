@@ -126,19 +126,19 @@ class DeltaStore:
             return action()
         except CommitFailedError:
             raise
-        except (TableNotFoundError, FileNotFoundError) as error:
-            self._handle = None
-            raise Lost(f"table {self.table}: there is no Delta table at its path any more.", self._remedy()) from error
         except (DeltaError, OSError) as error:
             self._handle = None
             raise self._fault(error) from error
 
     def _fault(self, error: Exception) -> SinkError:
+        """Decided by looking at the place, since Delta's errors are texts."""
         place = self._nearest_folder()
         if place is not None and shutil.disk_usage(place).free < ROOM:
             return Busy(f"table {self.table}: no room left on the disk.", "Free some space; it is tried again.", 5.0)
         if place is not None and not os.access(place, os.W_OK):
             return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {place}.")
+        if isinstance(error, TableNotFoundError) or place != self.folder:
+            return Lost(f"table {self.table}: there is no Delta table at its path any more.", self._remedy())
         if isinstance(error, OSError):
             return Lost(f"table {self.table}: the store cannot be reached ({type(error).__name__}).", self._remedy())
         return SinkError(

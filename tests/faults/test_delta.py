@@ -1,0 +1,223 @@
+"""The Delta sink when things go wrong: other writers, crashes, full disks, folders that vanish."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from cdc.errors import Busy, Lost
+from cdc.model import Column, TableId, TableSchema
+from cdc.ports import Batch
+from sinks import delta, delta_store, delta_write
+from sinks.context import SinkContext
+from sinks.delta_changes import changes
+from tests.histories import INT4, TEXT, batch, change
+
+ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("label", TEXT)), 1)
+
+
+def opened(lake: Path) -> delta.DeltaSink:
+    return delta.open_sink(delta.DeltaSettings(path=str(lake)), SinkContext(lake))
+
+
+def numbers(ids: range, version: int, label: str = "x") -> Batch:
+    rows = [
+        change("u", f'{{"id":{number}}}', version, f'{{"id":{number},"label":"{label} {number}"}}') for number in ids
+    ]
+    return batch(ITEMS, rows)
+
+
+def labels(sink: delta.DeltaSink) -> dict[int, str]:
+    return {row["id"]: row["label"] for row in sink.stored(ITEMS).to_pylist()}
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.faults.test_delta import ITEMS, numbers, opened
+sink = opened(Path(sys.argv[1]))
+sink.prepare(ITEMS)
+sink.apply(numbers(range(100), 5))
+"""
+
+
+def test_a_batch_run_again_after_a_kill_behind_its_commit_has_one_effect(tmp_path: Path) -> None:
+    environment = {**os.environ, "MILLRACE_FAIL": "delta.after_commit:kill"}
+    killed = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    table = DeltaTable(tmp_path / "public.items")
+    version = table.version()
+    assert table.to_pyarrow_table().num_rows == 100
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(100), 5))
+    assert DeltaTable(tmp_path / "public.items").version() == version
+    assert sink.stored(ITEMS).num_rows == 100
+
+
+def test_a_kill_before_the_commit_leaves_nothing_behind_that_is_seen(tmp_path: Path) -> None:
+    environment = {**os.environ, "MILLRACE_FAIL": "delta.before_commit:kill"}
+    killed = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    assert sink.stored(ITEMS).num_rows == 0
+    sink.apply(numbers(range(100), 5))
+    assert sink.stored(ITEMS).num_rows == 100
+
+
+def test_compaction_vacuum_and_a_second_writer_beside_the_stream_lose_nothing(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(200), 5))
+    done = threading.Event()
+
+    def compact() -> int:
+        rounds = 0
+        while not done.is_set():
+            table = DeltaTable(tmp_path / "public.items")
+            try:
+                table.optimize.compact()
+                table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+                rounds += 1
+            except (CommitFailedError, DeltaError):
+                continue
+        return rounds
+
+    def rival() -> None:
+        other = opened(tmp_path)
+        other.prepare(ITEMS)
+        for version in range(10, 25):
+            _until_not_busy(other, numbers(range(100, 300), version * 2 + 1, "rival"))
+
+    with ThreadPoolExecutor(2) as pool:
+        compacting, rivalling = pool.submit(compact), pool.submit(rival)
+        for version in range(10, 25):
+            _until_not_busy(sink, numbers(range(200), version * 2, "own"))
+        rivalling.result(timeout=60)
+        done.set()
+        assert compacting.result(timeout=60) > 0
+    found = labels(sink)
+    assert sorted(found) == list(range(300))
+    assert found[50] == "own 50" and found[150] == "rival 150" and found[250] == "rival 250"
+    assert DeltaTable(tmp_path / "public.items").to_pyarrow_table().num_rows == 300, "no key is stored twice"
+
+
+def _until_not_busy(sink: delta.DeltaSink, given: Batch) -> None:
+    for _ in range(50):
+        try:
+            return sink.apply(given)
+        except Busy:
+            continue
+    raise AssertionError("busy for ever")
+
+
+def test_two_writers_that_see_an_empty_table_never_both_append_a_key(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+    for sink in (first, second):
+        sink.prepare(ITEMS)
+    stale = second.store(ITEMS.table).current()
+    first.apply(numbers(range(10), 5))
+    given = changes(numbers(range(10), 5), second._layout(ITEMS))
+    with pytest.raises(CommitFailedError):
+        delta_write.write(stale, given)
+    second.apply(numbers(range(10), 5))
+    assert DeltaTable(tmp_path / "public.items").to_pyarrow_table().num_rows == 10
+
+
+def test_many_writers_create_one_table(tmp_path: Path) -> None:
+    sinks = [opened(tmp_path) for _ in range(8)]
+    ready = threading.Barrier(8)
+
+    def create(sink: delta.DeltaSink) -> None:
+        ready.wait(timeout=30)
+        sink.prepare(ITEMS)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(create, sinks))
+    sinks[0].apply(numbers(range(5), 5))
+    assert sinks[7].stored(ITEMS).num_rows == 5
+
+
+def test_a_writer_that_always_loses_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(10), 5))
+    real = delta_write.scanned
+
+    def overtaken(*arguments: object) -> object:
+        rows = real(*arguments)  # type: ignore[arg-type]
+        rival = opened(tmp_path)
+        monkeypatch.setattr(delta_write, "scanned", real)
+        rival.apply(numbers(range(10), next(versions), "rival"))
+        monkeypatch.setattr(delta_write, "scanned", overtaken)
+        return rows
+
+    versions = iter(range(10, 20))
+    monkeypatch.setattr(delta_write, "scanned", overtaken)
+    monkeypatch.setattr(delta_store, "ATTEMPTS", 3)
+    with pytest.raises(Busy, match="other writers"):
+        sink.apply(numbers(range(10), 50))
+    monkeypatch.setattr(delta_write, "scanned", real)
+    assert set(labels(sink).values()) == {f"rival {number}" for number in range(10)}
+
+
+def test_a_table_that_vanished_is_lost_and_says_what_to_do(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(10), 5))
+    shutil.rmtree(tmp_path / "public.items")
+    with pytest.raises(Lost, match=r"public\.items.*millrace resync public\.items"):
+        sink.apply(numbers(range(10), 6))
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(10), 6))
+    assert sink.stored(ITEMS).num_rows == 10
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_busy_and_the_batch_goes_through_once_there_is_room(tiny_disk: Path) -> None:
+    lake = tiny_disk / "lake"
+    sink = opened(lake)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(10), 5))
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(b"\0" * (shutil.disk_usage(tiny_disk).free - 8192))
+    big = batch(ITEMS, [change("u", '{"id":1}', 6, f'{{"id":1,"label":"{os.urandom(40000).hex()}"}}')])
+    with pytest.raises(Busy, match="no room"):
+        sink.apply(big)
+    assert labels(sink)[1] == "x 1"
+    ballast.unlink()
+    sink.apply(big)
+    assert len(labels(sink)[1]) == 80000
+
+
+def test_a_foreign_append_is_kept_and_the_stream_goes_on(tmp_path: Path) -> None:
+    """Somebody writes a row of his own into our table: not ours to remove, and no reason to stop."""
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(10), 5))
+    row = DeltaTable(tmp_path / "public.items").to_pyarrow_table().slice(0, 1)
+    foreign = row.set_column(0, "id", [[77]]).cast(row.schema)
+    write_deltalake(tmp_path / "public.items", foreign, mode="append")
+    sink.apply(numbers(range(12), 6))
+    assert sorted(labels(sink)) == [*range(12), 77]

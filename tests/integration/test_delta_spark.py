@@ -1,0 +1,105 @@
+"""The Delta sink with Spark: tables that both engines read, and batches that Spark's MERGE writes."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc.model import Column, PgType, TableId, TableSchema
+from sinks import delta, delta_write
+from sinks.context import SinkContext
+from tests.histories import FLOAT8, INT4, INT8, INTEGERS, NUMERIC, TEXT, History, batch, change, cut, images, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+Open = Callable[..., delta.DeltaSink]
+
+
+@pytest.fixture
+def open_sink(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """A sink that takes every batch beyond appends to Spark."""
+    monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
+    monkeypatch.setattr(delta_write, "SPARK_ROWS", 0)
+
+    def opened() -> delta.DeltaSink:
+        names = ("items", "ints", "other")
+        as_text = {f"public.{name}": ("at",) for name in names}
+        settings = delta.DeltaSettings.model_validate({"path": str(tmp_path), "as_text": as_text})
+        return delta.open_sink(settings, SinkContext(tmp_path, lambda: spark))
+
+    return opened
+
+
+def test_spark_merges_as_the_rewrite_does(open_sink: Open, tmp_path: Path) -> None:
+    schema = table("ints")
+    rng = random.Random(7)
+    history = History(schema, INTEGERS, rng).write(60)
+    sink = open_sink()
+    sink.prepare(schema)
+    batches = [batch(schema, rows) for rows in cut(history.rows, rng, size=40)]
+    for current in batches:
+        sink.apply(current)
+    sink.apply(batches[0])
+    assert sink.stored(schema).equals(sink.expected(schema, images(history.state())))
+    operations = [commit["engineInfo"] for commit in DeltaTable(tmp_path / "public.ints").history()]
+    assert any("Apache-Spark" in engine for engine in operations)
+
+
+def test_spark_reads_every_type_and_the_filter_of_the_readers(
+    spark: "SparkSession", open_sink: Open, tmp_path: Path
+) -> None:
+    columns = (
+        Column("id", INT8, key=True),
+        Column("small", PgType(21, "int2")),
+        Column("amount", NUMERIC, ((38 << 16) | 10) + 4),
+        Column("any amount", NUMERIC),
+        Column("day", PgType(1082, "date")),
+        Column("clock", PgType(1114, "timestamp")),
+        Column("instant", PgType(1184, "timestamptz")),
+        Column("raw", PgType(17, "bytea")),
+        Column("ratio", FLOAT8),
+    )
+    schema = TableSchema(TableId("public", "typed"), columns, 1)
+    digits = "-1234567890123456789012345678.0123456789"
+    image = (
+        f'{{"id":9007199254740993,"small":-7,"amount":{digits},"any amount":1.10,"day":"1500-02-28",'
+        '"clock":"1900-01-01T00:00:00.000001","instant":"2024-01-31T10:00:00.5Z","raw":"aGk=","ratio":"NaN"}'
+    )
+    sink = open_sink()
+    sink.prepare(schema)
+    sink.apply(batch(schema, [change("u", '{"id":9007199254740993}', 5, image), change("d", '{"id":2}', 6)]))
+    live = spark.read.format("delta").load(str(tmp_path / "public.typed")).where("NOT _millrace_deleted")
+    text = [f"CAST(`{column.name}` AS STRING)" for column in columns]
+    assert list(live.selectExpr(*text).collect()[0]) == [
+        "9007199254740993", "-7", digits, "1.10", "1500-02-28",
+        "1900-01-01 00:00:00.000001", "2024-01-31 10:00:00.5", "hi", "NaN",
+    ]  # fmt: skip
+    assert [kind for _, kind in live.dtypes][:7] == [
+        "bigint", "smallint", "decimal(38,10)", "string", "date", "timestamp_ntz", "timestamp",
+    ]  # fmt: skip
+
+
+def test_two_tables_in_one_session_keep_their_commits_apart(
+    spark: "SparkSession", open_sink: Open, tmp_path: Path
+) -> None:
+    """Commit settings are settings of a session: none of ours may reach another query, and none may skip a batch."""
+    columns = (Column("id", INT4, key=True), Column("label", TEXT))
+    tables = [TableSchema(TableId("public", name), columns, 1) for name in ("items", "other")]
+    sink = open_sink()
+    for version in (10, 20):
+        for offset, schema in enumerate(tables):
+            if version == 10:
+                sink.prepare(schema)
+            row = change("u", '{"id":1}', version + offset, f'{{"id":1,"label":"v{version}"}}')
+            sink.apply(batch(schema, [row]))
+    for offset, schema in enumerate(tables):
+        assert sink.stored(schema).to_pylist() == [{"id": 1, "label": "v20"}]
+        newest = DeltaTable(tmp_path / f"public.{schema.table.name}").history(1)[0]
+        assert newest["userMetadata"] == f"millrace.lsn={21 + offset}"
+    assert spark.conf.get("spark.databricks.delta.commitInfo.userMetadata", "unset") == "unset"
+    assert spark.conf.get("spark.databricks.delta.write.txnAppId", "unset") == "unset"
