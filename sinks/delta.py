@@ -43,6 +43,7 @@ class DeltaSettings(SinkSettings):
 
 
 SETTINGS = DeltaSettings
+_NO_IMAGES = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
 
 
 def open_sink(settings: DeltaSettings, context: SinkContext) -> "DeltaSink":
@@ -87,6 +88,8 @@ class DeltaSink:
     def stored(self, schema: TableSchema) -> pa.Table:
         """Live rows under the source's column names, ordered by key; types of sinks.delta_types."""
         layout = self._layout(schema)
+        if not self.store(schema.table).exists():
+            return self.expected(schema, _NO_IMAGES)  # no row has come yet
         rows = self.store(schema.table).read(layout, [one.name for one in layout.placed], f"NOT {DELETED}")
         return in_source_order(schema, layout, rows)
 
