@@ -1,14 +1,26 @@
 """Fixtures around a whole pipeline's settings."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import cdc.log
+from cdc.cli.verify import differences
 from cdc.config import Settings
+from cdc.model import parse_lsn
 from cdc.pipeline_file import check
+from cdc.service import status
+from cdc.service.part import settings_from
+from cdc.service.reached import Positions
+from deploy.demo import shop
+from deploy.local import ports
 from sinks import registry
+from tests.fix_processes import Program, RunProgram, wait_until
+from tests.fix_servers import Database, LocalServer
 
 
 @pytest.fixture
@@ -20,3 +32,85 @@ def settings_of(state_dir: Path) -> Callable[..., Settings]:
         return check(data, cdc.log.settings_kinds(), registry.settings_kinds(), "the test's settings")
 
     return make
+
+
+class Pipeline:
+    """`millrace run` on a shop of the test's own, into all three stores."""
+
+    def __init__(self, config: Path, database: Database, run_program: RunProgram) -> None:
+        self.config = config
+        self.database = database
+        self.settings = settings_from(config)
+        self.positions = Positions(self.settings)
+        self._run = run_program
+        self.daemon: Program | None = None
+
+    def start(self, **env: str) -> Program:
+        """Start the daemon; `env` may carry fail points."""
+        self.daemon = self._run("-m", "cdc.cli.main", "run", "--config", str(self.config), env=env)
+        return self.daemon
+
+    def part(self, name: str) -> int:
+        """The pid of a running part: `capture` or `apply`."""
+        return int(str(status.read(self.settings.state, name)["pid"]))
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a part; the supervisor starts it again."""
+        os.kill(self.part(name), signal.SIGKILL)
+
+    def settle(self, deadline: float = 120) -> None:
+        """Wait until every store holds what the source holds now."""
+        with self.database.connect() as connection:
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        wanted = parse_lsn(row[0])
+        try:
+            wait_until(lambda: not self.positions.behind(wanted), deadline, f"every store at {row[0]}")
+        except AssertionError as error:
+            error.add_note(self._said())
+            raise
+
+    def assert_equal(self) -> None:
+        """Every row of every table of every store equals the source."""
+        found = list(differences(self.settings, (), (), 60))
+        assert [item.facts() for item in found if not item.equal] == []
+        assert len(found) == len(self.settings.sinks) * len(self.settings.source.tables)
+
+    def _said(self) -> str:
+        return self.daemon.said()[-2000:] if self.daemon else ""
+
+
+@pytest.fixture
+def pipeline(
+    database: Database,
+    redis_url: str,
+    opensearch_server: LocalServer,
+    index_prefix: str,
+    state_dir: Path,
+    tmp_path: Path,
+    run_program: RunProgram,
+) -> Pipeline:
+    """A shop with its first rows, and a pipeline file for it; not started yet."""
+    with database.connect() as owner:
+        shop.create(owner)
+    sections = {
+        "state": str(state_dir),
+        "source": {
+            "host": database.server.host,
+            "port": database.server.port,
+            "database": database.name,
+            "user": "postgres",
+            "password": database.server.password,
+            "slot": database.name,
+            "tables": [f"public.{name}" for name in shop.TABLES],
+        },
+        "sinks": [
+            {"kind": "delta", "path": str(tmp_path / "lake")},
+            {"kind": "opensearch", "url": opensearch_server.url, "prefix": index_prefix, "replicas": 0},
+            {"kind": "redis", "url": redis_url},
+        ],
+        "http": {"port": ports.pick()},
+    }
+    config = tmp_path / "millrace.yaml"
+    config.write_text(yaml.safe_dump(sections), encoding="utf-8")
+    return Pipeline(config, database, run_program)

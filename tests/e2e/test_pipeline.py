@@ -1,0 +1,84 @@
+"""From a row in Postgres to all three stores, through every process, and through the death of every process."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from deploy.demo.shop import Customers
+from tests.fix_pipeline import Pipeline
+from tests.fix_processes import wait_until
+from tests.fix_servers import LocalServer, PostgresServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(420)]
+
+
+def test_insert_update_and_delete_arrive_in_all_three_stores(pipeline: Pipeline) -> None:
+    daemon = pipeline.start()
+    pipeline.settle()
+    pipeline.assert_equal()
+    with pipeline.database.connect() as owner:
+        customers = Customers(owner)
+        for _ in range(300):
+            customers.act()
+        owner.execute("update users set name = name || '!' where id % 3 = 0")
+        owner.execute("delete from page_views where user_id % 2 = 0")
+        owner.execute("truncate logins")
+    pipeline.settle()
+    pipeline.assert_equal()
+    address = f"http://127.0.0.1:{pipeline.settings.http.port}"
+    wait_until(lambda: httpx.get(f"{address}/readyz", trust_env=False).status_code == 200, 30)
+    assert daemon.terminate(60) == 0
+
+
+@contextmanager
+def customers_at_work(pipeline: Pipeline) -> Iterator[None]:
+    """Somebody changes the shop all the time; a lost connection is opened again."""
+    stop = threading.Event()
+
+    def work() -> None:
+        seed = 0
+        while not stop.is_set():
+            seed += 1
+            try:
+                with pipeline.database.connect() as owner:
+                    customers = Customers(owner, seed)
+                    while not stop.wait(0.02):
+                        customers.act()
+            except Exception:
+                stop.wait(0.2)  # the server was killed: that is what the test does
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_every_process_may_be_killed_and_the_stores_end_equal(
+    pipeline: Pipeline, postgres_server: PostgresServer, redis_server: LocalServer
+) -> None:
+    daemon = pipeline.start()
+    pipeline.settle()
+    with customers_at_work(pipeline):
+        pipeline.kill("capture")
+        pipeline.settle()
+        pipeline.kill("apply")
+        pipeline.settle()
+        redis_server.kill()
+        redis_server.start()
+        postgres_server.stop("immediate")
+        postgres_server.start()
+        pipeline.settle()
+        daemon.send(signal.SIGKILL)
+        daemon.wait()
+        daemon = pipeline.start()
+        pipeline.settle()
+    pipeline.settle()
+    pipeline.assert_equal()
+    assert daemon.terminate(60) == 0
