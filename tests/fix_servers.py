@@ -201,6 +201,7 @@ def session_home() -> Iterator[Path]:
     """Where this session's servers keep their data: quick to reach for the servers' user, swept if pytest is killed."""
     own = identify(os.getpid())
     assert own is not None
+    make(cache_folder(), 0o755)
     base = cache_folder() / "tests"
     make(base, 0o711)
     _sweep(base)

@@ -2,7 +2,7 @@
 
 The first run of a program writes its archive when it ends (a few seconds, once) under a name of its own; the next
 start tries that file and takes it over if the JVM accepts it. A JVM that finds no archive, or one that does not fit,
-just starts slower.
+just starts slower; so it does where the cache cannot be written.
 """
 
 import hashlib
@@ -24,12 +24,15 @@ def class_archive(
 
     `who` runs the JVM and owns the folder of the archives: nobody may prepare classes for another user.
     """
-    folder = _folder(who)
+    try:
+        folder = _folder(who)
+    except OSError:
+        return ()
     archive = folder / f"{name}-{_fingerprint(runtime, classpath)}.jsa"
     if archive.is_file() or _take_over(runtime, archive, classpath):
         _forget_others(archive)
         return (f"-XX:SharedArchiveFile={archive}", "-Xlog:disable")
-    if not learn:
+    if not learn or (who is None and not os.access(folder, os.W_OK)):
         return ()
     return (f"{_LEARN}{archive.with_suffix('')}.{secrets.token_hex(4)}.new", "-Xlog:disable")
 
@@ -50,7 +53,7 @@ def note_classpath(flags: tuple[str, ...], classpath: str) -> None:
 def _folder(who: Account | None) -> Path:
     folder = cache_folder() / f"classes-{who.uid if who else os.geteuid()}"
     if not folder.is_dir():
-        folder.mkdir(mode=0o755, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         give(folder, who)
     return folder
 

@@ -14,11 +14,12 @@ from deploy.local.archive import class_archive
 from deploy.local.kafka import write_logging
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
-_SET = "connect-4.3.1"
+SET = "connect-4.3.1"
 _DEBEZIUM = "3.6.2.Final"
-_PLUGIN = f"debezium-{_DEBEZIUM}"
+PLUGIN = f"debezium-{_DEBEZIUM}"
+ARTIFACT = f"io.debezium:debezium-connector-postgres:{_DEBEZIUM}:tar.gz:plugin"
 # the connector's parent pom is not published; this old version of Maven's plugin does not ask for it
-_OLD_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:2.10"
+OLD_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:2.10"
 _SETTINGS = {
     "group.id": "connect-local",
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
@@ -70,7 +71,7 @@ class Connect:
         runtime = java.java17_or_newer(silent)
         classpath = ":".join(str(jar) for jar in sorted(_jars(silent).glob("*.jar")))
         flags = (f"-Xmx{self.heap}", f"-Dlog4j2.configurationFile={site.data / 'log4j2.xml'}")
-        command = (str(runtime), *class_archive(runtime, _SET, classpath, account()), *flags, "-cp", classpath)
+        command = (str(runtime), *class_archive(runtime, SET, classpath, account()), *flags, "-cp", classpath)
         return Launch((*command, "org.apache.kafka.connect.cli.ConnectDistributed", str(properties)))
 
     def ready(self, site: Site) -> bool:
@@ -87,13 +88,12 @@ class Connect:
 
 
 def _jars(narrate: Narrate) -> Path:
-    return downloads.provide(_SET, lambda aside: maven.copy_dependencies("connect", aside, narrate), None, narrate)
+    return downloads.provide(SET, lambda aside: maven.copy_dependencies("connect", aside, narrate), None, narrate)
 
 
 def _connector(narrate: Narrate) -> Path:
-    artifact = f"io.debezium:debezium-connector-postgres:{_DEBEZIUM}:tar.gz:plugin"
     return downloads.provide(
-        _PLUGIN, lambda aside: maven.copy(artifact, aside, narrate, plugin=_OLD_PLUGIN), _unpack, narrate
+        PLUGIN, lambda aside: maven.copy(ARTIFACT, aside, narrate, plugin=OLD_PLUGIN), _unpack, narrate
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from cdc.errors import EnvironmentFault
-from deploy.local.folders import cache_folder
+from deploy.local.folders import cache_folder, make
 from deploy.local.server import Narrate
 
 PINS = Path(__file__).with_name("pins.yaml")
@@ -50,6 +50,7 @@ def provide(
     final = folder_of(name)
     if final.is_dir():
         return final
+    make(final.parent, 0o755)
     with locked(final.with_name(f"{final.name}.lock")):
         if final.is_dir():
             return final

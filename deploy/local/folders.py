@@ -14,16 +14,17 @@ def home_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """`MILLRACE_CACHE`, else the user's cache folder; for root, whose home is closed to others, /var/cache/millrace."""
+    """`MILLRACE_CACHE`, else the user's cache folder; for root, whose home is closed to others, /var/cache/millrace.
+
+    It may be read-only (an image that brings everything along) or not there yet: whoever writes makes it.
+    """
     if chosen := os.environ.get("MILLRACE_CACHE"):
-        return _made(Path(chosen).absolute())
+        return _checked(Path(chosen).absolute())
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    who = account()
-    return _made(base / "millrace" if reachable(base, who) else Path("/var/cache/millrace"))
+    return _checked(base / "millrace" if reachable(base, account()) else Path("/var/cache/millrace"))
 
 
-def _made(folder: Path) -> Path:
-    make(folder, 0o755)
+def _checked(folder: Path) -> Path:
     if not reachable(folder, account()):
         raise EnvironmentFault(
             f"The cache folder {folder} cannot be read by the user that the servers run as.",

@@ -6,12 +6,12 @@ from deploy.local import downloads, java, maven
 from deploy.local.archive import class_archive
 from deploy.local.server import Narrate, silent
 
-_SET = "spark-4.2.0"
+SET = "spark-4.2.0"
 
 
 def spark_jars(narrate: Narrate = silent) -> tuple[Path, ...]:
     """Paths for Spark's class path; fetched the first time, offline afterwards. Raises EnvironmentFault."""
-    folder = downloads.provide(_SET, lambda aside: maven.copy_dependencies("spark", aside, narrate), None, narrate)
+    folder = downloads.provide(SET, lambda aside: maven.copy_dependencies("spark", aside, narrate), None, narrate)
     return tuple(sorted(folder.glob("*.jar")))
 
 
@@ -22,4 +22,4 @@ def spark_java(narrate: Narrate = silent) -> Path:
 
 def spark_archive(classpath: str, *, learn: bool) -> tuple[str, ...]:
     """JVM flags for the driver: its class archive, if one was learned. `learn` writes it when the JVM ends."""
-    return class_archive(java.java17(silent), _SET, classpath, None, learn=learn)
+    return class_archive(java.java17(silent), SET, classpath, None, learn=learn)

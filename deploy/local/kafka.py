@@ -15,7 +15,7 @@ from deploy.local.account import account, give
 from deploy.local.archive import class_archive
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
-_SET = "kafka-4.3.1"
+SET = "kafka-4.3.1"
 _FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -71,7 +71,7 @@ class Kafka:
         write_logging(site.data)
         if not (site.data / "log" / "meta.properties").exists():
             _format(_java(site.data, "kafka-format", self.heap), properties, site)
-        return Launch((*_java(site.data, _SET, self.heap), "kafka.Kafka", str(properties)))
+        return Launch((*_java(site.data, SET, self.heap), "kafka.Kafka", str(properties)))
 
     def _own(self, site: Site) -> dict[str, str]:
         client, controller = site.ports
@@ -104,7 +104,7 @@ def answers(port: int) -> bool:
 
 def jars(narrate: Narrate) -> Path:
     """The folder with the broker's jars."""
-    return downloads.provide(_SET, lambda aside: maven.copy_dependencies("kafka", aside, narrate), None, narrate)
+    return downloads.provide(SET, lambda aside: maven.copy_dependencies("kafka", aside, narrate), None, narrate)
 
 
 def write_logging(folder: Path) -> None:

@@ -21,7 +21,8 @@ from deploy.local.archive import class_archive
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
 VERSION = "3.8.0"
-_SET = f"opensearch-{VERSION}"
+SET = f"opensearch-{VERSION}"
+ARTIFACT = f"org.opensearch.distribution.integ-test-zip:opensearch:{VERSION}:zip"
 _MODULES = (
     "transport-netty4",
     "lang-painless",
@@ -83,7 +84,7 @@ class OpenSearch:
         config = _write_config(site, self.settings)
         temporary = _folder(site.data / "tmp")
         flags = (
-            *class_archive(runtime, _SET, _classpath(home), account()),
+            *class_archive(runtime, SET, _classpath(home), account()),
             *_FLAGS,
             f"-Xms{self.heap}",
             f"-Xmx{self.heap}",
@@ -111,8 +112,7 @@ class OpenSearch:
 
 def distribution(narrate: Narrate, *, full: bool = True) -> Path:
     """The unpacked distribution; the runtime from PyPI cannot run the module with the thai analyzer."""
-    artifact = f"org.opensearch.distribution.integ-test-zip:opensearch:{VERSION}:zip"
-    folder = downloads.provide(_SET, lambda aside: maven.copy(artifact, aside, narrate), _unpack, narrate)
+    folder = downloads.provide(SET, lambda aside: maven.copy(ARTIFACT, aside, narrate), _unpack, narrate)
     return folder / ("full" if full else "small")
 
 

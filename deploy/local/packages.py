@@ -1,10 +1,11 @@
 """Installing what the machine lacks by apt, without starting or touching any service of the system."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cdc.errors import EnvironmentFault
@@ -39,21 +40,22 @@ def _root() -> list[str] | None:
 def _quietly(prefix: list[str], names: Sequence[str]) -> None:
     settings = ("env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
     apt = [*prefix, *settings, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
-    forbidden = _forbid_services(prefix)
-    try:
+    with services_forbidden(prefix):
         subprocess.run([*apt, "update"], capture_output=True, check=False)
         subprocess.run([*apt, "install", "-y", "--no-install-recommends", *names], capture_output=True, check=True)
-    finally:
-        if forbidden:
-            subprocess.run([*prefix, "rm", "-f", str(_POLICY)], check=False)
 
 
-def _forbid_services(prefix: list[str]) -> bool:
+@contextlib.contextmanager
+def services_forbidden(prefix: list[str]) -> Iterator[None]:
     """Put the policy in place for a moment; an existing one is the owner's and stays as it is."""
     if _POLICY.exists():
-        return False
+        yield
+        return
     with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
         script.write("#!/bin/sh\nexit 101\n")
         script.flush()
         subprocess.run([*prefix, "install", "-m", "755", script.name, str(_POLICY)], check=True)
-    return True
+    try:
+        yield
+    finally:
+        subprocess.run([*prefix, "rm", "-f", str(_POLICY)], check=False)

@@ -52,6 +52,23 @@ def test_without_apt_nothing_is_attempted() -> None:
     assert caught.value.exit_code == 3
 
 
+def test_services_are_forbidden_while_packages_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tmp_path / "policy-rc.d"
+    monkeypatch.setattr(packages, "_POLICY", policy)
+    with packages.services_forbidden([]):
+        assert subprocess.run([policy, "redis-server", "start"], check=False).returncode == 101
+    assert not policy.exists()
+
+
+def test_policy_of_the_machines_owner_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tmp_path / "policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 0\n")
+    monkeypatch.setattr(packages, "_POLICY", policy)
+    with packages.services_forbidden([]):
+        pass
+    assert policy.read_text() == "#!/bin/sh\nexit 0\n"
+
+
 def test_java_home_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("11", "17", "21"):
         runtime = tmp_path / version
@@ -117,6 +134,22 @@ def test_picked_port_is_free_and_not_among_the_taken() -> None:
 
 
 # -- downloads
+
+
+def test_read_only_cache_that_has_everything_is_enough(one_pin: bytes, tmp_path: Path) -> None:
+    def fetch(aside: Path) -> None:
+        (aside / "thing.jar").write_bytes(one_pin)
+
+    first = downloads.provide("thing", fetch, None, silent)
+    tmp_path.chmod(0o555)
+    try:
+        assert downloads.provide("thing", _never, None, silent) == first
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def _never(_aside: Path) -> None:
+    raise AssertionError("fetched again")
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""Writes `pins.yaml` anew: fetches every set and notes the SHA-256 of what came. Run it after changing a version.
+
+    python -m deploy.local.pin
+
+What it writes is trusted from then on: compare the difference before it is committed.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import yaml
+
+from deploy.local import connect, jars, kafka, maven, opensearch, wheels
+from deploy.local.downloads import PINS, digest_of
+
+_PYTHONS = ("3.11", "3.12")
+_MACHINES = ("x86_64", "aarch64")
+_HEADING = "# file name: SHA-256, by set. Written by `python -m deploy.local.pin`.\n"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def _sets() -> Mapping[str, Callable[[Path], None]]:
+    return {
+        opensearch.SET: lambda folder: maven.copy(opensearch.ARTIFACT, folder, _say),
+        kafka.SET: lambda folder: maven.copy_dependencies("kafka", folder, _say),
+        connect.SET: lambda folder: maven.copy_dependencies("connect", folder, _say),
+        connect.PLUGIN: lambda folder: maven.copy(connect.ARTIFACT, folder, _say, plugin=connect.OLD_PLUGIN),
+        jars.SET: lambda folder: maven.copy_dependencies("spark", folder, _say),
+        **{wheel: _wheels_of(wheel) for wheel in wheels.VERSIONS},
+    }
+
+
+def _wheels_of(wheel: str) -> Callable[[Path], None]:
+    """Every platform that there is a wheel for; a platform without one is simply not served."""
+
+    def fetch(folder: Path) -> None:
+        for python in _PYTHONS:
+            for machine in _MACHINES:
+                tags = [f"--platform=manylinux{age}_{machine}" for age in ("2014", "_2_17", "_2_28")]
+                only = ["--only-binary=:all:", "--no-deps", f"--python-version={python}", *tags, "--dest", str(folder)]
+                wanted = f"{wheel}=={wheels.VERSIONS[wheel]}"
+                command = [sys.executable, "-m", "pip", "download", "--quiet", *only, wanted]
+                subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+
+    return fetch
+
+
+def main() -> None:
+    """Fetch everything and write the file."""
+    pins = {}
+    for name, fetch in _sets().items():
+        with tempfile.TemporaryDirectory() as folder:
+            fetch(Path(folder))
+            pins[name] = {path.name: digest_of(path) for path in sorted(Path(folder).iterdir())}
+    PINS.write_text(_HEADING + yaml.safe_dump(pins, width=200))
+
+
+if __name__ == "__main__":
+    main()
