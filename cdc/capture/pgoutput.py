@@ -287,12 +287,14 @@ def _subxids(frames: Frames, scopes: Places, message: Places, xid: Places) -> Pl
 def _events(frames: Frames, found: dict[int, Event], counts: Places) -> list[Event]:
     """Everything but rows, in stream order, each with the number of rows before it."""
     before = np.cumsum(counts) - counts
-    events: dict[int, Event] = {index: event._replace(row=int(before[index])) for index, event in found.items()}
-    for kind, make in ((_BEGIN, _begins), (_COMMIT, _commits)):
-        message = frames.of(kind)
-        if len(message):
-            events.update(zip(message.tolist(), make(frames, frames.start[message], before[message]), strict=True))
-    return [events[index] for index in sorted(events)]
+    begins, commits, others = frames.of(_BEGIN), frames.of(_COMMIT), np.array(list(found), np.int64)
+    events = [
+        *_begins(frames, frames.start[begins], before[begins]),
+        *_commits(frames, frames.start[commits], before[commits]),
+        *(event._replace(row=int(before[index])) for index, event in found.items()),
+    ]
+    order = np.argsort(np.concatenate((begins, commits, others)), kind="stable")
+    return [events[at] for at in order.tolist()]
 
 
 def _begins(frames: Frames, at: Places, row: Places) -> Iterator[Event]:

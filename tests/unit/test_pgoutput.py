@@ -1,6 +1,7 @@
 """The decoder against messages written by hand."""
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -266,6 +267,13 @@ def test_large_feeds_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(parts.events) == list(whole.events)
 
 
+def test_a_feed_without_messages_is_empty() -> None:
+    target = decoder()
+    for frames in ([], [pg.keepalive()]):
+        found = target.feed(frames)
+        assert (found.rows.num_rows, list(found.events), len(found.subxids)) == (0, [], 0)
+
+
 class TestMalformed:
     """Everything that is not pgoutput is a DecodeError with a place."""
 
@@ -300,6 +308,28 @@ class TestMalformed:
             decoder().feed(transaction(pg.relation(ORDERS), b"T\xff\xff\xff\xff\0\0\0\0\x0a"))
         with pytest.raises(DecodeError):
             decoder().feed([pg.frame(pg.message("p", b"").replace(b"\0\0\0\0", b"\xff\xff\xff\xff"))])
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            pg.relation(ORDERS)[:23] + b"\xff\xff" + pg.relation(ORDERS)[25:],
+            b"T\xff\xff\xff\xff\0" + b"\0" * 40,
+            b"M\0" + b"\0" * 8 + b"p\0\xff\xff\xff\xff" + b"x" * 40,
+            b"I\0\0\0\x0aN\xff\xff" + b"t\xff\xff\xff\xff" * 30,
+            b"I\0\0\0\x0aN\0\3t\x7f\xff\xff\xff" + b"x" * 40,
+        ],
+        ids=["columns", "relations", "content", "width", "value"],
+    )
+    def test_memory_follows_the_input_and_not_what_it_claims(self, lie: bytes) -> None:
+        frames = transaction(pg.relation(ORDERS), lie)
+        tracemalloc.start()
+        try:
+            with pytest.raises(DecodeError):
+                decoder().feed(frames)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 1_000_000
 
     def test_no_value_is_in_the_message(self) -> None:
         with pytest.raises(DecodeError) as caught:
