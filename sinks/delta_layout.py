@@ -24,11 +24,14 @@ KEY_TEXT = "_millrace_key"
 PREFIX = "_millrace_"
 
 OURS = (
-    pa.field(VERSION, pa.int64(), nullable=False),
-    pa.field(DELETED, pa.bool_(), nullable=False),
+    pa.field(VERSION, pa.int64()),
+    pa.field(DELETED, pa.bool_()),
     pa.field(COMMITTED, INSTANT),
 )
-"""A deleted row stays as a tombstone with its key and version: a replayed older change must not bring it back."""
+"""A deleted row stays as a tombstone with its key and version: a replayed older change must not bring it back.
+
+None is NOT NULL: in a table with a timestamp_ntz column, deltalake then writes a protocol that Spark refuses
+(`invariants` enabled in metadata but not listed)."""
 
 if TYPE_CHECKING:
     AnyField: TypeAlias = "pa.Field[Any]"
@@ -58,7 +61,7 @@ class Layout:
     @property
     def arrow(self) -> pa.Schema:
         """The whole Delta table, in order."""
-        keyed = [pa.field(KEY_TEXT, pa.string(), nullable=False)] if self.by_text else []
+        keyed = [pa.field(KEY_TEXT, pa.string())] if self.by_text else []
         own = [pa.field(one.name, one.type) for one in self.placed]
         return pa.schema([*keyed, *own, *self.leftover, *OURS])
 

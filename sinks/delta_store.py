@@ -76,7 +76,6 @@ class DeltaStore:
             mode="ignore",
             name=str(self.table),
             storage_options=self._options,
-            configuration={"delta.appendOnly": "false"},
         )
 
     def evolve(self, evolution: Evolution) -> None:

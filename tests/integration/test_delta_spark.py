@@ -38,10 +38,10 @@ def open_sink(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_spark_merges_as_the_rewrite_does(open_sink: Open, tmp_path: Path) -> None:
     schema = table("ints")
     rng = random.Random(7)
-    history = History(schema, INTEGERS, rng).write(60)
+    history = History(schema, INTEGERS, rng).write(40)
     sink = open_sink()
     sink.prepare(schema)
-    batches = [batch(schema, rows) for rows in cut(history.rows, rng, size=40)]
+    batches = [batch(schema, rows) for rows in cut(history.rows, rng, size=60)]
     for current in batches:
         sink.apply(current)
     sink.apply(batches[0])
