@@ -1,6 +1,7 @@
 """Real servers for tests: started when the first test of the session asks, gone when pytest is gone.
 
-Session-scoped: `postgres_server`, `redis_server`, `opensearch_server`, `kafka_server`. Per test: `database`,
+Session-scoped: `postgres_server`, `redis_server`, `opensearch_server`, `kafka_server`, `connect_server` (Kafka
+Connect with Debezium). Per test: `database`,
 `redis_url`, `redis_prefix`, `index_prefix`, `topic_prefix`, `state_dir`. Factories for servers of a test's own:
 `private_postgres`, `private_redis`, `private_kafka`. A test that stops a server need not start it again: whoever
 asks next finds it running.
@@ -26,6 +27,7 @@ import pytest
 from psycopg import sql
 
 from deploy.local import postgres
+from deploy.local.connect import Connect
 from deploy.local.folders import cache_folder, make
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
@@ -223,7 +225,7 @@ def _sweep(base: Path) -> None:
 @pytest.fixture(scope="session")
 def session_servers(session_home: Path) -> Iterator[Servers]:
     """The shared servers; each is started by the fixture that asks for it."""
-    every: tuple[Server, ...] = (Postgres(_FAST), Redis({"databases": "64"}), OpenSearch(), Kafka())
+    every: tuple[Server, ...] = (Postgres(_FAST), Redis({"databases": "64"}), OpenSearch(), Kafka(), Connect())
     servers = Servers(session_home, {server.name: server for server in every}, tied=True)
     yield servers
     servers.down()
@@ -251,6 +253,20 @@ def shared_opensearch(session_servers: Servers) -> LocalServer:
 def shared_kafka(session_servers: Servers) -> LocalServer:
     """Not for tests: see `kafka_server`."""
     return LocalServer(session_servers, "kafka")
+
+
+@pytest.fixture(scope="session")
+def shared_connect(session_servers: Servers) -> LocalServer:
+    """Not for tests: see `connect_server`."""
+    return LocalServer(session_servers, "connect")
+
+
+@pytest.fixture
+def connect_server(shared_connect: LocalServer, kafka_server: LocalServer) -> LocalServer:
+    """The session's Kafka Connect with Debezium's connector, on `kafka_server`; `.url` is its REST endpoint."""
+    kafka_server.start()
+    shared_connect.start()
+    return shared_connect
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import textwrap
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from deploy.local.process import Identity, alive, inside
 from deploy.local.server import Launch, Running, Server, Site
 from deploy.local.servers import Servers
 from tests.fix_processes import RunProgram, wait_until
-from tests.fix_servers import LocalServer, opensearch_request
+from tests.fix_servers import Database, LocalServer, opensearch_request
 
 BOTH = ("postgres", "redis")
 
@@ -234,3 +235,57 @@ def test_opensearch_runs_on_the_java_of_the_wheel(
     program = Path(f"/proc/{running.pid}/exe").readlink()
     assert program.is_relative_to(cache_folder())
     servers.down()
+
+
+@pytest.mark.kafka
+def test_debezium_writes_a_row_of_our_postgres_to_our_kafka(
+    connect_server: LocalServer, kafka_server: LocalServer, database: Database, topic_prefix: str
+) -> None:
+    database.execute("create table t (id int primary key)", "insert into t values (7)")
+    config = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": database.server.host,
+        "database.port": str(database.server.port),
+        "database.user": "postgres",
+        "database.password": database.server.password,
+        "database.dbname": database.name,
+        "topic.prefix": topic_prefix,
+        "plugin.name": "pgoutput",
+        "slot.name": topic_prefix,
+        "topic.creation.default.replication.factor": "1",
+        "topic.creation.default.partitions": "1",
+    }
+    put_json(f"{connect_server.url}/connectors/{topic_prefix}/config", config)
+    try:
+        message = first_message(kafka_server.url, f"{topic_prefix}.public.t")
+    finally:
+        delete(f"{connect_server.url}/connectors/{topic_prefix}")
+    assert json.loads(message)["after"] == {"id": 7}
+
+
+def put_json(url: str, body: object) -> None:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="PUT")
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
+
+
+def delete(url: str) -> None:
+    request = urllib.request.Request(url, method="DELETE")
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
+
+
+def first_message(bootstrap: str, topic: str) -> bytes:
+    from confluent_kafka import Consumer
+
+    settings = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    consumer = Consumer({**settings, "topic.metadata.refresh.interval.ms": 500})
+    consumer.subscribe([topic])
+
+    def poll() -> bytes | None:
+        message = consumer.poll(0.5)
+        return None if message is None or message.error() else message.value()
+
+    value = wait_until(poll, 60)
+    consumer.close()
+    assert value is not None
+    return value
