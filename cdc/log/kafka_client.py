@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, LogLost
 from cdc.log.kafka_settings import KafkaConnectionSettings
@@ -25,12 +25,8 @@ _REFUSED = {
     KafkaError._AUTHENTICATION,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
 }
-_GONE = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_ID,
-}
+_GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
+"""Said by a broker. What the client itself does not know (_UNKNOWN_TOPIC) it may know once it is connected again."""
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
 _FULL = {KafkaError.KAFKA_STORAGE_ERROR, KafkaError.POLICY_VIOLATION}
 
@@ -115,7 +111,8 @@ class Cluster:
     def topics(self, names: list[str]) -> dict[str, Topic]:
         """Those of the named topics that exist."""
         found = {}
-        for name, future in self.admin().describe_topics(TopicCollection(names), request_timeout=self._patience).items():
+        asked = self.admin().describe_topics(TopicCollection(names), request_timeout=self._patience)
+        for name, future in asked.items():
             try:
                 described = future.result()
             except KafkaException as error:

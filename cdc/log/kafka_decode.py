@@ -7,6 +7,7 @@ is wrong is named by its place in the batch, never by its content.
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from cdc.log.kafka_envelope import (
 )  # fmt: skip
 from cdc.model import LOG_SCHEMA
 
+Array = Any
+"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
@@ -53,7 +56,7 @@ class _Values:
     ends: Ints
 
     @classmethod
-    def of(cls, values: pa.BinaryArray) -> "_Values":
+    def of(cls, values: Array) -> "_Values":
         offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
         raw = values.buffers()[2]
         data = np.frombuffer(raw, np.uint8) if raw is not None else np.zeros(0, np.uint8)
@@ -61,7 +64,7 @@ class _Values:
         return cls(data, wide[:-1], wide[1:])
 
 
-def decode(keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+def decode(keys: Array, values: Array) -> pa.Table:
     """Rows of one topic's messages, tombstones already left out. Raises NotAnEnvelope."""
     if len(values) == 0:
         return LOG_SCHEMA.empty_table()
@@ -103,7 +106,7 @@ def _refuse_short(part: _Values) -> None:
         raise NotAnEnvelope(int(short[0]))
 
 
-def _tail(values: pa.BinaryArray) -> dict[str, Bytes]:
+def _tail(values: Array) -> dict[str, Bytes]:
     """The fixed-width cells at the end of every value, after every byte between them was compared."""
     ends = pc.binary_slice(values, -TAIL_BYTES)
     block = np.frombuffer(ends.buffers()[2], np.uint8)[: len(values) * TAIL_BYTES].reshape(len(values), TAIL_BYTES)
@@ -127,7 +130,7 @@ def _refuse_different(block: Bytes, text: bytes) -> None:
 def _numbers(cells: Bytes) -> Ints:
     """Numbers padded with spaces on the left. Raises NotAnEnvelope on anything that is not one."""
     count, width = cells.shape
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(cells)])
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, _buffer(cells)])
     try:
         texts = pc.ascii_ltrim_whitespace(fixed.cast(pa.binary()).cast(pa.string()))
         return np.asarray(texts.cast(pa.int64()))
@@ -157,7 +160,7 @@ def _refuse_misplaced(part: _Values, before: Ints, after: Ints, source_at: Ints,
         _refuse_different(part.data[at[:, None] + np.arange(len(text))], text)
 
 
-def _tables(part: _Values, source_at: Ints, until: Ints) -> pa.Array:
+def _tables(part: _Values, source_at: Ints, until: Ints) -> Array:
     """The table of each row. Messages of a topic nearly always share one `source` head: it is parsed once."""
     names = np.empty(len(source_at), object)
     rest = np.arange(len(source_at))
@@ -186,12 +189,12 @@ def _head(head: bytes, row: int) -> tuple[str, int]:
         raise NotAnEnvelope(row) from error
 
 
-def _keys(keys: pa.BinaryArray) -> pa.StringArray:
+def _keys(keys: Array) -> Array:
     texts = keys.cast(pa.string())
-    return pc.if_else(pc.equal(texts, NULL_KEY.decode()), None, texts)
+    return pc.if_else(pc.equal(texts, pa.scalar(NULL_KEY.decode())), None, texts)
 
 
-def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -> pa.StringArray:
+def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -> Array:
     """Slices of the buffer as an Arrow array: every second gap of interleaved offsets is a text."""
     if absent.all():
         return pa.nulls(len(at), pa.string())
@@ -199,12 +202,16 @@ def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -
     edges[0:-1:2] = at
     edges[1::2] = at + length
     edges[-1] = edges[-2]
-    spans = pa.Array.from_buffers(pa.binary(), 2 * len(at), [None, pa.py_buffer(edges), pa.py_buffer(data)])
-    wanted = pa.array(np.arange(0, 2 * len(at), 2), mask=absent)
+    spans = pa.Array.from_buffers(pa.binary(), 2 * len(at), [None, _buffer(edges), _buffer(data)])
+    wanted: Array = pa.array(np.arange(0, 2 * len(at), 2), mask=absent)
     return spans.take(wanted).cast(pa.string())
 
 
-def _unchanged(data: Bytes, at: Ints, length: Ints) -> pa.Array:
+def _buffer(data: Array) -> pa.Buffer:
+    return pa.py_buffer(data)
+
+
+def _unchanged(data: Bytes, at: Ints, length: Ints) -> Array:
     texts = _texts(data, at, length, np.zeros(len(at), bool))
     distinct = pc.unique(texts).to_pylist()
     if distinct == ["null"]:

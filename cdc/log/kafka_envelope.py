@@ -14,11 +14,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model import Op, TableId
+
+Array = Any
+"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
 
 FORMAT = 1
 CONNECTOR_VERSION = "millrace-1"
@@ -72,9 +76,9 @@ class Messages:
     """The messages of one table, in log order. `deletes[i]` asks for a tombstone after message i."""
 
     table: str
-    keys: pa.BinaryArray
-    values: pa.BinaryArray
-    deletes: pa.BooleanArray
+    keys: Array
+    values: Array
+    deletes: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +94,15 @@ def encode(rows: pa.Table, origin: Origin, now: datetime) -> Iterator[Messages]:
     tables = rows.column("table").combine_chunks().dictionary_encode()
     if isinstance(tables, pa.ChunkedArray):
         tables = tables.combine_chunks()
-    names = tables.dictionary.to_pylist()
+    names: list[Any] = tables.dictionary.to_pylist()
     for code, name in enumerate(names):
-        part = rows if len(names) == 1 else rows.filter(pc.equal(tables.indices, code))
+        part = rows if len(names) == 1 else rows.filter(pc.equal(tables.indices, pa.scalar(code, pa.int32())))
         yield _encode_table(name, part.combine_chunks(), origin, now)
 
 
 def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> Messages:
     column = {name: _flat(rows.column(name)) for name in rows.schema.names}
-    deletes = pc.equal(column["op"], Op.DELETE.value)
+    deletes = pc.equal(column["op"], pa.scalar(Op.DELETE.value))
     before, before_bytes = _before(column["before"], column["key"], deletes)
     after = pc.fill_null(column["after"], "null")
     after_bytes = pc.fill_null(pc.cast(pc.binary_length(column["after"]), pa.int64()), ABSENT)
@@ -120,9 +124,9 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
         "op": column["op"],
         "now_ms": f"{int(now.timestamp() * 1000):{NUMBER}d}",
     }
-    pieces: list[pa.Array | str] = [
+    pieces: list[Array] = [
         BEFORE_OPENS.decode(), before, AFTER_OPENS.decode(), after, SOURCE_OPENS.decode() + source_head(table, origin),
-        ',"snapshot":', pc.if_else(pc.equal(column["op"], Op.READ.value), '"true"', '"false"'),
+        ',"snapshot":', pc.if_else(pc.equal(column["op"], pa.scalar(Op.READ.value)), '"true"', '"false"'),
         ',"sequence":"[\\"', pc.cast(column["commit_lsn"], pa.string()),
         '\\",\\"', pc.cast(column["version"], pa.string()), '\\"]","unchanged":', unchanged,
     ]  # fmt: skip
@@ -166,7 +170,7 @@ def topic_of(prefix: str, table: str) -> str:
     return _UNSAFE.sub("_", ".".join(part for part in (prefix, schema, name) if part))
 
 
-def _before(before: pa.StringArray, key: pa.StringArray, deletes: pa.BooleanArray) -> tuple[pa.Array, pa.Array]:
+def _before(before: Array, key: Array, deletes: Array) -> tuple[Array, Array]:
     own = pc.is_valid(before)
     borrow = pc.and_(pc.and_(deletes, pc.invert(own)), pc.is_valid(key))
     text = pc.coalesce(before, pc.if_else(borrow, key, None), pa.scalar("null"))
@@ -174,7 +178,7 @@ def _before(before: pa.StringArray, key: pa.StringArray, deletes: pa.BooleanArra
     return text, pc.if_else(own, pc.cast(pc.binary_length(text), pa.int64()), absent)
 
 
-def _unchanged(lists: pa.ListArray) -> pa.StringArray:
+def _unchanged(lists: Array) -> Array:
     """JSON of the lists. Nearly always null throughout, and then no row is looked at."""
     if lists.null_count == len(lists):
         return pa.repeat("null", len(lists))
@@ -191,19 +195,21 @@ def _unchanged(lists: pa.ListArray) -> pa.StringArray:
     return pa.array(texts, pa.string())
 
 
-def _flat(column: pa.ChunkedArray) -> pa.Array:
+def _flat(column: Array) -> Array:
     flat = column.combine_chunks()
     return flat.combine_chunks() if isinstance(flat, pa.ChunkedArray) else flat
 
 
-def _nanos(stamp: pa.Array, micros: pa.StringArray) -> pa.StringArray:
+def _nanos(stamp: Array, micros: Array) -> Array:
     """Three more digits rather than a product, which would overflow for dates after 2262; but 0 is not 0000."""
-    return pc.if_else(pc.equal(stamp, 0), "0".rjust(NUMBER + 3), pc.binary_join_element_wise(micros, "000", ""))
+    return pc.if_else(
+        pc.equal(stamp, pa.scalar(0)), "0".rjust(NUMBER + 3), pc.binary_join_element_wise(micros, "000", "")
+    )
 
 
-def _padded(numbers: pa.Array, width: int) -> pa.StringArray:
+def _padded(numbers: Array, width: int) -> Array:
     return pc.utf8_lpad(pc.cast(numbers, pa.string()), width, " ")
 
 
-def _binary(texts: pa.StringArray) -> pa.BinaryArray:
+def _binary(texts: Array) -> Array:
     return texts.cast(pa.binary())

@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,8 +121,8 @@ class Outlet:
         return delivered
 
     def _large_rows(self, messages: Messages) -> set[int]:
-        sizes = pc.add(pc.binary_length(messages.keys), pc.binary_length(messages.values)).to_numpy()
-        return set(np.flatnonzero(sizes > self._settings.max_message_bytes - _OVERHEAD).tolist())
+        sizes: Any = pc.add(pc.binary_length(messages.keys), pc.binary_length(messages.values))
+        return set(np.flatnonzero(sizes.to_numpy() > self._settings.max_message_bytes - _OVERHEAD).tolist())
 
     def _parts(self, key: bytes, value: bytes) -> tuple[bytes | None, ...]:
         return parts_of(value, self._settings.max_message_bytes - _OVERHEAD - len(key))

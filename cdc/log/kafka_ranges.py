@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 _SILENCE_SECONDS = 30.0
 _FETCH = 10_000
 
-Decode = Callable[[pa.BinaryArray, pa.BinaryArray], pa.Table]
+Array = Any
+"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
+Decode = Callable[[Array, Array], pa.Table]
 Record = tuple[int, bytes, bytes]
 """Offset, key, value."""
 
@@ -163,7 +166,7 @@ def _rows_one_by_one(records: list[Record], item: Range, decoded: Decode) -> pa.
     return pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
 
 
-def _arrays(records: list[Record]) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+def _arrays(records: list[Record]) -> tuple[Array, Array]:
     keys = pa.array([key for _, key, _ in records], pa.binary())
     return keys, pa.array([value for _, _, value in records], pa.binary())
 

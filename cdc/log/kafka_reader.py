@@ -18,7 +18,7 @@ from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Tail
 from cdc.log.kafka_topics import refuse_changed
 from cdc.model import LOG_SCHEMA, Lsn
-from cdc.ports import Consumer, Offset, Schemas, Slice
+from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SLICE_MESSAGES = 50_000
 _KEPT_MARKERS = 50_000
 """Markers held in memory; beyond this every second of the older half is forgotten, which only makes slices longer."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class KafkaReader:
@@ -58,14 +58,14 @@ class KafkaReader:
 
     def newest(self) -> Place:
         """The newest marker as a place."""
-        places = self._markers()
+        places = self.places()
         return places[-1] if places else Place()
 
     def seek(self, point: Lsn | datetime) -> Offset:
         """The last marker before the point; markers older than some hours are an hour apart."""
-        micros = int((point - _EPOCH).total_seconds() * 1_000_000) if isinstance(point, datetime) else 0
+        micros = int((point - EPOCH).total_seconds() * 1_000_000) if isinstance(point, datetime) else 0
         found = Place()
-        for place in self._markers():
+        for place in self.places():
             if (place.newest >= micros) if isinstance(point, datetime) else (place.end > point):
                 break
             found = place
@@ -89,19 +89,33 @@ class KafkaReader:
         rows = pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def frame(self, spark: "SparkSession", after: Offset | None = None) -> "DataFrame":
+    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
         """Micro-batches that begin and end at markers."""
         from cdc.log.spark.kafka import stream
 
-        return stream(spark, self._settings, after if after is not None else self.start())
+        return stream(spark, self._settings, after if after is not None else self.start(), limit)
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered reader."""
         return self._consumers.all()
 
+    def lags(self) -> Sequence[Lag]:
+        """How far each registered reader is behind the head."""
+        places = self.places()
+        return [_lag(consumer, places) for consumer in self.consumers()]
+
     def commit(self, consumer: str, reached: Lsn) -> None:
-        """Record how far a reader is. Kafka's retention does not look at it: see docs/kafka.md."""
-        self._consumers.commit(consumer, reached, self.seek(reached))
+        """Record how far a reader is.
+
+        Chunks of a snapshot share an LSN: of the markers that say exactly this one only the first is taken as read.
+        """
+        found = Place()
+        for place in self.places():
+            if place.end <= reached:
+                found = place
+            if place.end >= reached:
+                break
+        self._consumers.commit(consumer, reached, found.offset())
 
     def forget(self, consumer: str) -> None:
         """Unregister a reader."""
@@ -113,7 +127,8 @@ class KafkaReader:
         self._ranges.close()
         self._consumers.close()
 
-    def _markers(self) -> list[Place]:
+    def places(self) -> Sequence[Place]:
+        """Every marker that is kept, oldest first."""
         with self._lock:
             for message in self._tail.drain():
                 if message.key.startswith(MARKER_KEY) and message.value is not None:
@@ -126,13 +141,22 @@ class KafkaReader:
     def next_place(self, after: Place, messages: int) -> Place:
         """The furthest marker within so many messages, at least one marker on; `after` itself at the head."""
         found = after
-        for place in self._markers():
+        for place in self.places():
             if place.marker <= after.marker:
                 continue
             if found is not after and distance(after, place) > messages:
                 break
             found = place
         return found
+
+
+def _lag(consumer: Consumer, places: Sequence[Place]) -> Lag:
+    read = Place.of(consumer.offset).marker
+    unread = [place for place in places if place.marker > read and place.end > consumer.reached]
+    head = places[-1].end if places else consumer.reached
+    now = (datetime.now(UTC) - EPOCH).total_seconds()
+    seconds = max(now - unread[0].newest / 1e6, 0.0) if unread and unread[0].newest else 0.0
+    return Lag(consumer.name, max(head - consumer.reached, 0), len(unread), seconds)
 
 
 def distance(after: Place, until: Place) -> int:

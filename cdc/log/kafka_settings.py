@@ -47,9 +47,9 @@ class KafkaConnectionSettings(LogSettings):
                 raise ValueError(f"log.client must not set {name}: {_OURS[name]}")
         return self
 
-    def options(self) -> dict[str, str | int | bool]:
+    def options(self) -> dict[str, str | int | float | bool]:
         """What every client is given. Holds the password in the clear: for librdkafka only, never to be shown."""
-        options: dict[str, str | int | bool] = {
+        options: dict[str, str | int | float | bool] = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": self.security,
             "allow.auto.create.topics": False,

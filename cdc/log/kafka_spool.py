@@ -31,7 +31,7 @@ class _Stored:
         self._path = path
 
     def __iter__(self) -> Iterator[pa.Table]:
-        with pa.OSFile(str(self._path)) as source, pa.ipc.open_stream(source) as stream:
+        with pa.OSFile(str(self._path), "rb") as source, pa.ipc.open_stream(source) as stream:
             for batch in stream:
                 yield pa.Table.from_batches([batch])
 

@@ -34,7 +34,7 @@ class Topics:
         found = self._cluster.topics(list(names))
         for topic, name in names.items():
             if topic not in found:
-                config = self._retention() if name == "oversize" else _COMPACTED
+                config = {} if name == "oversize" else _COMPACTED
                 self._cluster.create(topic, 1, self._settings.replication, config)
 
     def check(self, place: Place) -> None:
@@ -92,23 +92,17 @@ class Topics:
             raise LogError(f"Table {table} would take topic {name}, which is the log's own.", "Choose another prefix.")
 
     def _config(self) -> dict[str, str]:
-        config = self._retention()
+        retention = str(int(self._settings.retention_hours * _HOUR_MS))
+        # Kafka's retention would remove what a consumer has not read: see cdc.log.kafka_retention.
+        config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         if self._settings.compact:
             config = {
                 "cleanup.policy": "compact",
-                "min.compaction.lag.ms": config["retention.ms"],
-                "delete.retention.ms": config["retention.ms"],
+                "min.compaction.lag.ms": retention,
+                "delete.retention.ms": retention,
             }
         # A batch has a head of its own beside the message.
         return {**config, "max.message.bytes": str(self._settings.max_message_bytes + 4096)}
-
-    def _retention(self) -> dict[str, str]:
-        partition_bytes = int(self._settings.retention_gb * (1 << 30) / self._settings.partitions)
-        return {
-            "cleanup.policy": "delete",
-            "retention.ms": str(int(self._settings.retention_hours * _HOUR_MS)),
-            "retention.bytes": str(max(partition_bytes, 1 << 20)),
-        }
 
 
 def refuse_changed(name: str, extent: Extent, topic: Topic | None) -> None:

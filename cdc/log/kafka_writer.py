@@ -19,10 +19,11 @@ from confluent_kafka import Message as Delivered
 
 from cdc import failpoint
 from cdc.errors import LogError, LogFenced, LogLost
-from cdc.log.kafka_client import CALL_SECONDS, Cluster, in_our_words, watermarks
+from cdc.log.kafka_client import Cluster, in_our_words, watermarks
 from cdc.log.kafka_envelope import Origin, encode
 from cdc.log.kafka_position import MARK_KEY, MARKER_KEY, Extent, Place, marker_key
 from cdc.log.kafka_produce import Acknowledged, Outlet, Undelivered
+from cdc.log.kafka_retention import retain
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_spool import KafkaSpool, discard_leftovers
@@ -104,9 +105,13 @@ class KafkaWriter:
 
             self._transact(fill, durable, f"appending up to {wanted}")
             if not durable():
-                self._await_visible()
                 self._state = _State(place, {**self._state.marks, **marks})
+                self._await_visible()
             failpoint.reached("log.after_append")
+
+    def maintain(self) -> None:
+        """Remove what is old and was read by every registered consumer."""
+        retain(self._settings, self._cluster)
 
     def close(self) -> None:
         """Let go of the connections; an open transaction is aborted by the next writer."""
@@ -122,10 +127,16 @@ class KafkaWriter:
 
         Waiting also pays: a transaction begun before then is told to come back after 20 ms.
         """
-        deadline = time.monotonic() + CALL_SECONDS
-        while self._marker >= 0 and watermarks(self._watch, self._position, 0)[1] <= self._marker:
+        deadline = time.monotonic() + self._settings.patience_seconds
+        while self._marker >= 0 and not self._is_visible():
             if time.monotonic() > deadline:
                 raise LogLost("A committed transaction does not become visible.", "Look at the brokers.")
+
+    def _is_visible(self) -> bool:
+        try:
+            return watermarks(self._watch, self._position, 0)[1] > self._marker
+        except LogLost:
+            return False
 
     def _is_repeat(self, end: Lsn, marks: Mapping[str, str]) -> bool:
         known = self._state.marks

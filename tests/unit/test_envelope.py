@@ -47,7 +47,8 @@ def value_of(rows: pa.Table) -> dict[str, object]:
 
 @st.composite
 def rows_of_one_table(draw: st.DrawFn) -> pa.Table:
-    table = draw(st.sampled_from(["public.orders", '"a.b"."c""d"', "s.日本 🎉", "view.totals", 'x."q"",""snapshot"":."']))
+    names = ["public.orders", '"a.b"."c""d"', "s.日本 🎉", "view.totals", 'x."q"",""snapshot"":."']
+    table = draw(st.sampled_from(names))
     one = st.fixed_dictionaries(
         {
             "table": st.just(table), "op": st.sampled_from("cudrtm"), "key": st.none() | IMAGES,

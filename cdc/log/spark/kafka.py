@@ -35,14 +35,15 @@ _CHUNK_ROWS = 10_000
 Where = dict[str, str]
 
 
-def stream(spark: SparkSession, settings: KafkaSettings, after: Offset) -> DataFrame:
-    """The stream after an offset; what counts once there is a checkpoint is the checkpoint."""
+def stream(spark: SparkSession, settings: KafkaSettings, after: Offset, limit: int = 0) -> DataFrame:
+    """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
     _let_workers_import(spark)
     spark.dataSource.register(KafkaSource)
     options = {
         "settings": settings.model_dump_json(exclude={"password"}),
         "password": settings.password.reveal(),  # Spark redacts options of this name wherever it shows them
         "after": after,
+        "limit": str(limit or _BATCH_MESSAGES),
         "tasks": str(spark.sparkContext.defaultParallelism),
     }
     return spark.readStream.format(_FORMAT).options(**options).load()
@@ -63,8 +64,8 @@ class KafkaSource(DataSource):
     def streamReader(self, schema: StructType) -> "KafkaStream":  # noqa: N802 -- Spark's name
         """One per query, in a process of its own beside the driver."""
         options = self.options
-        after, tasks = Offset(options["after"]), int(options["tasks"])
-        return KafkaStream(options["settings"], options["password"], after, tasks)
+        after, limit, tasks = Offset(options["after"]), int(options["limit"]), int(options["tasks"])
+        return KafkaStream(options["settings"], options["password"], after, limit, tasks)
 
 
 class _Task(InputPartition):
@@ -79,7 +80,8 @@ class _Task(InputPartition):
 class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches from markers. Spark's checkpoint holds the only position that counts."""
 
-    def __init__(self, settings: str, password: str, after: Offset, tasks: int) -> None:
+    def __init__(self, settings: str, password: str, after: Offset, limit: int, tasks: int) -> None:
+        self._limit = limit
         self._settings = settings
         self._password = password
         self._after = after
@@ -92,7 +94,7 @@ class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
         """Back-pressure: about so many messages a batch."""
-        return ReadMaxRows(_BATCH_MESSAGES)
+        return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Remember where the log ends now."""
@@ -110,7 +112,7 @@ class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):
             reached = newest
         else:
-            messages = limit.max_rows if isinstance(limit, ReadMaxRows) else _BATCH_MESSAGES
+            messages = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
             reached = self._log().next_place(begin, messages)
         if self._target is not None and reached.marker > self._target.marker:
             reached = self._target if self._target.marker > begin.marker else begin
