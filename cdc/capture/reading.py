@@ -19,7 +19,7 @@ class Reading:
     """A cursor over one message. Raises DecodeError, with the offset in the frame, where the message is too short."""
 
     def __init__(self, message: memoryview) -> None:
-        self._message = message
+        self._message = bytes(message)
         self._at = 1
 
     def _number(self, form: struct.Struct) -> int:
@@ -61,22 +61,21 @@ class Reading:
 
     def text(self) -> str:
         """A text that ends in a zero byte."""
-        rest = bytes(self._message[self._at :])
-        size = rest.find(0)
-        if size < 0:
+        end = self._message.find(0, self._at)
+        if end < 0:
             raise DecodeError("A message ends inside a name", HEAD + len(self._message))
         try:
-            value = rest[:size].decode()
+            value = self._message[self._at : end].decode()
         except UnicodeDecodeError:
             raise DecodeError("A name is not valid UTF-8", HEAD + self._at) from None
-        self._at += size + 1
+        self._at = end + 1
         return value
 
     def octets(self, size: int) -> bytes:
         """That many bytes, once it is known that they are there."""
         self._need(size)
         self._at += size
-        return bytes(self._message[self._at - size : self._at])
+        return self._message[self._at - size : self._at]
 
     def end(self) -> None:
         """Nothing may be left."""

@@ -1,7 +1,7 @@
 """Columns as spans of bytes in one shared buffer: what the wire and COPY are parsed into, before any conversion.
 
-Pure numpy and pyarrow. A value is never copied until it goes into an image; the buffer belongs to one feed and may
-be written to by the type that owns the span (never outside of it).
+Pure numpy and pyarrow. A value is never copied until it goes into an image, and a buffer that came in is never written
+to: whoever changes bytes makes a buffer of his own.
 """
 
 from collections.abc import Sequence
@@ -82,9 +82,9 @@ class Block:
 
 
 def gather(spans: Spans) -> Spans:
-    """The same values, contiguous in a buffer of their own (writable); NULLs have no bytes."""
+    """The same values, contiguous in a buffer of their own, which is read only; NULLs have no bytes."""
     taken = Spans.of(as_arrow(spans))
-    data = taken.data[: taken.stop[-1] if len(taken) else 0].copy()
+    data = taken.data[: taken.stop[-1] if len(taken) else 0]
     return Spans(data, taken.start, taken.stop, spans.valid)
 
 

@@ -48,11 +48,8 @@ def _numbers(spans: Spans, convert: _Convert) -> Rendered:
     """`{1,NULL}` to `[1,null]`, byte for byte; NaN, an infinity or bounds make a row odd."""
     column = gather(spans)
     odd = _rows_with(column, _NO_NUMBER[column.data].nonzero()[0])
-    data = column.data.copy()
-    data[:] = _TRANSLATED[data]
-    if odd is None:
-        return Rendered(Spans(data, column.start, column.stop), spans.valid)
-    return _mixed(column, Spans(data, column.start, column.stop), odd, convert, spans)
+    made = Spans(_TRANSLATED[column.data], column.start, column.stop)
+    return Rendered(made, spans.valid) if odd is None else _mixed(column, made, odd, convert, spans)
 
 
 def _words(spans: Spans, convert: _Convert) -> Rendered:
@@ -111,7 +108,7 @@ def _shape(value: bytes, tokens: "re.Pattern[bytes]", elements: list[bytes]) -> 
     if not value.startswith(b"{"):
         return [json.dumps(value.decode(errors="replace"), ensure_ascii=False).encode()]
     shape: list[bytes | None] = []
-    at = 0
+    at = depth = 0
     for token in tokens.finditer(value):
         if token.start() != at:
             break
@@ -119,12 +116,13 @@ def _shape(value: bytes, tokens: "re.Pattern[bytes]", elements: list[bytes]) -> 
         quoted, sign, plain = token.groups()
         if sign:
             shape.append(_PUNCTUATION[sign])
+            depth += (sign == b"{") - (sign == b"}")
         elif plain == b"NULL":
             shape.append(b"null")
         else:
             elements.append(plain or _ESCAPE.sub(rb"\1", quoted[1:-1]))
             shape.append(None)
-    if at != len(value) or value.count(b"{") > value.count(b"}") + value.count(b'"'):
+    if at != len(value) or depth != 0:
         raise DecodeError("An array's text is malformed", at)
     return shape
 

@@ -14,8 +14,9 @@ def render(spans: Spans) -> Rendered:
     breaks = np.flatnonzero(column.data < _BLANK)
     if len(breaks) == 0:
         return Rendered(spans, spans.valid)
-    column.data[breaks] = _BLANK
-    return Rendered(column, spans.valid)
+    data = column.data.copy()
+    data[breaks] = _BLANK
+    return Rendered(Spans(data, column.start, column.stop), spans.valid)
 
 
 register("json", renderer=Renderer(render, quoted=False))

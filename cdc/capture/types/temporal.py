@@ -37,6 +37,7 @@ def render_timestamptz(spans: Spans) -> Rendered:
 
 def _render(spans: Spans, zone: bool) -> Rendered:
     column = gather(spans)
+    column = Spans(column.data.copy(), column.start, column.stop)
     usual = _usual(column, zone) if len(column.data) >= _SHORTEST else np.zeros(len(spans), np.bool_)
     start, stop = column.start[usual], column.stop[usual]
     column.data[start + 10] = _T

@@ -7,6 +7,7 @@ import numpy as np
 from cdc.capture.spans import Octets, Places, Spans, gather
 from cdc.capture.types.rendering import Rendered, Renderer, register, register_fallback, unchanged
 
+_BLOCK = 1 << 20
 _SHORT = {0x22: b'\\"', 0x5C: b"\\\\", 0x08: b"\\b", 0x0C: b"\\f", 0x0A: b"\\n", 0x0D: b"\\r", 0x09: b"\\t"}
 
 
@@ -50,6 +51,9 @@ def render(spans: Spans) -> Rendered:
 
 def needing_escape(data: Octets) -> Places:
     """Where the bytes that JSON forbids in a string stand."""
+    if len(data) > _BLOCK:  # in blocks: flags of a value of a gigabyte would be three more gigabytes
+        blocks = range(0, len(data), _BLOCK)
+        return np.concatenate([needing_escape(data[at : at + _BLOCK]) + at for at in blocks])
     return np.flatnonzero((data < 0x20) | (data == 0x22) | (data == 0x5C))
 
 
