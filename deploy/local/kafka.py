@@ -16,7 +16,7 @@ from deploy.local.archive import class_archive
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
 SET = "kafka-4.3.1"
-_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -47,11 +47,15 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """`settings` go over server.properties. `advertised` is a port for clients other than its own: a proxy's."""
+    """`settings` go over server.properties. `advertised` is a port for clients other than its own: a proxy's.
+
+    `quick` starts with half the CPU; measure throughput without it.
+    """
 
     settings: Mapping[str, str] = field(default_factory=dict)
     advertised: int | None = None
     heap: str = "256m"
+    quick: bool = True
     name: str = "kafka"
     after: tuple[str, ...] = ()
     port_count: int = 2
@@ -70,8 +74,9 @@ class Kafka:
         give(properties, account())
         write_logging(site.data)
         if not (site.data / "log" / "meta.properties").exists():
-            _format(_java(site.data, "kafka-format", self.heap), properties, site)
-        return Launch((*_java(site.data, SET, self.heap), "kafka.Kafka", str(properties)))
+            _format(_java(site.data, "kafka-format", self.heap, _QUICK), properties, site)
+        command = _java(site.data, SET, self.heap, _QUICK if self.quick else ())
+        return Launch((*command, "kafka.Kafka", str(properties)))
 
     def _own(self, site: Site) -> dict[str, str]:
         client, controller = site.ports
@@ -114,12 +119,12 @@ def write_logging(folder: Path) -> None:
     give(path, account())
 
 
-def _java(folder: Path, archive: str, heap: str) -> tuple[str, ...]:
+def _java(folder: Path, archive: str, heap: str, flags: tuple[str, ...]) -> tuple[str, ...]:
     runtime = java.java17_or_newer(silent)
     classpath = ":".join(str(jar) for jar in sorted(jars(silent).glob("*.jar")))
     logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.xml'}"
     archived = class_archive(runtime, archive, classpath, account())
-    return (str(runtime), *archived, *_FLAGS, f"-Xmx{heap}", logging, "-cp", classpath)
+    return (str(runtime), *archived, *flags, f"-Xmx{heap}", logging, "-cp", classpath)
 
 
 def _format(command: tuple[str, ...], properties: Path, site: Site) -> None:
