@@ -117,10 +117,12 @@ class History:
         run: Sequence[Segment],
         rows: Iterable[pa.Table],
         cuts: Sequence[content.Cut],
+        *,
         expired: bool = False,
+        marks: Mapping[str, str] | None = None,
     ) -> Segment:
-        """Publish one segment in the place of neighbours, then take them away."""
-        marks = recover_marks(view, run[-1].stop)
+        """Publish one segment in the place of neighbours, then take them away. `marks`: those of all up to there."""
+        marks = recover_marks(view, run[-1].stop) if marks is None else marks
         aside = self._lease.aside / f"merge-{run[0].start}-{run[-1].stop}.parquet"
         extent = self._write(aside, rows, content.Facts(marks, cuts))
         segment = _successor(run, extent, bool(marks), expired)

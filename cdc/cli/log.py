@@ -1,0 +1,171 @@
+"""`log`: look into the durable log."""
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.config import Settings
+from cdc.errors import ConfigError
+from cdc.model import format_lsn, parse_lsn
+from cdc.ports import LogReader, Slice
+
+app = typer.Typer(help="Look into the durable log.", no_args_is_help=True)
+
+_HEADINGS = ("offset", "end", "rows", "tables", "committed")
+
+
+def _opened(config: ConfigOption) -> tuple[Settings, LogReader]:
+    import cdc.log
+    from cdc.service.part import settings_from
+
+    settings = settings_from(config)
+    return settings, cdc.log.open_reader(settings)
+
+
+def _facts(piece: Slice) -> dict[str, object]:
+    """What a slice is about. Never a row's values: those may be private."""
+    times = piece.rows["commit_ts"]
+    return {
+        "offset": piece.offset,
+        "end": format_lsn(piece.end),
+        "rows": piece.rows.num_rows,
+        "tables": sorted({str(name) for name in piece.rows["table"].unique().to_pylist()}),
+        "committed": None if not piece.rows.num_rows else str(times[-1].as_py()),
+    }
+
+
+def _newest(reader: LogReader, entries: int) -> Sequence[Slice]:
+    """The last entries, looking back further and further in time instead of reading all of a long log."""
+    now = datetime.now(UTC)
+    for back in (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), None):
+        after = reader.start() if back is None else reader.seek(now - back)
+        newest = deque(reader.read(after), maxlen=entries)
+        if len(newest) == entries:
+            break
+    return newest
+
+
+@app.command()
+def tail(
+    config: ConfigOption = DEFAULT_CONFIG,
+    entries: Annotated[int, typer.Option("--entries", "-n", min=1, help="How many entries.")] = 10,
+    values: Annotated[
+        bool, typer.Option("--values", help="Print the changes themselves, one JSON object a line.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the newest entries.
+
+    Example: millrace log tail -n 3 --values
+    """
+    _, reader = _opened(config)
+    newest = _newest(reader, entries)
+    if values:
+        for piece in newest:
+            _print_rows(piece)
+        return
+    found = [_facts(piece) for piece in newest]
+    if as_json:
+        print_json(found)
+    else:
+        _print_entries(found)
+
+
+@app.command()
+def show(
+    config: ConfigOption = DEFAULT_CONFIG,
+    since: Annotated[str, typer.Option("--since", help="Only what ends beyond this LSN, as in 16/B374D848.")] = "",
+    values: Annotated[
+        bool, typer.Option("--values", help="Print the changes themselves, one JSON object a line.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every entry, or those after an LSN.
+
+    Example: millrace log show --since 0/1526238 --json
+    """
+    _, reader = _opened(config)
+    after = reader.start()
+    if since:
+        try:
+            after = reader.seek(parse_lsn(since))
+        except ValueError as error:
+            raise ConfigError(f"--since: {error}.", "Copy an LSN from: millrace log positions") from None
+    pieces = reader.read(after)
+    if values:
+        for piece in pieces:
+            _print_rows(piece)
+        return
+    found = (_facts(piece) for piece in pieces)
+    if as_json:
+        print_json(list(found))
+    else:
+        _print_entries(list(found))
+
+
+@app.command()
+def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show where the log begins and ends, and how far each consumer is.
+
+    Example: millrace log positions --json
+    """
+    _, reader = _opened(config)
+    head, end = reader.head()
+    lags = {lag.consumer: lag for lag in reader.lags()}
+    consumers = [
+        {
+            "consumer": item.name,
+            "offset": item.offset,
+            "reached": format_lsn(item.reached),
+            "at": item.at.isoformat(),
+            "lag_bytes": lags[item.name].bytes if item.name in lags else None,
+            "lag_entries": lags[item.name].entries if item.name in lags else None,
+            "lag_seconds": round(lags[item.name].seconds, 3) if item.name in lags else None,
+        }
+        for item in reader.consumers()
+    ]
+    if as_json:
+        print_json({"start": reader.start(), "head": head, "end": format_lsn(end), "consumers": consumers})
+        return
+    OUT.print(f"The log holds offsets {reader.start()} to {head} and reaches {format_lsn(end)}.", markup=False)
+    headings = ("consumer", "offset", "reached", "at", "bytes behind", "entries behind", "seconds behind")
+    print_table(headings, [tuple(consumer.values()) for consumer in consumers])
+
+
+@app.command()
+def quarantine(
+    sequence: Annotated[int, typer.Argument(min=1, help="A sequence number inside the bad segment, from its name.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Set an unreadable segment aside. Its changes are lost: read the tables again afterwards.
+
+    Example: millrace log quarantine 4711 --yes
+    """
+    from cdc.log.quarantine import quarantine as set_aside
+    from cdc.log.segments import folder_of
+
+    settings, _ = _opened(config)
+    if settings.log.kind != "segments":
+        raise ConfigError(f"A log of kind {settings.log.kind} has no segments.", "Use that log's own tools.")
+    if not yes:
+        typer.confirm(f"Set the segment with sequence {sequence} aside and lose its changes?", abort=True)
+    gone = set_aside(folder_of(settings), sequence)
+    OUT.print(
+        f"Set {gone.described} aside: {gone.rows} change(s). Read its tables again: millrace backfill", markup=False
+    )
+
+
+def _print_rows(piece: Slice) -> None:
+    for row in piece.rows.to_pylist():
+        OUT.out(json.dumps({**row, "commit_ts": str(row["commit_ts"])}, ensure_ascii=False))
+
+
+def _print_entries(found: list[dict[str, object]]) -> None:
+    rows = [[", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in item.values()] for item in found]
+    print_table(_HEADINGS, rows)
