@@ -25,7 +25,7 @@ from cdc.clock import SystemClock
 from cdc.config import Settings
 from cdc.log.segments import SegmentSettings
 from cdc.model import Lsn, parse_lsn
-from cdc.ports import Clock
+from cdc.ports import Clock, LogWriter
 from cdc.service import capture, status
 from cdc.service.capture_status import CaptureStatus
 from snapshots.rows import masking_of
@@ -72,7 +72,7 @@ class Rig:
     def __init__(self, database: Database, state: Path, run_program: RunProgram) -> None:
         self.database = database
         self.state = state
-        self._run_program = run_program
+        self.run_program = run_program
         self.source: dict[str, Any] = {
             "host": "127.0.0.1",
             "port": database.server.port,
@@ -121,11 +121,11 @@ class Rig:
         self,
         listener: Listener | None = None,
         clock: Clock | None = None,
-        adjust: Callable[[Reader], None] | None = None,
+        wrap: Callable[[LogWriter], LogWriter] = lambda log: log,
     ) -> Iterator[Following]:
-        """A reader in a thread, stopped tidily at the end of the block."""
+        """A reader in a thread, stopped tidily at the end of the block. `wrap` may put faults before the log."""
         settings = self.settings
-        log = cdc.log.open_writer(settings)
+        log = wrap(cdc.log.open_writer(settings))
         reader = Reader(
             settings.source,
             log,
@@ -134,8 +134,6 @@ class Rig:
             masking=masking_of(settings.source),
             listener=listener,
         )
-        if adjust is not None:
-            adjust(reader)
         stop = threading.Event()
         raised: list[BaseException] = []
 
@@ -162,7 +160,7 @@ class Rig:
         config = self.state.parent / "millrace.yaml"
         config.write_text(yaml.safe_dump({"state": str(self.state), "source": self.source}))
         fails = {"MILLRACE_FAIL": fail} if fail else {}
-        return self._run_program(
+        return self.run_program(
             "-m", "cdc.service.capture", "--config", str(config), env={"MILLRACE_FAIL": "", **fails, **(env or {})}
         )
 

@@ -6,7 +6,7 @@ the log (mark `source`), and `check` compares it with the server at every start 
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -180,11 +180,19 @@ def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None
     Postgres waits for every transaction that is writing; `waiting` is told which, and after `timeout` seconds
     SourceRefused names them. Nothing is left behind then. The slot outlives the block, also when it fails.
     """
-    with connect(source, "millrace slot", replication=True) as replication, connect(source) as ordinary:
+    with (
+        closing(connect(source, "millrace slot", replication=True)) as replication,
+        connect(source) as ordinary,
+    ):
         server = identify(replication)
         blockers = _Blockers(ordinary, replication.info.backend_pid, source.slot, timeout, waiting)
         command = f'CREATE_REPLICATION_SLOT "{source.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT'
-        row = _one_row(replication, command, f"Creating slot {source.slot}", blockers.check)
+        try:
+            row = _one_row(replication, command, f"Creating slot {source.slot}", blockers.check)
+        except BaseException:
+            # A closed connection alone is not noticed: the slot would be made once the others have committed.
+            replication.cancel_safe(timeout=5)
+            raise
         made = find(ordinary, source.slot)
         yield SlotCreated(
             source.slot,

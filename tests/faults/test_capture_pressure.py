@@ -1,0 +1,235 @@
+"""Slow, full, large and idle: memory stays bounded, the server hears from us, and the slot holds back no WAL."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc.errors import LogFull
+from cdc.model import Entry, Progress
+from cdc.ports import LogWriter, Schemas, Spool
+from tests.fix_capture import Rig
+from tests.fix_processes import wait_until
+from tests.fix_servers import Database, MakePostgres, fresh_database
+
+ITEMS = "create table items (id int primary key, label text)"
+
+
+class Gated:
+    """A real log whose appends wait at a gate, or fail as a full disk does."""
+
+    def __init__(self, log: LogWriter) -> None:
+        self._log = log
+        self.open = threading.Event()
+        self.full = False
+        self.waiting = threading.Event()
+
+    def progress(self) -> Progress:
+        return self._log.progress()
+
+    def append(self, entry: Entry) -> None:
+        self.waiting.set()
+        if self.full:
+            raise LogFull("No room left.", "Free some.")
+        self.open.wait(20)
+        self._log.append(entry)
+
+    def spool(self) -> Spool:
+        return self._log.spool()
+
+    @property
+    def schemas(self) -> Schemas:
+        return self._log.schemas
+
+    def maintain(self) -> None:
+        self._log.maintain()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def test_a_log_that_stands_still_does_not_cost_the_connection_nor_memory(
+    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.capture.reader._QUEUE_BYTES", 200_000)
+    with fresh_database(private_postgres({"wal_sender_timeout": "1s"})) as database:
+        rig = make_rig(database)
+        rig.capture_tables(ITEMS)
+        rig.begin()
+        gates: list[Gated] = []
+
+        def wrap(log: LogWriter) -> LogWriter:
+            gates.append(Gated(log))
+            return gates[0]
+
+        with rig.following(wrap=wrap) as following:
+            for turn in range(40):
+                keys = f"generate_series({turn * 500}, {turn * 500 + 499}) g"
+                database.execute(f"insert into items select g, repeat('x', 500) from {keys}")
+            assert gates[0].waiting.wait(30)
+            wait_until(lambda: following.status.queued_bytes >= 200_000, 30, "the queue to fill")
+            confirmed = rig.confirmed()
+            sender = (
+                "select backend_start from pg_stat_replication r join pg_replication_slots s on r.pid = s.active_pid"
+                " where s.slot_name = %s"
+            )
+            begun = rig.ask(sender, rig.source["slot"])
+            # Three times the server's patience: what it hears from us meanwhile is all that keeps us connected.
+            assert not threading.Event().wait(3.5)
+            assert rig.ask(sender, rig.source["slot"]) == begun
+            assert rig.confirmed() == confirmed
+            assert following.status.queued_bytes < 10_000_000
+            assert following.status.reconnects == 0
+            gates[0].open.set()
+            following.reaches(rig.now())
+        rig.assert_equal()
+        rig.assert_once_in_order()
+
+
+def test_a_full_log_stops_reading_confirms_nothing_and_goes_on_when_there_is_room(rig: Rig) -> None:
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    gates: list[Gated] = []
+
+    def wrap(log: LogWriter) -> LogWriter:
+        gates.append(Gated(log))
+        gates[0].open.set()
+        gates[0].full = True
+        return gates[0]
+
+    with rig.following(wrap=wrap) as following:
+        before = rig.confirmed()
+        rig.database.execute("insert into items values (1, 'a')")
+        wait_until(lambda: following.status.state == "blocked", 30, "the full log to be noticed")
+        assert "No room left" in following.status.trouble
+        assert rig.confirmed() == before
+        gates[0].full = False
+        following.reaches(rig.now())
+        assert following.status.state == "streaming"
+    rig.assert_equal()
+
+
+def test_an_idle_slot_follows_a_busy_server(rig: Rig) -> None:
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    rig.database.execute("create table beside (t text)")
+    with rig.following() as following:
+        for _ in range(3):
+            rig.database.execute("insert into beside select repeat(md5(g::text), 10) from generate_series(1, 20000) g")
+            wanted = rig.now()
+            wait_until(lambda: rig.confirmed() >= wanted, 20, "the slot to follow")  # noqa: B023
+        assert following.status.rows == 0
+    assert len(list((rig.state / "log" / "hot").iterdir())) < 40
+
+
+def test_an_idle_stretch_is_not_confirmed_while_a_change_is_on_its_way(rig: Rig) -> None:
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    rig.database.execute("create table beside (t text)")
+    gates: list[Gated] = []
+
+    def wrap(log: LogWriter) -> LogWriter:
+        gates.append(Gated(log))
+        return gates[0]
+
+    with rig.following(wrap=wrap) as following:
+        start, before = rig.confirmed(), rig.now()
+        rig.database.execute("insert into items values (1, 'a')")
+        assert gates[0].waiting.wait(30)
+        rig.database.execute("insert into beside select md5(g::text) from generate_series(1, 1000) g")
+        assert not threading.Event().wait(2.5)
+        assert rig.confirmed() == start
+        assert following.status.watermark <= before
+        gates[0].open.set()
+        following.reaches(rig.now())
+    rig.assert_equal()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_huge_transaction_stays_within_bounded_memory(rig: Rig, streamed: bool) -> None:
+    """In a process of its own, whose peak memory the kernel knows."""
+    rig.capture_tables("create table items (id int primary key, label text, filler text)")
+    rig.begin()
+    if not streamed:
+        rig.database.execute(
+            f"alter role postgres in database {rig.database.name} set logical_decoding_work_mem = '2GB'"
+        )
+    program = rig.start()
+    rig.wait_caught_up(program)
+    idle = _peak(program.pid)
+    rig.database.execute(
+        "insert into items select g, 'label ' || g, repeat(md5(g::text), 8) from generate_series(1, 600000) g"
+    )
+    rig.wait_caught_up(program, 120)
+    grown = _peak(program.pid) - idle
+    assert program.terminate() == 0
+    rows = 0
+    versions = set()
+    for row in rig.rows("public.items"):
+        rows += 1
+        versions.add(row["commit_lsn"])
+    assert rows == 600_000 and len(versions) == 1
+    assert grown < 500_000, f"{grown} kB more than idle for a transaction of 200 MB of rows"
+
+
+def _peak(pid: int) -> int:
+    """The most memory that a process has ever had resident, in kB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 150 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir(mode=0o755)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m,mode=755", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    for parent in folder.parents:
+        if not parent.stat().st_mode & 0o001 and str(parent).startswith("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def test_a_source_whose_disk_was_full_goes_on_when_there_is_room(
+    small_disk: Path, private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
+) -> None:
+    server = private_postgres({"max_wal_size": "64MB", "min_wal_size": "32MB"}, folder=small_disk)
+    with fresh_database(server) as database:
+        rig = make_rig(database)
+        rig.capture_tables(ITEMS)
+        rig.begin()
+        with rig.following() as following:
+            database.execute("insert into items select g, 'x' from generate_series(1, 1000) g")
+            following.reaches(rig.now())
+            filler = small_disk / "filler"
+            with filler.open("wb") as file:
+                try:
+                    while True:
+                        file.write(bytes(1 << 16))
+                        file.flush()
+                except OSError:
+                    pass
+            failed = False
+            for turn in range(1, 50):
+                keys = f"generate_series({turn * 2000}, {turn * 2000 + 1999}) g"
+                try:
+                    database.execute(f"insert into items select g, repeat('x', 1000) from {keys}")
+                except psycopg.Error:
+                    failed = True
+                    break
+            assert failed, "the disk must have been full for this test to say anything"
+            filler.unlink()
+            server.start()
+            database.execute("insert into items values (-1, 'after')")
+            following.reaches(rig.now())
+        rig.assert_equal()
+        rig.assert_once_in_order()
