@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pydantic import Field
 
 from cdc.config import SecretField, SinkSettings, TableField
@@ -16,8 +17,10 @@ from cdc.failpoint import reached
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
-from sinks.delta_changes import changes, expected, in_source_order
-from sinks.delta_layout import DELETED, Layout, TypeChange, evolve, folder, new_layout
+from sinks.delta_changes import Changes, changes, expected, in_source_order
+from sinks.delta_history import write_history
+from sinks.delta_known import KnownTables
+from sinks.delta_layout import DELETED, Layout, SequenceBy, TypeChange, Wishes, evolve, folder, new_layout
 from sinks.delta_maintenance import Care, Cared, maintain
 from sinks.delta_spark import merge_by_spark
 from sinks.delta_store import DeltaStore
@@ -34,6 +37,10 @@ class DeltaSettings(SinkSettings):
     """Options of the object store, by deltalake's names."""
     as_text: dict[TableField, tuple[str, ...]] = Field(default_factory=dict)
     """Columns to store as text, by table: for values that no typed column holds (infinity, BC, NaN in a decimal)."""
+    stored_as_scd_type: Literal[1, 2] = 1
+    """1: rows as they are. 2: every version of a row, with `__START_AT` and `__END_AT`; the current one has no end."""
+    sequence_by: SequenceBy = "version"
+    """What `__START_AT` and `__END_AT` hold: the change's LSN, or the time of its commit."""
     keep_tombstones_hours: float = Field(24.0 * 30, gt=0)
     """How long a deleted row is remembered, so that no replay brings it back."""
     keep_history_hours: float = Field(24.0 * 7, ge=1)
@@ -59,6 +66,7 @@ class DeltaSink:
         self._context = context
         self._stores: dict[TableId, DeltaStore] = {}
         self._layouts: dict[TableId, tuple[TableSchema, Layout]] = {}
+        self._known = KnownTables(context.state / "delta" / settings.name)
 
     @property
     def name(self) -> str:
@@ -67,11 +75,13 @@ class DeltaSink:
 
     def prepare(self, schema: TableSchema) -> None:
         """Create the table, or add and widen columns. A column that the source dropped stays, null from now on."""
-        store, text = self.store(schema.table), self._as_text(schema.table)
+        store, wishes, name = self.store(schema.table), self._wishes(schema.table), folder(schema.table)
         if not store.exists():
+            self._known.expect_new(schema.table, name)
             self._make_root()
-            store.create(new_layout(schema, text))
-        evolution = evolve(schema, store.schema(), self._settings.type_change, text)
+            store.create(new_layout(schema, wishes))
+        self._known.remember(schema.table, name, store.current())
+        evolution = evolve(schema, store.schema(), wishes)
         store.evolve(evolution)
         self._layouts[schema.table] = (schema, evolution.layout)
 
@@ -80,7 +90,7 @@ class DeltaSink:
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
         reached("delta.before_commit")
-        done = store.commit(lambda table: write(table, given, self._by_spark()))
+        done = store.commit(lambda table: self._write(table, given))
         reached("delta.after_commit")
         if done.rejected:
             raise Rejected(done.rejected)
@@ -132,13 +142,20 @@ class DeltaSink:
             return known[1]
         store = self.store(schema.table)
         if not store.exists():
-            return new_layout(schema, self._as_text(schema.table))
-        layout = evolve(schema, store.schema(), self._settings.type_change, self._as_text(schema.table)).layout
+            return new_layout(schema, self._wishes(schema.table))
+        layout = evolve(schema, store.schema(), self._wishes(schema.table)).layout
         self._layouts[schema.table] = (schema, layout)
         return layout
 
-    def _as_text(self, table: TableId) -> frozenset[str]:
-        return frozenset(self._settings.as_text.get(table, ()))
+    def _wishes(self, table: TableId) -> Wishes:
+        settings = self._settings
+        as_text = frozenset(settings.as_text.get(table, ()))
+        return Wishes(as_text, settings.type_change, settings.stored_as_scd_type, settings.sequence_by)
+
+    def _write(self, table: DeltaTable, given: Changes) -> Changes:
+        if self._settings.stored_as_scd_type == 2:
+            return write_history(table, given, datetime.now(UTC))
+        return write(table, given, self._by_spark())
 
     def _make_root(self) -> None:
         if "://" not in self._settings.path:

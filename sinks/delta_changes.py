@@ -91,7 +91,7 @@ def changes(batch: Batch, layout: Layout) -> Changes:
         {
             **({KEY_TEXT: _plain(rows["key"])} if layout.by_text else {}),
             **columns,
-            **{field.name: no_values(rows.num_rows, field.type) for field in layout.leftover},
+            **{field.name: no_values(rows.num_rows, field.type) for field in (*layout.leftover, *layout.history)},
             VERSION: _plain(rows["version"]),
             DELETED: deleted,
             COMMITTED: _plain(rows["commit_ts"]),

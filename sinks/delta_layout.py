@@ -22,6 +22,7 @@ DELETED = "_millrace_deleted"
 COMMITTED = "_millrace_commit_ts"
 KEY_TEXT = "_millrace_key"
 PREFIX = "_millrace_"
+START_AT, END_AT = "__START_AT", "__END_AT"
 
 OURS = (
     pa.field(VERSION, pa.int64()),
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     AnyField: TypeAlias = "pa.Field[Any]"
 
 TypeChange = Literal["stop", "new_column"]
+SequenceBy = Literal["version", "commit_ts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Layout:
     table: TableId
     placed: tuple[Placed, ...]
     key: tuple[str, ...]
+    history: tuple["AnyField", ...] = ()
+    """Type 2 only: where each version of a row begins and ends."""
     leftover: tuple["AnyField", ...] = ()
     """Columns of the Delta table that the source no longer has: null in every row written from now on."""
 
@@ -63,7 +67,7 @@ class Layout:
         """The whole Delta table, in order."""
         keyed = [pa.field(KEY_TEXT, pa.string())] if self.by_text else []
         own = [pa.field(one.name, one.type) for one in self.placed]
-        return pa.schema([*keyed, *own, *self.leftover, *OURS])
+        return pa.schema([*keyed, *own, *self.leftover, *self.history, *OURS])
 
     @property
     def by_text(self) -> bool:
@@ -89,32 +93,53 @@ def _safe(part: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), part)
 
 
-def new_layout(schema: TableSchema, as_text: AbstractSet[str] = frozenset()) -> Layout:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the settings ask of a table's layout."""
+
+    as_text: AbstractSet[str] = frozenset()
+    type_change: TypeChange = "stop"
+    scd_type: Literal[1, 2] = 1
+    sequence_by: SequenceBy = "version"
+
+    @property
+    def history(self) -> tuple["AnyField", ...]:
+        """The columns that type 2 adds."""
+        if self.scd_type == 1:
+            return ()
+        type_ = pa.int64() if self.sequence_by == "version" else INSTANT
+        return pa.field(START_AT, type_), pa.field(END_AT, type_)
+
+
+def new_layout(schema: TableSchema, wishes: Wishes = Wishes()) -> Layout:  # noqa: B008 - frozen
     """The layout of a table that does not exist yet."""
     _check(schema)
-    placed = tuple(Placed(column, column.name, _wanted(column, as_text)) for column in _keys_first(schema))
-    return Layout(schema.table, placed, _key(schema, _whole_row_is_key(schema)))
+    placed = tuple(Placed(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
+    return Layout(schema.table, placed, _key(schema, _whole_row_is_key(schema)), wishes.history)
 
 
-def evolve(
-    schema: TableSchema, stored: pa.Schema, policy: TypeChange = "stop", as_text: AbstractSet[str] = frozenset()
-) -> Evolution:
-    """How rows of this schema fit into a table that exists. Raises SinkError if the policy forbids it."""
+def evolve(schema: TableSchema, stored: pa.Schema, wishes: Wishes = Wishes()) -> Evolution:  # noqa: B008 - frozen
+    """How rows of this schema fit into a table that exists. Raises SinkError if the wishes forbid it."""
     _check(schema)
+    if any(field not in stored for field in wishes.history) or (START_AT in stored.names and not wishes.history):
+        raise SinkError(
+            f"table {schema.table}: `stored_as_scd_type` or `sequence_by` is not what its Delta table was made with.",
+            "Set it back, or give the sink another path.",
+        )
     placed, added, widened = [], [], []
     for column in _keys_first(schema):
-        one, is_new, is_wider = _place(schema.table, column, _wanted(column, as_text), stored, policy)
+        one, is_new, is_wider = _place(schema.table, column, _wanted(column, wishes), stored, wishes.type_change)
         placed.append(one)
         added += [pa.field(one.name, one.type)] if is_new else []
         widened += [pa.field(one.name, one.type)] if is_wider else []
-    taken = {one.name for one in placed} | {field.name for field in OURS} | {KEY_TEXT}
+    taken = {*(one.name for one in placed), *(field.name for field in OURS), KEY_TEXT, START_AT, END_AT}
     leftover = tuple(field.with_nullable(True) for field in stored if field.name not in taken)
-    layout = Layout(schema.table, tuple(placed), _key(schema, KEY_TEXT in stored.names), leftover)
+    layout = Layout(schema.table, tuple(placed), _key(schema, KEY_TEXT in stored.names), wishes.history, leftover)
     return Evolution(layout, tuple(added), tuple(widened))
 
 
-def _wanted(column: Column, as_text: AbstractSet[str]) -> pa.DataType:
-    return pa.string() if column.name in as_text else arrow_type(column)
+def _wanted(column: Column, wishes: Wishes) -> pa.DataType:
+    return pa.string() if column.name in wishes.as_text else arrow_type(column)
 
 
 def _place(
@@ -164,7 +189,7 @@ def _check(schema: TableSchema) -> None:
         )
     folded = [column.name.lower() for column in schema.columns]
     for column in schema.columns:
-        if column.name.startswith(PREFIX):
+        if column.name.startswith(PREFIX) or column.name in (START_AT, END_AT):
             raise SinkError(
                 f"table {schema.table}: the name of column {column.name} is taken by Millrace.",
                 "Rename the column, or leave it out with `columns`.",

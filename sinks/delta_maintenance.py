@@ -78,7 +78,7 @@ def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]
         _compact(table, found.bytes)
         return []
     fair = target_size(int(found.bytes.sum()))
-    purgeable = _with_old_tombstones(table, before)
+    purgeable = _with_old_tombstones(table, before) & (not layout.history)
     lows, highs = list[Any](found.lows[0]), list[Any](found.highs[0])
     stretches = []
     for group in _groups(sorted(range(len(lows)), key=lows.__getitem__), found.bytes):
@@ -87,10 +87,17 @@ def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]
         if int(found.bytes[met].sum()) > 2 * REGION_LIMIT:
             table.optimize.z_order(list(layout.key), target_size=fair, commit_properties=fence(table))
             return []
-        crowded = len(group) > SPARE_FILES + 2 * int(found.bytes[group].sum()) // fair
-        if crowded or purgeable[group].any():
+        size = int(found.bytes[group].sum())
+        crowded = len(group) > SPARE_FILES + 2 * size // fair
+        if crowded or _overlapping(group, lows, highs) or purgeable[group].any():
             stretches.append(_Stretch(low, high))
     return stretches
+
+
+def _overlapping(group: list[int], lows: list[Any], highs: list[Any]) -> bool:
+    """Whether a file meets four on average: appends in random order do that, and every change then costs four."""
+    met = sum(bool(lows[one] <= highs[other] and highs[one] >= lows[other]) for one in group for other in group)
+    return met > 4 * len(group)
 
 
 def _groups(order: list[int], sizes: npt.NDArray[np.int64]) -> Iterator[list[int]]:
@@ -122,13 +129,18 @@ def _tidy(table: DeltaTable, layout: Layout, stretch: _Stretch, before: datetime
     """Write the rows of a stretch again, sorted, without old tombstones; returns how many of these there were."""
     condition = Region((compared(layout)[0],), (((stretch.low, stretch.high),),), 0, 0, 0, new=False).condition()
     rows = scanned(table, layout, layout.arrow.names, condition)
-    committed, deleted = rows[COMMITTED], rows[DELETED]
-    old: AnyArray = pc.less(committed, pa.scalar(before, committed.type))
-    kept_rows: AnyArray = pc.invert(pc.and_(deleted, old.fill_null(False)))
-    kept = sorted_by(rows.filter(kept_rows), layout.key).cast(layout.arrow)
+    kept = rows if layout.history else _without_tombstones(rows, before)  # what has ended is the history itself
+    kept = sorted_by(kept, layout.key).cast(layout.arrow)
     fair = target_size(int(files(table, layout).bytes.sum()))
     overwrite(table, kept, condition, file_size=fair, commit_properties=fence(table))
     return rows.num_rows - kept.num_rows
+
+
+def _without_tombstones(rows: pa.Table, before: datetime) -> pa.Table:
+    committed, deleted = rows[COMMITTED], rows[DELETED]
+    old: AnyArray = pc.less(committed, pa.scalar(before, committed.type))
+    kept: AnyArray = pc.invert(pc.and_(deleted, old.fill_null(False)))
+    return rows.filter(kept)
 
 
 def _compact(table: DeltaTable, sizes: npt.NDArray[np.int64]) -> None:

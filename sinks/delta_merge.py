@@ -1,13 +1,14 @@
 """The guarded merge by `deltalake`: newer versions win, older ones change nothing, partial rows keep what they lack."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.table import TableMerger
 
 from sinks.delta_changes import PARTIAL, Changes, keep_flag
-from sinks.delta_layout import DELETED, KEY_TEXT, VERSION, Layout
+from sinks.delta_layout import DELETED, END_AT, KEY_TEXT, VERSION, Layout
 
 WRITER = "millrace.lsn"
 """The application id of every commit by Millrace; its number is the LSN that the commit brings the table to.
@@ -69,6 +70,17 @@ def marks(table: DeltaTable, changes: Changes) -> CommitProperties:
     if changes.truncated:
         ids.append(Transaction(TRUNCATED, changes.truncated))
     return CommitProperties(custom_metadata={WRITER: str(lsn)}, app_transactions=ids)
+
+
+def end_truncated(table: DeltaTable, changes: Changes, end: str) -> None:
+    """Type 2: end every live row that is older than the truncate, in one commit."""
+    result = table.update(
+        predicate=f"NOT {DELETED} AND {VERSION} < {changes.truncated}",
+        updates={VERSION: str(changes.truncated), DELETED: "true", quoted(END_AT): end},
+        commit_properties=marks(table, changes),
+    )
+    if not result["num_updated_rows"]:
+        append(table, replace(changes, rows=changes.rows.slice(0, 0)), 1)
 
 
 def fence(table: DeltaTable) -> CommitProperties:

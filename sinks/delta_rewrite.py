@@ -42,8 +42,8 @@ def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
         return Rewritten(stored, 0, orphans)
     kept = np.ones(stored.num_rows, np.bool_)
     kept[below[winners & found]] = False
-    filled = _filled(stored, changes, below).filter(pa.array(winners)).select(names)
-    rows = pa.concat_tables([stored.filter(pa.array(kept)), filled])
+    fresh = filled(stored, changes, below).filter(pa.array(winners)).select(names)
+    rows = pa.concat_tables([stored.filter(pa.array(kept)), fresh])
     return Rewritten(sorted_by(rows, changes.layout.key), int(winners.sum()), orphans)
 
 
@@ -65,7 +65,7 @@ def taken(column: AnyArray, below: Ints, missing: int | bool) -> npt.NDArray[Any
     return values
 
 
-def _filled(stored: pa.Table, changes: Changes, below: Ints) -> pa.Table:
+def filled(stored: pa.Table, changes: Changes, below: Ints) -> pa.Table:
     """The changes with the columns that they lack taken from the rows below them."""
     rows = changes.rows
     at: AnyArray = pa.array(below, mask=below < 0)

@@ -3,9 +3,9 @@
 | the batch | way |
 |---|---|
 | into an empty table, or only new keys | append, sorted by key |
+| at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
 | touches at most REGION_LIMIT of files | rewrite these files in memory, sorted by key |
-| touches more, but only new keys | append |
-| touches more, and brings SPARK_ROWS or more, and Spark is there | Spark's MERGE |
+| touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
 | touches more otherwise, or truncates | `deltalake`'s merge |
 
 The numbers are measured: docs/adr/0004-delta-writes.md.
@@ -23,7 +23,8 @@ from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION, Layout
 from sinks.delta_merge import append, floor, marks, merge, overwrite
-from sinks.delta_region import Files, Region, bounded, region
+from sinks.delta_region import Files, Region, bounded
+from sinks.delta_region import region as key_region
 from sinks.delta_rewrite import places, rewrite, taken
 
 MEGABYTE = 1024 * 1024
@@ -31,12 +32,17 @@ MEGABYTE = 1024 * 1024
 REGION_LIMIT = 64 * MEGABYTE
 """Compressed bytes rewritten in memory at once: about 2.5 million rows of 100 bytes, some 600 MB of Arrow."""
 
-SPARK_ROWS = 100_000
-"""Below this Spark's MERGE costs more in fixed work than it saves."""
+SPARK_LIMIT = 1024 * MEGABYTE
+"""Compressed bytes that `deltalake`'s merge, which runs in this process, is trusted with. Spark's MERGE takes ten times
+its CPU (10 s against 0.7 s into a million rows), but spills to disk and runs on a cluster."""
 
 LEAST_FILE, LARGEST_FILE, FILES = MEGABYTE, 64 * MEGABYTE, 512
 """Files grow with the table, so that there are some hundreds of them: a key that changes costs one file, and a table of
 a billion rows still lists quickly."""
+
+LOAD_ROWS = 10_000
+"""From here on it pays to read keys and versions first: new keys in random order (a snapshot by UUID) would rewrite the
+table once per batch."""
 
 MergeBySpark = Callable[[DeltaTable, Changes], None]
 
@@ -50,12 +56,17 @@ def write(table: DeltaTable, given: Changes, by_spark: MergeBySpark | None = Non
         return given
     stored = files(table, given.layout)
     target = target_size(int(stored.bytes.sum()))
-    touched = _touched(given, stored, target)
-    if not len(stored.bytes) or (touched is not None and touched.new and not touched.files):
+    region = touched(given, stored, target)
+    if not len(stored.bytes) or (region is not None and region.new and not region.files):
         return _append(table, given, target)
-    if touched is not None and touched.bytes <= REGION_LIMIT:
-        return _rewrite(table, given, touched, target)
-    return _merge(table, given, touched, target, by_spark)
+    if region is not None and region.bytes <= REGION_LIMIT and not _looks_like_a_load(given, region):
+        return _rewrite(table, given, region, target)
+    return _merge(table, given, region, target, by_spark)
+
+
+def _looks_like_a_load(given: Changes, region: Region) -> bool:
+    """Many keys all over the table: if they turn out to be new, they need not be rewritten into its order at once."""
+    return LOAD_ROWS <= given.rows.num_rows < region.rows
 
 
 def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
@@ -66,29 +77,32 @@ def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
     return given
 
 
-def _rewrite(table: DeltaTable, given: Changes, touched: Region, target: int) -> Changes:
-    stored = scanned(table, given.layout, given.layout.arrow.names, touched.condition())
+def _rewrite(table: DeltaTable, given: Changes, region: Region, target: int) -> Changes:
+    stored = scanned(table, given.layout, given.layout.arrow.names, region.condition())
     result = rewrite(stored, given)
     if result.changed:
         rows = result.rows.cast(given.layout.arrow)
         own = marks(table, given)
-        overwrite(table, rows, touched.condition(), file_size=target, commit_properties=own)
+        overwrite(table, rows, region.condition(), file_size=target, commit_properties=own)
     return given.without(result.orphans, STORED_ROW_MISSING)
 
 
 def _merge(
-    table: DeltaTable, given: Changes, touched: Region | None, target: int, by_spark: MergeBySpark | None
+    table: DeltaTable, given: Changes, region: Region | None, target: int, by_spark: MergeBySpark | None
 ) -> Changes:
-    survey = _survey(table, given, touched.condition() if touched else "")
+    survey = _survey(table, given, region.condition() if region else "")
     given = given.without(survey.orphans, STORED_ROW_MISSING)
     if not survey.found.any():
         return _append(table, given, target)
     if not survey.newer.any():
         return given
-    if by_spark is not None and given.rows.num_rows >= SPARK_ROWS:
+    if region is not None and region.bytes <= REGION_LIMIT:
+        return _rewrite(table, given, region, target)
+    size = region.bytes if region else int(files(table, given.layout).bytes.sum())
+    if by_spark is not None and size > SPARK_LIMIT:
         by_spark(table, given)
     else:
-        merge(table, given, touched.condition("target.") if touched else "")
+        merge(table, given, region.condition("target.") if region else "")
     return given
 
 
@@ -124,9 +138,10 @@ def scanned(table: DeltaTable, layout: Layout, columns: list[str], condition: st
     return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
 
 
-def _touched(given: Changes, stored: Files, target: int) -> Region | None:
+def touched(given: Changes, stored: Files, target: int) -> Region | None:
+    """The part of the table that the changes touch; None if it cannot be bounded."""
     names = compared(given.layout)
-    return region(names, given.rows.select(names), stored, target // 2) if names else None
+    return key_region(names, given.rows.select(names), stored, target // 2) if names else None
 
 
 def compared(layout: Layout) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from cdc.errors import Busy, Lost
+from cdc.errors import Busy, Lost, SinkError
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
 from sinks import delta, delta_store, delta_write
@@ -178,9 +178,19 @@ def test_a_table_that_vanished_is_lost_and_says_what_to_do(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "public.items")
     with pytest.raises(Lost, match=r"public\.items.*millrace resync public\.items"):
         sink.apply(numbers(range(10), 6))
+    with pytest.raises(SinkError, match=r"is gone.*remove .*public\.items\.id.*millrace resync"):
+        opened(tmp_path).prepare(ITEMS)
+    assert not (tmp_path / "public.items").exists(), "an empty table would hide that rows are missing"
+
+
+def test_a_table_put_in_the_place_of_ours_is_not_written(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
     sink.prepare(ITEMS)
-    sink.apply(numbers(range(10), 6))
-    assert sink.stored(ITEMS).num_rows == 10
+    columns = DeltaTable(tmp_path / "public.items").to_pyarrow_table()
+    shutil.rmtree(tmp_path / "public.items")
+    write_deltalake(tmp_path / "public.items", columns)
+    with pytest.raises(SinkError, match="another Delta table"):
+        opened(tmp_path).prepare(ITEMS)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ Open = Callable[..., delta.DeltaSink]
 def open_sink(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
     """A sink that takes every batch beyond appends to Spark."""
     monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
-    monkeypatch.setattr(delta_write, "SPARK_ROWS", 0)
+    monkeypatch.setattr(delta_write, "SPARK_LIMIT", -1)
 
     def opened() -> delta.DeltaSink:
         names = ("items", "ints", "other")
