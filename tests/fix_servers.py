@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import urllib.error
 import urllib.request
@@ -54,7 +55,9 @@ class LocalServer:
         self._last = self.start()
 
     def start(self) -> Running:
-        """Start it unless it runs; returns when it answers."""
+        """Start it unless it runs (paused ones go on); returns when it answers."""
+        if self._name in (running := self._servers.status()):
+            os.kill(running[self._name].pid, signal.SIGCONT)
         self._last = self._servers.up([self._name])[self._name]
         return self._last
 
@@ -380,6 +383,32 @@ def state_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     return folder
+
+
+class MakeDisk(Protocol):
+    """A folder of that many megabytes."""
+
+    def __call__(self, megabytes: int) -> Path: ...
+
+
+@pytest.fixture
+def small_disk(session_home: Path) -> Iterator[MakeDisk]:
+    """Makes a file system so small that it gets full (a tmpfs, so only as root), also usable for `private_postgres`."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    mounted: list[Path] = []
+
+    def make_disk(megabytes: int) -> Path:
+        make(session_home, 0o711)
+        place = Path(tempfile.mkdtemp(prefix="disk-", dir=session_home))
+        options = f"size={megabytes}m,mode=0711"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True, capture_output=True)
+        mounted.append(place)
+        return place
+
+    yield make_disk
+    for place in mounted:
+        subprocess.run(["umount", "--lazy", place], check=True, capture_output=True)
 
 
 # -- servers of a test's own

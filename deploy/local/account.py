@@ -50,6 +50,19 @@ def _passable(folder: Path, who: Account) -> bool:
 
 
 def give(path: Path, who: Account | None) -> None:
-    """Make a file or an empty folder that user's own."""
+    """Make an empty folder that user's own."""
     if who is not None:
-        os.chown(path, who.uid, who.gid)
+        os.chown(path, who.uid, who.gid, follow_symlinks=False)
+
+
+def place(path: Path, text: str, who: Account | None) -> None:
+    """Put a file of that user's own, readable by him alone, into a folder that he can write to.
+
+    Made anew and never through a link: as root we must not write where somebody else's link points to.
+    """
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w") as stream:
+        if who is not None:
+            os.fchown(handle, who.uid, who.gid)
+        stream.write(text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.local import downloads, java, maven
-from deploy.local.account import account, give
+from deploy.local.account import account, place
 from deploy.local.archive import class_archive
 from deploy.local.kafka import write_logging
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
@@ -65,8 +65,7 @@ class Connect:
         }
         properties = site.data / "connect.properties"
         lines = [f"{name}={value}" for name, value in {**_SETTINGS, **self.settings, **own}.items()]
-        properties.write_text("\n".join(lines) + "\n")
-        give(properties, account())
+        place(properties, "\n".join(lines) + "\n", account())
         write_logging(site.data)
         runtime = java.java17_or_newer(silent)
         classpath = ":".join(str(jar) for jar in sorted(_jars(silent).glob("*.jar")))

@@ -55,6 +55,10 @@ def provide(
         if final.is_dir():
             return final
         narrate(f"fetching {name} (once)")
+        for left in final.parent.glob(
+            f".{name}-*"
+        ):  # by one that was killed: nobody else fetches while we have the lock
+            shutil.rmtree(left, ignore_errors=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
         try:
             fetch(aside)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 from cdc.errors import EnvironmentFault
@@ -52,6 +53,15 @@ def _because(error: OSError) -> str:
     return f" ({error.strerror})" if error.strerror else ""
 
 
+def _refuse_stranger(folder: Path) -> None:
+    """In a folder that everybody may write to, somebody may have been there first."""
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise EnvironmentFault(
+            f"{folder} belongs to somebody else.", "Set MILLRACE_HOME to a folder that every user may enter."
+        )
+
+
 def data_folder(home: Path, name: str, who: Account | None) -> Path:
     """The server's own folder, made if need be and owned by its user.
 
@@ -62,6 +72,7 @@ def data_folder(home: Path, name: str, who: Account | None) -> Path:
         digest = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:12]
         outside = Path("/var/tmp") / f"millrace-{digest}"
         make(outside, 0o711)
+        _refuse_stranger(outside)
         if not place.is_symlink():
             place.symlink_to(outside / name)
         place = outside / name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cdc.errors import EnvironmentFault
 from deploy.local import downloads, java, maven
-from deploy.local.account import account, give
+from deploy.local.account import account, place
 from deploy.local.archive import class_archive
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
@@ -70,8 +70,7 @@ class Kafka:
         """Write server.properties, and format the storage if it is new."""
         properties = site.data / "server.properties"
         lines = [f"{name}={value}" for name, value in {**_SETTINGS, **self.settings, **self._own(site)}.items()]
-        properties.write_text("\n".join(lines) + "\n")
-        give(properties, account())
+        place(properties, "\n".join(lines) + "\n", account())
         write_logging(site.data)
         if not (site.data / "log" / "meta.properties").exists():
             _format(_java(site.data, "kafka-format", self.heap, _QUICK), properties, site)
@@ -114,9 +113,7 @@ def jars(narrate: Narrate) -> Path:
 
 def write_logging(folder: Path) -> None:
     """log4j2.xml beside the settings."""
-    path = folder / "log4j2.xml"
-    path.write_text(_LOGGING)
-    give(path, account())
+    place(folder / "log4j2.xml", _LOGGING, account())
 
 
 def _java(folder: Path, archive: str, heap: str, flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from deploy.local import downloads, java, maven
-from deploy.local.account import account, give
+from deploy.local.account import account, give, place
 from deploy.local.archive import class_archive
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
@@ -158,11 +158,8 @@ def _write_config(site: Site, extra: Mapping[str, object]) -> Path:
         "path.data": str(_folder(site.data / "data")),
         "path.logs": str(_folder(site.data / "logs")),
     }
-    (config / "opensearch.yml").write_text(yaml.safe_dump({**_SETTINGS, **extra, **own}))
-    (config / "log4j2.properties").write_text(_LOGGING)
-    (config / "jvm.options").write_text("")
-    for path in config.iterdir():
-        give(path, account())
+    place(config / "opensearch.yml", yaml.safe_dump({**_SETTINGS, **extra, **own}), account())
+    place(config / "log4j2.properties", _LOGGING, account())
     return config
 
 

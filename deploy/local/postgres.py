@@ -18,7 +18,7 @@ import psycopg
 from cdc.errors import EnvironmentFault
 from cdc.secret import Secret
 from deploy.local import wheels
-from deploy.local.account import account, give
+from deploy.local.account import account, place
 from deploy.local.process import wait_until_deserted
 from deploy.local.server import HOST, Launch, Narrate, Site, silent
 
@@ -55,7 +55,7 @@ class Postgres:
         wait_until_deserted(site.data, 10)
         cluster = site.data / "cluster"
         if not (cluster / "PG_VERSION").exists():
-            _initdb(site, cluster)
+            _initdb(site, cluster, sync=self.settings.get("fsync") != "off")
         _write_settings(cluster, site, self.settings)
         return Launch((str(binaries() / "postgres"), "-D", str(cluster)), stop=signal.SIGINT, death=signal.SIGQUIT)
 
@@ -108,18 +108,16 @@ def _major(folder: Path) -> int:
     return int(folder.parent.name) if folder.parent.name.isdigit() else 0
 
 
-def _initdb(site: Site, cluster: Path) -> None:
+def _initdb(site: Site, cluster: Path, *, sync: bool) -> None:
     """A fresh cluster, made aside and renamed: an interrupted `initdb` leaves nothing that looks like one."""
     aside = site.data / "initdb"
     shutil.rmtree(aside, ignore_errors=True)
     word = secrets.token_urlsafe(24)
     handover = site.data / "password"
-    handover.touch(mode=0o600)
-    handover.write_text(word)
     who = account()
-    give(handover, who)
+    place(handover, word, who)
     command = [str(binaries() / "initdb"), "-D", str(aside), "-U", USER, "-A", "scram-sha-256", f"--pwfile={handover}"]
-    options = ["--encoding=UTF8", "--locale=C", "--no-instructions", "--no-sync"]
+    options = ["--encoding=UTF8", "--locale=C", "--no-instructions", *(() if sync else ("--no-sync",))]
     done = subprocess.run(
         [*command, *options],
         cwd=site.data,
@@ -135,23 +133,15 @@ def _initdb(site: Site, cluster: Path) -> None:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise EnvironmentFault(f"initdb failed in {site.data}: {last}", "See that the disk has room and try again.")
-    _keep(passfile(site.private), f"*:*:*:{USER}:{word}\n")
+    # libpq ignores a password file that others may read
+    place(passfile(site.private), f"*:*:*:{USER}:{word}\n", None)
     aside.rename(cluster)
-
-
-def _keep(path: Path, text: str) -> None:
-    """libpq ignores a password file that others may read."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(text)
 
 
 def _write_settings(cluster: Path, site: Site, extra: Mapping[str, str]) -> None:
     own = {"listen_addresses": HOST, "port": str(site.port), "unix_socket_directories": ""}
     lines = [f"{name} = '{value}'" for name, value in {**_SETTINGS, **extra, **own}.items()]
-    (cluster / "millrace.conf").write_text("\n".join(lines) + "\n")
-    give(cluster / "millrace.conf", account())
+    place(cluster / "millrace.conf", "\n".join(lines) + "\n", account())
     main = cluster / "postgresql.conf"
     if "millrace.conf" not in main.read_text():
-        with main.open("a") as stream:
-            stream.write("include 'millrace.conf'\n")
+        place(main, main.read_text() + "include 'millrace.conf'\n", account())

@@ -99,6 +99,7 @@ def end(identity: Identity, ask: signal.Signals, patience: float) -> None:
     try:
         if alive(identity):
             _send(handle, ask)
+            _send(handle, signal.SIGCONT)  # a stopped process hears nothing but this and SIGKILL
             if not select.select([handle], [], [], patience)[0]:
                 _send(handle, signal.SIGKILL)
                 select.select([handle], [], [], 30)

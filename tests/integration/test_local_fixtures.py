@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import subprocess
 import textwrap
 import threading
 import time
@@ -20,6 +21,7 @@ from tests.fix_proxy import MakeProxy
 from tests.fix_servers import (
     Database,
     LocalServer,
+    MakeDisk,
     MakePostgres,
     MakeRedis,
     PostgresServer,
@@ -115,6 +117,33 @@ def test_kafka_gives_back_what_was_produced(kafka_server: LocalServer, topic_pre
 def test_spark_writes_and_reads_a_delta_table(spark: "SparkSession", tmp_path: Path) -> None:
     spark.range(5).write.format("delta").save(str(tmp_path / "t"))
     assert spark.read.format("delta").load(str(tmp_path / "t")).count() == 5
+
+
+def test_small_disk_gets_full(small_disk: MakeDisk) -> None:
+    folder = small_disk(1)
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "file").write_bytes(b"x" * 2_000_000)
+
+
+def test_private_postgres_lives_on_the_disk_it_was_given(private_postgres: MakePostgres, small_disk: MakeDisk) -> None:
+    server = private_postgres(folder=small_disk(200))
+    told = subprocess.run(["stat", "-f", "-c", "%T", server.data], capture_output=True, text=True, check=True)
+    assert told.stdout == "tmpfs\n"
+
+
+def test_paused_server_goes_on_for_the_next_test(private_postgres: MakePostgres) -> None:
+    server = private_postgres()
+    server.pause()
+    server.start()
+    with server.connect() as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
+def test_paused_server_can_be_stopped(private_postgres: MakePostgres) -> None:
+    server = private_postgres()
+    server.pause()
+    server.stop()
+    assert identify(server.pid) is None
 
 
 # -- proxy

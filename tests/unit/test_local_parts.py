@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from cdc.errors import EnvironmentFault
 from deploy.local import downloads, folders, java, maven, packages, ports, postgres, wheels
 from deploy.local import redis as local_redis
-from deploy.local.account import Account, account, reachable
+from deploy.local.account import Account, account, place, reachable
 from deploy.local.process import Identity, alive, end, identify, inside
 from deploy.local.records import Records
 from deploy.local.server import Running, silent
@@ -117,6 +118,27 @@ def test_data_goes_around_a_home_that_the_servers_cannot_enter(tmp_path: Path) -
         data.parent.rmdir()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
+def test_data_does_not_go_into_a_folder_that_a_stranger_made_first(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    theirs = folders.data_folder(tmp_path, "redis", account()).parent
+    try:
+        os.chown(theirs, _NOBODY.uid, _NOBODY.gid)
+        with pytest.raises(EnvironmentFault, match="belongs to somebody else"):
+            folders.data_folder(tmp_path, "redis", account())
+    finally:
+        shutil.rmtree(theirs)
+
+
+def test_file_is_never_placed_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / "link").symlink_to(target)
+    place(tmp_path / "link", "settings", None)
+    assert target.read_text() == "precious"
+    assert (tmp_path / "link").read_text() == "settings"
+
+
 # -- ports
 
 
@@ -192,6 +214,22 @@ def test_wrong_download_leaves_nothing_behind(
     with pytest.raises(EnvironmentFault, match=complaint):
         downloads.provide("thing", fetch, None, silent)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_what_a_killed_download_left_is_removed(one_pin: bytes, tmp_path: Path) -> None:
+    (tmp_path / ".thing-abc").mkdir()
+    downloads.provide("thing", lambda aside: _write(aside / "thing.jar", one_pin), None, silent)
+    assert not (tmp_path / ".thing-abc").exists()
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def test_artifact_that_is_not_to_be_had_is_named_without_a_host(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"Maven could not fetch org\.nowhere:nothing:1:jar") as caught:
+        maven.copy("org.nowhere:nothing:1:jar", tmp_path, silent)
+    assert "://" not in caught.value.message
 
 
 def test_every_wheel_has_a_pin_of_its_version() -> None:
