@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.capture.buffers import binary, regrouped, take
-from cdc.capture.spans import Flags, Octets, Places, Spans, require_room
+from cdc.capture.spans import Flags, Octets, Places, Spans, few, require_room
 from cdc.capture.types.rendering import Rendered
 from cdc.errors import DecodeError
 
@@ -45,6 +45,8 @@ class Template:
         """
         if not self.names:
             return pa.array(["{}"] * count, pa.string())
+        if few(count):
+            return _checked([self._one(cells, row) for row in range(count)])
         literals = self._literals
         source, entries = _source(literals, [cell.rendered for cell in cells], shared, count)
         empty = len(literals) - 1
@@ -58,16 +60,35 @@ class Template:
         index[:, -1] = _VARIANTS * len(cells) + before
         return _cut(source, index)
 
+    def _one(self, cells: Sequence[Cell], row: int) -> bytes:
+        """One image, by hand."""
+        members = []
+        for label, cell in zip(self._labels, cells, strict=True):
+            rendered = cell.rendered
+            if cell.absent is not None and cell.absent[row]:
+                continue
+            if rendered.valid is not None and not rendered.valid[row]:
+                members.append(label[0] + b"null")
+            else:
+                members.append(label[1] + rendered.value(row) + label[2])
+        return b"{" + b",".join(members) + b"}"
+
+    @cached_property
+    def _labels(self) -> list[tuple[bytes, bytes, bytes]]:
+        """Per column what stands before NULL, before a value and after a value."""
+        labels = [json.dumps(name, ensure_ascii=False).encode() + b":" for name in self.names]
+        marks = [b'"' if quoted else b"" for quoted in self.quoted]
+        return [(label, label + mark, mark) for label, mark in zip(labels, marks, strict=True)]
+
     @cached_property
     def _literals(self) -> Spans:
         """Per column the nine variants, then the three endings, then the empty text."""
         literals = []
-        for at, (name, quoted) in enumerate(zip(self.names, self.quoted, strict=True)):
-            label = json.dumps(name, ensure_ascii=False).encode() + b":"
+        for at, (label, opened, _) in enumerate(self._labels):
             for close, comma in ((b"", b","), (b'"', b","), (b"", b"")):
                 head = b"{" if at == 0 else close
                 lead = head if at == 0 else head + comma
-                literals += [lead + label + (b'"' if quoted else b""), lead + label + b"null", head]
+                literals += [lead + opened, lead + label + b"null", head]
         return Spans.pack([*literals, b"}", b'"}', b"}", b""])
 
     @cached_property
@@ -138,8 +159,20 @@ def _cut(source: "pa.BinaryArray", index: "np.ndarray[tuple[int, int], np.dtype[
     try:
         return regrouped(take(source, index.ravel()), index.shape[1])
     except pa.ArrowInvalid:
-        raise DecodeError(
-            "A text value is not valid UTF-8, or the batch of images is larger than 2 GiB",
-            0,
-            "Read the source with client_encoding UTF8; a database in SQL_ASCII must hold valid UTF-8.",
-        ) from None
+        raise _not_utf8() from None
+
+
+def _checked(images: list[bytes]) -> "pa.StringArray":
+    require_room(sum(map(len, images)), "A row image")
+    try:
+        return pa.array([image.decode() for image in images], pa.string())
+    except UnicodeDecodeError:
+        raise _not_utf8() from None
+
+
+def _not_utf8() -> DecodeError:
+    return DecodeError(
+        "A text value is not valid UTF-8, or the batch of images is larger than 2 GiB",
+        0,
+        "Read the source with client_encoding UTF8; a database in SQL_ASCII must hold valid UTF-8.",
+    )

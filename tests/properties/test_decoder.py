@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdc.capture import spans
 from cdc.capture.pgoutput import Decoder
 from cdc.errors import DecodeError
 from tests.corpus import pgoutput_encoder as pg
@@ -167,13 +169,14 @@ def typed(value: Any) -> Any:
     return json.dumps(value, sort_keys=True)
 
 
-@settings(max_examples=100, deadline=None)
-@given(stories(), st.lists(st.integers(0, 60), max_size=4))
-def test_what_was_encoded_comes_back_however_the_stream_is_cut(story: Story, cuts: list[int]) -> None:
+@settings(max_examples=150, deadline=None)
+@given(stories(), st.lists(st.integers(0, 60), max_size=4), st.sampled_from([0, spans.FEW]))
+def test_what_was_encoded_comes_back_however_the_stream_is_cut(story: Story, cuts: list[int], few: int) -> None:
     frames = [pg.frame(message, number) for number, message in enumerate(story.messages)]
     target = decoder()
     edges = [0, *sorted(cuts), len(frames)]
-    found = [row for a, b in itertools.pairwise(edges) for row in flat(target.feed(frames[a:b]).rows)]
+    with patch.object(spans, "FEW", few):
+        found = [row for a, b in itertools.pairwise(edges) for row in flat(target.feed(frames[a:b]).rows)]
     assert [typed(row) for row in found] == [typed(row) for row in story.rows]
 
 

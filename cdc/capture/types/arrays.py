@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cdc.capture.spans import Flags, Places, Spans, distinct, gather
+from cdc.capture.spans import Flags, Places, Spans, distinct, few, gather
 from cdc.capture.types.rendering import Rendered, Renderer, overlaid, register_arrays, unchanged
 from cdc.capture.types.text import Replacements
 from cdc.capture.types.text import render as render_text
@@ -46,6 +46,8 @@ def _values(spans: Spans, convert: _Convert) -> Rendered:
 
 def _numbers(spans: Spans, convert: _Convert) -> Rendered:
     """`{1,NULL}` to `[1,null]`, byte for byte; NaN, an infinity or bounds make a row odd."""
+    if few(len(spans)):
+        return _values(spans, convert)
     column = gather(spans)
     odd = _rows_with(column, _NO_NUMBER[column.data].nonzero()[0])
     made = Spans(_TRANSLATED[column.data], column.start, column.stop)
@@ -54,6 +56,8 @@ def _numbers(spans: Spans, convert: _Convert) -> Rendered:
 
 def _words(spans: Spans, convert: _Convert) -> Rendered:
     """`{a,b}` to `["a","b"]`: one dimension, nothing quoted, no NULL; every other row is odd."""
+    if few(len(spans)):
+        return _values(spans, convert)
     column = gather(spans)
     data = column.data
     ends = (data == _OPEN) | (data == _COMMA) | (data == _CLOSE)

@@ -26,6 +26,10 @@ class Rendered:
     valid: Flags | None = None
     codes: Places | None = None
 
+    def value(self, row: int) -> bytes:
+        """One row's text."""
+        return self.spans.value(row if self.codes is None else int(self.codes[row]))
+
 
 @dataclass(frozen=True, slots=True)
 class Renderer:

@@ -6,7 +6,7 @@ changes where they apply; `time`, `timetz`, `date` and `interval` (IntervalStyle
 
 import numpy as np
 
-from cdc.capture.spans import Flags, Spans, distinct, gather
+from cdc.capture.spans import Flags, Spans, distinct, few, gather
 from cdc.capture.types.rendering import Rendered, Renderer, overlaid, register, unchanged
 
 _BLANK, _T, _Z, _PLUS, _DASH = (ord(sign) for sign in " TZ+-")
@@ -36,6 +36,8 @@ def render_timestamptz(spans: Spans) -> Rendered:
 
 
 def _render(spans: Spans, zone: bool) -> Rendered:
+    if few(len(spans)):
+        return Rendered(Spans.pack([_iso(value, zone) for value in spans.values()]), spans.valid)
     column = gather(spans)
     column = Spans(column.data.copy(), column.start, column.stop)
     usual = _usual(column, zone) if len(column.data) >= _SHORTEST else np.zeros(len(spans), np.bool_)

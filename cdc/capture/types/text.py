@@ -1,12 +1,14 @@
 """Text and everything that is shown as its Postgres text: JSON strings, escaped only where a byte asks for it."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
-from cdc.capture.spans import Octets, Places, Spans, gather
+from cdc.capture.spans import Octets, Places, Spans, few, gather
 from cdc.capture.types.rendering import Rendered, Renderer, register, register_fallback, unchanged
 
+_SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
 _BLOCK = 1 << 20
 _SHORT = {0x22: b'\\"', 0x5C: b"\\\\", 0x08: b"\\b", 0x0C: b"\\f", 0x0A: b"\\n", 0x0D: b"\\r", 0x09: b"\\t"}
 
@@ -44,6 +46,8 @@ _ESCAPES = Replacements({octet: _SHORT.get(octet, b"\\u%04x" % octet) for octet 
 
 def render(spans: Spans) -> Rendered:
     """The usual column has nothing to escape: it is looked through once and stays where it lies."""
+    if few(len(spans)) and not any(map(_SPECIAL.search, spans.values())):
+        return Rendered(spans, spans.valid)
     column = gather(spans)
     special = needing_escape(column.data)
     return Rendered(spans if len(special) == 0 else _ESCAPES.made(column, special), spans.valid)
