@@ -22,6 +22,8 @@ from cdc.ports import Clock, LogWriter
 MERGE_BYTES = 32 * 2**20
 """A merged entry is cut about here: a larger one would take long to become visible, and memory."""
 _RETRY_SECONDS = 1.0
+_PACE_SECONDS = 0.025
+"""Least time between two appends: each is a few syncs and a segment. The first change after a pause never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Handoff:
         self._acknowledged = Acknowledgements(log.progress().end)
         self._held = 0
         self._closed = False
+        self._appended = clock.monotonic() - _PACE_SECONDS
         self._failure: BaseException | None = None
         self.trouble = ""
         """Why the log takes nothing at the moment; empty: it does."""
@@ -121,6 +124,9 @@ class Handoff:
         """The next items to append together; empty: closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
+            pause = self._appended + _PACE_SECONDS - self._clock.monotonic()
+            if pause > 0:
+                self._changed.wait_for(lambda: self._held >= MERGE_BYTES or self._closed, pause)
             if self._closed:
                 return []
             taken = [self._queue.popleft()]
@@ -131,6 +137,7 @@ class Handoff:
             return taken
 
     def _append(self, taken: list[_Waiting]) -> None:
+        self._appended = self._clock.monotonic()
         failpoint.reached("capture.before_append")
         first = taken[0].item
         if isinstance(first, Large):

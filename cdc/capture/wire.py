@@ -26,6 +26,8 @@ _POSTGRES_EPOCH = 946_684_800
 _FEEDBACK = struct.Struct("!cQQQqc")
 _KEEPALIVE = struct.Struct("!cQqB")
 _STOP_SECONDS = 2.0
+_STRIDE = range(64)
+"""Limits are looked at once per so many messages: the loop over them is the hottest of all."""
 
 Frame = bytes | memoryview
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -147,24 +149,31 @@ class Wire:
     def _take(self, max_messages: int, max_bytes: int) -> Drained:
         frames: list[Frame] = []
         get, append = self._pg.get_copy_data, frames.append
-        size, server_end, reply, dry = 0, ZERO_LSN, False, False
+        size, seen, server_end, reply, dry = 0, 0, ZERO_LSN, False, False
         try:
-            while len(frames) < max_messages and size < max_bytes:
-                length, data = get(1)
-                if length > _KEEPALIVE.size:
+            while size < max_bytes and len(frames) < max_messages:
+                for _ in _STRIDE:
+                    length, data = get(1)
+                    if length <= _KEEPALIVE.size:
+                        break
                     append(data)
                     size += length
-                    dry = False
-                elif length > 0:
+                    if size >= max_bytes:
+                        break
+                if length > _KEEPALIVE.size:
+                    continue
+                if length > 0:
                     _, end, _, asked = _KEEPALIVE.unpack(data)
                     server_end, reply, dry = Lsn(end), reply or bool(asked), False
-                elif length == 0:
-                    if dry:  # asked the socket since, and it gave no whole message: TLS may hide what poll cannot see
-                        break
-                    self._pg.consume_input()
-                    dry = True
+                elif length < 0:
+                    if not frames:
+                        raise self._ending()
+                    break  # the next call finds the end again
+                elif dry and len(frames) == seen:
+                    break  # the socket was asked since and gave no whole message: TLS may hide what poll cannot see
                 else:
-                    raise self._ending()
+                    self._pg.consume_input()
+                    dry, seen = True, len(frames)
         except psycopg.Error:
             if not frames:
                 raise self._ending() from None
