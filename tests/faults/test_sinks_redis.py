@@ -1,0 +1,174 @@
+"""Redis in trouble: full, busy, read-only, restarted, evicting, cut off."""
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cdc.errors import Busy, Lost, Rejected, SinkError
+from cdc.secret import Secret
+from sinks.context import SinkContext
+from sinks.redis import RedisSettings, open_sink
+from tests.contract.test_sinks import check
+from tests.fix_processes import wait_until
+from tests.fix_proxy import MakeProxy
+from tests.fix_servers import LocalServer, MakeRedis
+from tests.histories import History, batch, change, cut, table
+
+ITEMS = table()
+CONTEXT = SinkContext(Path("unused"))
+
+
+def opened(url: str, **settings: Any) -> Any:
+    sink = open_sink(RedisSettings(url=url, **settings), CONTEXT)
+    sink.prepare(ITEMS)
+    return sink
+
+
+def rows(count: int, version: int, filler: str = "x" * 500) -> list[dict[str, Any]]:
+    return [change("u", f'{{"id":{key}}}', version, f'{{"id":{key},"label":"{filler}"}}') for key in range(count)]
+
+
+def test_a_full_redis_is_waited_for_and_then_complete(private_redis: MakeRedis) -> None:
+    server = private_redis({"maxmemory": "4mb", "maxmemory-policy": "noeviction"})
+    sink = opened(server.url)
+    full = batch(ITEMS, rows(20_000, 10))
+    with pytest.raises(Busy, match="out of memory") as caught:
+        sink.apply(full)
+    assert "maxmemory" in caught.value.remedy
+    redis.Redis.from_url(server.url).config_set("maxmemory", "0")
+    sink.apply(full)
+    assert sink.stored(ITEMS).num_rows == 20_000
+
+
+def test_a_flushed_script_is_loaded_again(redis_url: str) -> None:
+    sink = opened(redis_url)
+    redis.Redis.from_url(redis_url).script_flush()
+    sink.apply(batch(ITEMS, rows(3, 10)))
+    assert sink.stored(ITEMS).num_rows == 3
+
+
+def test_a_replica_refuses_writes_and_is_waited_for(private_redis: MakeRedis, redis_server: LocalServer) -> None:
+    server = private_redis()
+    sink = opened(server.url)
+    client = redis.Redis.from_url(server.url)
+    client.replicaof(redis_server.host, redis_server.port)
+    wait_until(lambda: client.info("replication")["master_link_status"] == "up", 30)
+    with pytest.raises(Busy, match="read-only replica"):
+        sink.apply(batch(ITEMS, rows(3, 10)))
+    client.replicaof("NO", "ONE")
+    sink.apply(batch(ITEMS, rows(3, 10)))
+    assert sink.stored(ITEMS).num_rows == 3
+
+
+def test_an_endless_script_of_somebody_else_is_waited_for(private_redis: MakeRedis) -> None:
+    server = private_redis({"busy-reply-threshold": "50"})
+    sink = opened(server.url)
+    endless = threading.Thread(target=_endless, args=(server.url,))
+    endless.start()
+    client = redis.Redis.from_url(server.url)
+    wait_until(lambda: _is_busy(client), 30)
+    with pytest.raises(Busy, match="BUSY"):
+        sink.apply(batch(ITEMS, rows(3, 10)))
+    client.script_kill()
+    endless.join(30)
+    sink.apply(batch(ITEMS, rows(3, 10)))
+    assert sink.stored(ITEMS).num_rows == 3
+
+
+def _endless(url: str) -> None:
+    with pytest.raises(redis.ResponseError):
+        redis.Redis.from_url(url).eval("while true do end", 0)
+
+
+def _is_busy(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.ResponseError as error:
+        return "BUSY" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_lost_reply_makes_the_repeat_a_no_op(
+    redis_server: LocalServer, redis_prefix: str, proxy: MakeProxy, direction: Any
+) -> None:
+    between = proxy(redis_server.port)
+    sink = opened(f"redis://127.0.0.1:{between.port}", prefix=redis_prefix)
+    between.cut_after(1 if direction == "down" else 20_000, direction)
+    with pytest.raises(Lost):
+        sink.apply(batch(ITEMS, rows(200, 10)))
+    again = opened(f"redis://127.0.0.1:{between.port}", prefix=redis_prefix)
+    again.apply(batch(ITEMS, rows(200, 10)))
+    check(again, {row["key"]: row["after"] for row in rows(200, 10)})
+
+
+def test_wrong_credentials_stop_with_a_remedy_and_without_the_secret(private_redis: MakeRedis) -> None:
+    server = private_redis()
+    redis.Redis.from_url(server.url).config_set("requirepass", "the-true-one")
+    with pytest.raises(SinkError) as caught:
+        open_sink(RedisSettings(url=server.url, password=Secret("planted-wrong-one")), CONTEXT)
+    assert not caught.value.transient
+    assert "planted-wrong-one" not in str(caught.value)
+    assert "password" in caught.value.remedy
+
+
+def test_an_evicting_cache_says_so_and_a_replay_ends_in_the_state_of_the_source(private_redis: MakeRedis) -> None:
+    server = private_redis({"maxmemory-policy": "allkeys-lru"})
+    sink = opened(server.url)
+    assert sink.facts() == {"eviction policy": "allkeys-lru"}
+    history = History(ITEMS, [{"id": str(key)} for key in range(1500)], random.Random(5)).write(2500)
+    whole = [batch(ITEMS, part) for part in cut(history.rows, random.Random(5), 300)]
+    client = redis.Redis.from_url(server.url)
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 300_000)
+    for part in whole:
+        _ignoring_gaps(sink, part)
+    assert client.info("stats")["evicted_keys"] > 0
+    client.config_set("maxmemory", "0")
+    for part in whole:
+        _ignoring_gaps(sink, part)
+    check(sink, history.state())
+
+
+def _ignoring_gaps(sink: Any, part: Any) -> None:
+    """A partial row whose stored row was evicted is rejected; the query would read it from the source."""
+    try:
+        sink.apply(part)
+    except Rejected as rejected:
+        assert {item.reason for item in rejected.items} == {"stored row missing"}
+
+
+def test_a_killed_redis_is_lost_and_complete_after_its_return(private_redis: MakeRedis) -> None:
+    server = private_redis({"appendfsync": "always"})
+    sink = opened(server.url)
+    sink.apply(batch(ITEMS, rows(100, 10)))
+    server.kill()
+    with pytest.raises(Lost):
+        sink.apply(batch(ITEMS, rows(100, 20, "newer")))
+    server.start()
+    again = opened(server.url)
+    again.apply(batch(ITEMS, rows(100, 10)))
+    again.apply(batch(ITEMS, rows(100, 20, "newer")))
+    check(again, {row["key"]: row["after"] for row in rows(100, 20, "newer")})
+
+
+def test_a_failover_that_lost_writes_is_seen_and_healed_by_a_replay(private_redis: MakeRedis) -> None:
+    primary, replica = private_redis(), private_redis()
+    follower = redis.Redis.from_url(replica.url)
+    follower.replicaof(primary.host, primary.port)
+    wait_until(lambda: follower.info("replication")["master_link_status"] == "up", 30)
+    sink = opened(primary.url)
+    sink.apply(batch(ITEMS, rows(50, 10)))
+    wait_until(lambda: follower.dbsize() == 100, 30)
+    follower.replicaof("NO", "ONE")  # promoted before it got the rest
+    sink.apply(batch(ITEMS, rows(50, 20, "newer")))
+    promoted = opened(replica.url)
+    state = {row["key"]: row["after"] for row in rows(50, 20, "newer")}
+    with pytest.raises(AssertionError):
+        check(promoted, state)
+    for version, filler in ((10, "x" * 500), (20, "newer")):
+        promoted.apply(batch(ITEMS, rows(50, version, filler)))
+    check(promoted, state)

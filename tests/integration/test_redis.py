@@ -1,0 +1,114 @@
+"""The Redis sink on real servers: forms, names, lifetimes, and a cluster of one node."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pydantic import ValidationError
+
+from cdc.errors import SinkError
+from cdc.model import Column, TableId, TableSchema
+from sinks.context import SinkContext
+from sinks.redis import RedisSettings, RedisSink, open_sink
+from tests.fix_processes import wait_until
+from tests.fix_servers import MakeRedis
+from tests.histories import INT4, INTEGERS, NUMERIC, TEXT, History, batch, change, images, table
+
+ITEMS = table()
+ROW = '{"id":1,"label":"one","amount":12345678901234567890123456789012345.10,"big":"large"}'
+
+
+def opened(url: str, schema: TableSchema = ITEMS, **settings: Any) -> RedisSink:
+    sink = open_sink(RedisSettings(url=url, **settings), SinkContext(Path("unused")))
+    sink.prepare(schema)
+    assert isinstance(sink, RedisSink)
+    return sink
+
+
+def row(version: int, after: str | None = ROW, op: str = "u", key: str = '{"id":1}') -> dict[str, Any]:
+    return change(op, key, version, after)
+
+
+def test_a_row_is_the_json_text_of_the_log(redis_url: str) -> None:
+    opened(redis_url).apply(batch(ITEMS, [row(10)]))
+    assert redis.Redis.from_url(redis_url).get("public.items:1") == ROW.encode()
+
+
+def test_a_row_can_be_a_hash_of_texts_without_nulls(redis_url: str) -> None:
+    after = '{"id":1,"label":"quo\\"te","amount":1.10,"doc":{"a":[1]},"good":true,"ratio":null}'
+    opened(redis_url, form="hash").apply(batch(ITEMS, [row(10, after)]))
+    found = redis.Redis.from_url(redis_url, decode_responses=True).hgetall("public.items:1")
+    assert found == {"id": "1", "label": 'quo"te', "amount": "1.10", "doc": '{"a":[1]}', "good": "true"}
+
+
+def test_a_table_can_have_names_of_its_own(redis_url: str) -> None:
+    opened(redis_url, prefix="app:", keys={"public.items": "item:{key}:row"}).apply(batch(ITEMS, [row(10)]))
+    assert redis.Redis.from_url(redis_url).exists("app:item:1:row")
+
+
+def test_two_tables_that_would_share_their_keys_are_refused(redis_url: str) -> None:
+    sink = opened(redis_url, key="row:{key}")
+    with pytest.raises(SinkError, match=r"public\.items and public\.others would share"):
+        sink.prepare(table("others"))
+
+
+def test_the_parts_of_a_composite_key_are_joined_without_ambiguity(redis_url: str) -> None:
+    pairs = table("pairs", [("a", TEXT), ("b", TEXT)])
+    rows = [
+        change("u", '{"a":"x:y","b":"z"}', 10, '{"a":"x:y","b":"z"}', table="public.pairs"),
+        change("u", '{"a":"x","b":"y:z"}', 10, '{"a":"x","b":"y:z"}', table="public.pairs"),
+    ]
+    opened(redis_url, pairs).apply(batch(pairs, rows))
+    names = {name.decode() for name in redis.Redis.from_url(redis_url).scan_iter("public*")}
+    assert names == {"public.pairs:x%3Ay:z", "public.pairs:x:y%3Az"}
+
+
+def test_rows_and_tombstones_expire_when_asked(redis_url: str) -> None:
+    sink = opened(redis_url, ttl_seconds=100, tombstone_seconds=50)
+    sink.apply(batch(ITEMS, [row(10), row(10, None, "d", '{"id":2}')]))
+    client = redis.Redis.from_url(redis_url)
+    assert 90 < client.ttl("public.items:1") <= 100
+    assert 140 < client.ttl("~v:{public.items:1}") <= 150
+    assert 40 < client.ttl("~v:{public.items:2}") <= 50
+
+
+def test_a_repeat_brings_back_a_row_that_was_evicted(redis_url: str) -> None:
+    sink = opened(redis_url)
+    sink.apply(batch(ITEMS, [row(10)]))
+    client = redis.Redis.from_url(redis_url)
+    client.delete("public.items:1")
+    sink.apply(batch(ITEMS, [row(10)]))
+    assert client.exists("public.items:1")
+
+
+def test_a_cluster_takes_batches_over_many_slots(private_redis: MakeRedis) -> None:
+    server = private_redis({"cluster-enabled": "yes"})
+    node = redis.Redis.from_url(server.url)
+    node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)  # type: ignore[no-untyped-call]
+    wait_until(lambda: b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO"), 30)  # type: ignore[no-untyped-call]
+    sink = opened(f"redis://{server.host}:{server.port}", cluster=True)
+    history = History(ITEMS, INTEGERS, random.Random(3)).write(60)
+    for start in range(0, len(history.rows), 20):
+        sink.apply(batch(ITEMS, history.rows[start : start + 20]))
+    assert sink.stored(ITEMS).to_pylist() == sink.expected(ITEMS, images(history.state())).to_pylist()
+
+
+def test_a_table_with_hostile_names_stays_inside_its_own_keys(redis_url: str) -> None:
+    odd = TableSchema(TableId("we*ird", 'ta[b]l:e"{x}'), (Column("id", INT4, key=True), Column("n", NUMERIC)), id=1)
+    sink = opened(redis_url, odd)
+    client = redis.Redis.from_url(redis_url)
+    client.set("weXird.other:1", "mine")
+    rows = [change("u", '{"id":1}', 10, '{"id":1,"n":1}', table=str(odd.table))]
+    sink.apply(batch(odd, rows))
+    sink.apply(batch(odd, [change("t", None, 20, table=str(odd.table))]))
+    assert sink.stored(odd).num_rows == 0
+    assert client.get("weXird.other:1") == b"mine"
+
+
+@pytest.mark.parametrize("wrong", [{"url": "redis://:secret@h"}, {"key": "no-place"}, {"keys": {"public.a": "x"}}])
+def test_settings_that_cannot_work_are_refused_without_showing_them(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RedisSettings(**wrong)
+    assert "secret" not in caught.value.errors(include_input=False)[0]["msg"]
