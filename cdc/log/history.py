@@ -83,6 +83,7 @@ class History:
 
     def tidy(self) -> None:
         """Remove what a crash left behind: segments that a published merge has superseded."""
+        self._lease.require()
         view = self.view()
         for segment in view.chain.superseded:
             self._lease.withdraw(view.places[segment])

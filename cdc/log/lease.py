@@ -47,14 +47,20 @@ class Lease:
 
     def withdraw(self, path: Path) -> None:
         """Take a published file or folder out of sight in one instant, then remove it."""
+        self.require()
         grave = self.aside / f"gone-{secrets.token_hex(8)}"
-        if not self.aside.is_dir():
-            raise LogFenced(f"The writer folder {self.aside.name} is gone.", "Stop this process.")
         try:
             path.rename(grave)
         except FileNotFoundError:
             return
         remove(grave)
+
+    def require(self) -> None:
+        """Raise LogFenced if another writer has taken over."""
+        if not self.aside.is_dir():
+            raise LogFenced(
+                f"The writer folder {self.aside.name} is gone: another writer took over.", "Stop this process."
+            )
 
     def release(self) -> None:
         """Let the next writer in."""

@@ -47,20 +47,24 @@ class SegmentWriter:
     """Appends to the folder; safe to call from several threads, one entry at a time."""
 
     def __init__(self, root: Path, settings: SegmentSettings, takeover: bool = False) -> None:
-        self._lease = Lease.take(root, takeover)
-        self._folder = LogFolder(root)
-        make_folder(self._folder.hot)
-        make_folder(self._folder.history)
         self._settings = settings
+        self._folder = LogFolder(root)
         self._schemas = FolderSchemas(root / "schemas")
         self._lock = threading.RLock()
         self._maintaining = threading.Lock()
+        self._broken = False
+        self._lease = Lease.take(root, takeover)
         self._history = History(self._folder, self._lease)
         self._retention = Retention(self._history, Consumers(root / "consumers"))
-        self._broken = False
-        view = self._folder.view()
-        self._sequence = view.chain.head
-        self._progress = Progress(view.chain.end, recover_marks(view))
+        try:
+            make_folder(self._folder.hot)
+            make_folder(self._folder.history)
+            view = self._folder.view()
+            self._sequence = view.chain.head
+            self._progress = Progress(view.chain.end, recover_marks(view))
+        except BaseException:
+            self._lease.release()
+            raise
 
     def progress(self) -> Progress:
         """What is durable."""
