@@ -36,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 
 _NULL = 4  # bytes of the text `null`
 _LONGEST_HEAD = 2048
-_NUMBERS = ("ts_us", "xid", "version", "commit_lsn", "ordinal", "schema_id", "before", "after", "unchanged")
+_NUMBERS = ("ts_us", "xid", "version", "commit_lsn", "ordinal", "schema_id", "before", "after", "unchanged", "row")
 
 
 class NotAnEnvelope(LogCorrupt):
@@ -64,10 +64,20 @@ class _Values:
         return cls(data, wide[:-1], wide[1:])
 
 
-def decode(keys: Array, values: Array) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows, and the number of each within the entry that it was appended with."""
+
+    rows: pa.Table
+    numbers: Ints
+    offsets: Ints | None = None
+    """Where each row was, if rows and records are not one to one."""
+
+
+def decode(keys: Array, values: Array) -> Decoded:
     """Rows of one topic's messages, tombstones already left out. Raises NotAnEnvelope."""
     if len(values) == 0:
-        return LOG_SCHEMA.empty_table()
+        return Decoded(LOG_SCHEMA.empty_table(), np.zeros(0, np.int64))
     part = _Values.of(values)
     _refuse_short(part)
     tail = _tail(values)
@@ -96,7 +106,8 @@ def decode(keys: Array, values: Array) -> pa.Table:
         "commit_ts": pa.array(number["ts_us"]).cast(pa.timestamp("us", tz="UTC")),
         "schema_id": pa.array(number["schema_id"].astype(np.int32)),
     }
-    return pa.table([columns[name] for name in LOG_SCHEMA.names], schema=LOG_SCHEMA)
+    rows = pa.table([columns[name] for name in LOG_SCHEMA.names], schema=LOG_SCHEMA)
+    return Decoded(rows, number["row"])
 
 
 def _refuse_short(part: _Values) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -64,6 +65,7 @@ TAIL: tuple[Field, ...] = (
     Field(b',"before":', "before", LENGTH),
     Field(b',"after":', "after", LENGTH),
     Field(b',"unchanged":', "unchanged", LENGTH),
+    Field(b',"row":', "row", LENGTH),
     Field(b'}},"transaction":null,"op":"', "op", 1),
     Field(b'","ts_ms":', "now_ms", NUMBER),
 )
@@ -89,8 +91,13 @@ class Origin:
     database: str
 
 
-def encode(rows: pa.Table, origin: Origin, now: datetime) -> Iterator[Messages]:
-    """The messages of each table among these rows; the order within a table is kept."""
+def encode(rows: pa.Table, origin: Origin, now: datetime, first: int = 0) -> Iterator[Messages]:
+    """The messages of each table among these rows; the order within a table is kept.
+
+    `first` is the number of the first row within its entry: partitions are read one by one, and the numbers put their
+    rows together again in the order in which they were appended.
+    """
+    rows = rows.append_column("row", pa.array(np.arange(first, first + rows.num_rows)))
     tables = rows.column("table").combine_chunks().dictionary_encode()
     if isinstance(tables, pa.ChunkedArray):
         tables = tables.combine_chunks()
@@ -121,6 +128,7 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
         "before": _padded(before_bytes, LENGTH),
         "after": _padded(after_bytes, LENGTH),
         "unchanged": _padded(pc.binary_length(unchanged), LENGTH),
+        "row": _padded(column["row"], LENGTH),
         "op": column["op"],
         "now_ms": f"{int(now.timestamp() * 1000):{NUMBER}d}",
     }

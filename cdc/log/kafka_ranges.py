@@ -8,27 +8,26 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from cdc.errors import LogCorrupt, LogLost
 from cdc.log.kafka_client import Cluster, in_our_words, watermarks
-from cdc.log.kafka_decode import NotAnEnvelope, decode
+from cdc.log.kafka_decode import Decoded, NotAnEnvelope, decode
 from cdc.log.kafka_produce import PART_OPENS
-from cdc.model import LOG_SCHEMA
 
 log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 30.0
 _FETCH = 10_000
 
-Array = Any
-"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
-Decode = Callable[[Array, Array], pa.Table]
+Decode = Callable[[Sequence["Record"]], Decoded]
+"""Turns records of one partition into rows. Raises NotAnEnvelope."""
 Record = tuple[int, bytes, bytes]
 """Offset, key, value."""
 
@@ -43,6 +42,22 @@ class Range:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one range, each with its offset and its number within its entry."""
+
+    range: Range
+    rows: pa.Table
+    offsets: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+
+
+def envelopes(records: Sequence[Record]) -> Decoded:
+    """Records that our own writer made."""
+    keys = pa.array([key for _, key, _ in records], pa.binary())
+    return decode(keys, pa.array([value for _, _, value in records], pa.binary()))
+
+
 @dataclass(slots=True)
 class _Reading:
     range: Range
@@ -54,13 +69,13 @@ class _Reading:
 class RangeReader:
     """Keeps its connection from one call to the next: making one costs more than reading a small batch."""
 
-    def __init__(self, cluster: Cluster, decoded: Decode = decode) -> None:
+    def __init__(self, cluster: Cluster, decoded: Decode = envelopes) -> None:
         self._cluster = cluster
         self._decoded = decoded
         self._consumer: Consumer | None = None
 
-    def read(self, ranges: Iterable[Range]) -> list[pa.Table]:
-        """The rows of each range that has any, in the order of the ranges."""
+    def read(self, ranges: Iterable[Range]) -> list[Part]:
+        """Each range that has rows, in the order of the ranges."""
         wanted = [item for item in ranges if item.start is None or item.start < item.end]
         if not wanted:
             return []
@@ -73,8 +88,8 @@ class RangeReader:
             self.close()
             raise
         foreign = self._cluster.settings.foreign
-        tables = (_rows(records[item.topic, item.partition], item, foreign, self._decoded) for item in wanted)
-        return [table for table in tables if table.num_rows]
+        parts = (_part(records[item.topic, item.partition], item, foreign, self._decoded) for item in wanted)
+        return [part for part in parts if part.rows.num_rows]
 
     def close(self) -> None:
         """Let go of the connection; the next read makes a new one."""
@@ -143,32 +158,31 @@ def _refuse_lost(part: _Reading, consumer: Consumer) -> None:
         )
 
 
-def _rows(records: list[Record], item: Range, foreign: str, decoded: Decode) -> pa.Table:
+def _part(records: list[Record], item: Range, foreign: str, decoded: Decode) -> Part:
     if any(value.startswith(PART_OPENS) for _, _, value in records):
         records = _joined(records, item)
     try:
-        return decoded(*_arrays(records))
+        found = decoded(records)
     except NotAnEnvelope as error:
         if foreign == "stop":
             raise _named(records[error.row][0], item) from None
-    return _rows_one_by_one(records, item, decoded)
+        records = _without_foreign(records, item, decoded)
+        found = decoded(records)
+    offsets = found.offsets if found.offsets is not None else np.array([offset for offset, _, _ in records], np.int64)
+    return Part(item, found.rows, offsets, found.numbers)
 
 
-def _rows_one_by_one(records: list[Record], item: Range, decoded: Decode) -> pa.Table:
-    tables = []
+def _without_foreign(records: list[Record], item: Range, decoded: Decode) -> list[Record]:
+    kept = []
     for record in records:
         try:
-            tables.append(decoded(*_arrays([record])))
+            decoded([record])
+            kept.append(record)
         except NotAnEnvelope:
             log.warning(
                 "skipped a message that is not a change: %s-%d offset %d", item.topic, item.partition, record[0]
             )
-    return pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
-
-
-def _arrays(records: list[Record]) -> tuple[Array, Array]:
-    keys = pa.array([key for _, key, _ in records], pa.binary())
-    return keys, pa.array([value for _, _, value in records], pa.binary())
+    return kept
 
 
 def _named(offset: int, item: Range) -> LogCorrupt:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
 
 from cdc.errors import LogLost
 from cdc.log.kafka_client import Cluster, in_our_words
 from cdc.log.kafka_position import MARKER_KEY, Extent, Place
-from cdc.log.kafka_ranges import Range, RangeReader
+from cdc.log.kafka_ranges import Part, Range, RangeReader
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Tail
@@ -23,7 +25,8 @@ from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_SLICE_MESSAGES = 50_000
+_READ_MESSAGES = 50_000
+"""Messages read at once, whatever the size of the entries."""
 _KEPT_MARKERS = 50_000
 """Markers held in memory; beyond this every second of the older half is forgotten, which only makes slices longer."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -76,18 +79,24 @@ class KafkaReader:
         before = Place.of(after)
         last = Place.of(until) if until is not None else self.newest()
         while before.marker < last.marker:
-            place = self.next_place(before, _SLICE_MESSAGES)
+            place = self.next_place(before, _READ_MESSAGES)
             if place.marker > last.marker or place is before:
                 place = last
-            yield Slice(place.offset(), place.end, self.rows(before, place))
+            between = [each for each in self.places() if before.marker < each.marker < place.marker]
+            yield from self._slices(before, [*between, place])
             before = place
 
-    def rows(self, after: Place, until: Place) -> pa.Table:
-        """All rows between two places, in log order."""
-        check(self._cluster, after, until)
-        tables = self._ranges.read(ranges(after, until))
-        rows = pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
-        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+    def _slices(self, after: Place, places: Sequence[Place]) -> Iterator[Slice]:
+        """Read up to the last of these places at once, and cut at each."""
+        check(self._cluster, after, places[-1])
+        parts = self._ranges.read(ranges(after, places[-1]))
+        rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *(part.rows for part in parts)])
+        which = np.concatenate([np.zeros(0, np.int64), *(_entries(part, places) for part in parts)])
+        numbers = np.concatenate([np.zeros(0, np.int64), *(part.numbers for part in parts)])
+        ordered = rows.take(pa.array(np.lexsort((numbers, which))))
+        cuts = np.searchsorted(np.sort(which), np.arange(len(places) + 1))
+        for at, place in enumerate(places):
+            yield Slice(place.offset(), place.end, ordered.slice(int(cuts[at]), int(cuts[at + 1] - cuts[at])))
 
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
         """Micro-batches that begin and end at markers."""
@@ -148,6 +157,13 @@ class KafkaReader:
                 break
             found = place
         return found
+
+
+def _entries(part: Part, places: Sequence[Place]) -> npt.NDArray[np.int64]:
+    """Which of the places each row of a part belongs to: the first that ends beyond its offset."""
+    none = Extent("", (0,) * (part.range.partition + 1))
+    ends = [place.topics.get(part.range.topic, none).ends[part.range.partition] for place in places]
+    return np.searchsorted(np.array(ends, np.int64), part.offsets, side="right")
 
 
 def _lag(consumer: Consumer, places: Sequence[Place]) -> Lag:

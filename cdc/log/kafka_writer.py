@@ -145,13 +145,14 @@ class KafkaWriter:
     def _fill(self, producer: Producer, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> Place:
         now = datetime.now(UTC)
         outlet = Outlet(producer, self._settings)
-        newest = self._state.place.newest
+        newest, first = self._state.place.newest, 0
         for table in tables:
             for at in range(0, table.num_rows, _CHUNK_ROWS):
                 rows = _checked(table.slice(at, _CHUNK_ROWS))
                 newest = max(newest, pc.max(pc.cast(rows.column("commit_ts"), pa.int64())).as_py())
-                for messages in encode(rows, self._origin, now):
+                for messages in encode(rows, self._origin, now, first):
                     outlet.produce(self._topics.of(messages.table), messages)
+                first += rows.num_rows
         acknowledged = outlet.settle(self._settings.patience_seconds)
         failpoint.reached("log.before_position")
         place = Place(-1, end, newest, self._extents(acknowledged))

@@ -43,7 +43,31 @@ class SegmentsBench:
         return {"state": str(self._state), "log": {"kind": "segments", "hot_segments": 4, "retention_hours": 1e6}}
 
 
-LOGS: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {"segments": SegmentsBench}
+class KafkaBench:
+    """Topics of the test's own on the session's broker."""
+
+    fail_points = (
+        "log.before_write",
+        "log.before_position",
+        "log.before_commit",
+        "log.after_append",
+        "log.spool_publish",
+    )
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._state = request.getfixturevalue("tmp_path") / "state"
+        self._bootstrap = request.getfixturevalue("kafka_server").url
+        self._prefix = request.getfixturevalue("topic_prefix")
+
+    def data(self) -> Mapping[str, object]:
+        log = {"kind": "kafka", "bootstrap": self._bootstrap, "prefix": self._prefix, "retention_hours": 1e6}
+        return {"state": str(self._state), "log": log}
+
+
+LOGS: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {"kafka": KafkaBench, "segments": SegmentsBench}
+
+READ_ONLY = {"debezium"}
+"""Kinds that somebody else writes: their tests are tests/integration/test_debezium.py."""
 
 
 def settings_of(data: Mapping[str, object]) -> Settings:

@@ -68,7 +68,7 @@ def rows_of_one_table(draw: st.DrawFn) -> pa.Table:
 @settings(max_examples=60, deadline=None)
 def test_every_row_comes_back_to_the_byte(rows: pa.Table) -> None:
     messages = only(rows)
-    assert decode(messages.keys, messages.values).to_pylist() == rows.to_pylist()
+    assert decode(messages.keys, messages.values).rows.to_pylist() == rows.to_pylist()
     for value in messages.values.to_pylist():
         json.loads(value)
 
@@ -129,7 +129,7 @@ def test_a_delete_without_an_old_row_shows_its_key_and_asks_for_a_tombstone() ->
     messages = only(rows)
     assert value_of(rows)["before"] == {"id": 1}
     assert messages.deletes.to_pylist() == [True]
-    assert decode(messages.keys, messages.values).to_pylist() == rows.to_pylist()
+    assert decode(messages.keys, messages.values).rows.to_pylist() == rows.to_pylist()
 
 
 def test_numbers_keep_every_digit() -> None:
@@ -139,9 +139,15 @@ def test_numbers_keep_every_digit() -> None:
 
 def test_each_table_has_its_messages_in_log_order() -> None:
     rows = log(*(row(table=f"public.t{number % 2}", ordinal=number) for number in range(6)))
-    parts = {messages.table: decode(messages.keys, messages.values) for messages in encode(rows, ORIGIN, NOW)}
+    parts = {messages.table: decode(messages.keys, messages.values).rows for messages in encode(rows, ORIGIN, NOW)}
     assert parts["public.t0"].column("ordinal").to_pylist() == [0, 2, 4]
     assert parts["public.t1"].column("ordinal").to_pylist() == [1, 3, 5]
+
+
+def test_rows_are_numbered_over_all_tables() -> None:
+    rows = log(*(row(table=f"public.t{number % 2}") for number in range(4)))
+    numbers = [decode(messages.keys, messages.values).numbers.tolist() for messages in encode(rows, ORIGIN, NOW, 10)]
+    assert numbers == [[10, 12], [11, 13]]
 
 
 def test_topics_are_named_as_debezium_names_them() -> None:

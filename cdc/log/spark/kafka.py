@@ -135,8 +135,8 @@ class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one task; runs in a worker."""
         if not isinstance(partition, _Task):
             raise TypeError("a partition of another source")
-        for table in _ranges(self._settings, self._password).read(partition.share):
-            yield from table.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
+        for part in _ranges(self._settings, self._password).read(partition.share):
+            yield from part.rows.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
         if partition.marker is not None:
             yield progress_row(partition.marker.end, partition.marker.end, partition.marker.newest)
 
