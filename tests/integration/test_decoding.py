@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc.capture import copytext
@@ -212,6 +213,59 @@ def test_full_identity_with_dropped_columns_and_equal_rows(connection: Connectio
     feed = Feed(connection, ["t"])
     run(connection, "delete from t where ctid = (select min(ctid) from t)")
     assert brief(read(feed)) == [("d", '{"a":1,"b":"x"}', None)]
+
+
+def test_an_identity_changed_on_the_way_counts_from_there_on(connection: Connection) -> None:
+    run(connection, "create table t (id int primary key, v int)")
+    feed = Feed(connection, ["t"])
+    target = feed.decoder()
+    run(connection, "insert into t values (1, 1)", "update t set v = 2")
+    plain = rows(target.feed(feed.frames()))
+    run(connection, "alter table t replica identity full", "update t set v = 3", "delete from t")
+    full = rows(target.feed(feed.frames()))
+    assert [row["before"] for row in plain] == [None, None]
+    assert [row["before"] for row in full] == ['{"id":1,"v":2}', '{"id":1,"v":3}']
+    assert [row["key"] for row in plain + full] == ['{"id":1}'] * 4
+
+
+def test_partitions_published_through_their_root_are_one_table(connection: Connection) -> None:
+    run(
+        connection,
+        "create table t (id int, region text, v int, primary key (id, region)) partition by list (region)",
+        "create table t_a partition of t for values in ('a')",
+        "create table t_b (v int, region text not null, id int not null)",
+        "alter table t attach partition t_b for values in ('b')",
+    )
+    feed = Feed(connection, ["t"])
+    run(connection, "alter publication feed set (publish_via_partition_root = true)")
+    run(connection, "insert into t values (1, 'a', 10), (2, 'b', 20)", "update t set region = 'b' where id = 1")
+    found = read(feed)
+    assert {row["table"] for row in found} == {"public.t"}
+    assert [(row["op"], row["after"]) for row in found] == [
+        ("c", '{"id":1,"region":"a","v":10}'),
+        ("c", '{"id":2,"region":"b","v":20}'),
+        ("d", None),
+        ("c", '{"id":1,"region":"b","v":10}'),
+    ]
+
+
+def test_other_encodings_come_as_utf8_and_broken_bytes_are_an_error(database: Database) -> None:
+    for encoding, text, good in (("LATIN1", "chr(252)", True), ("SQL_ASCII", "chr(252)", False)):
+        name = f"{database.name}_{encoding.lower()}"
+        database.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0")
+        other = Database(database.server, name)
+        try:
+            with other.connect(options=PINNED) as connection:
+                run(connection, "create table t (id int primary key, v text)")
+                feed = Feed(connection, ["t"])
+                run(connection, f"insert into t values (1, {text})")
+                if good:
+                    assert read(feed)[0]["after"] == '{"id":1,"v":"ü"}'
+                else:
+                    with pytest.raises(psycopg.errors.CharacterNotInRepertoire):  # the server itself refuses
+                        read(feed)
+        finally:
+            other.drop()
 
 
 ODD_NAMES = (
