@@ -25,7 +25,6 @@ from cdc import failpoint
 from cdc.capture.connect import connect, explained
 from cdc.capture.slot import SlotCreated
 from cdc.config import Settings, SourceSettings
-from cdc.errors import SourceLost
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.ports import LogWriter
 from snapshots.plan import Chunk, TablePlan, largest_first, mark_name, plan_table
@@ -105,8 +104,8 @@ def run_initial(
     """Append every row of every table whose `snapshot` is `initial`; on return all of it is durable.
 
     Call it while the slot's connection idles, and start to stream afterwards. Raises SourceRefused where a table may
-    not be read in full, before anything is appended; SourceLost when `stopping` is set: what is missing is read at
-    the next start.
+    not be read in full, before anything is appended. Returns early when `stopping` is set: what is missing is then
+    read in chunks.
     """
     source = settings.source
     with _joined(source, slot) as coordinator:
@@ -116,7 +115,8 @@ def run_initial(
         with ExitStack() as stack:
             connections = [stack.enter_context(_joined(source, slot)) for _ in range(_workers(source, jobs))]
             _read_all(connections, jobs, _Appender(writer, slot, stamp, jobs, report), stopping)
-    _end(writer, slot, jobs)
+    if all(job.plan.finished for job in jobs.values()):
+        _end(writer, slot, jobs)
 
 
 def _workers(source: SourceSettings, jobs: dict[TableId, _Job]) -> int:
@@ -190,9 +190,7 @@ def _read_all(
 
 
 def _append_all(line: _Line, appender: "_Appender", workers: int, stopping: threading.Event | None) -> None:
-    while workers:
-        if stopping is not None and stopping.is_set():
-            raise SourceLost("The snapshot was asked to stop.", "The rest is read at the next start.")
+    while workers and not (stopping is not None and stopping.is_set()):
         try:
             item = line.pieces.get(timeout=0.5)
         except queue.Empty:

@@ -4,7 +4,7 @@ The images are made by the stream's own code, so a row has the same bytes whiche
 anything else: a dropped column is not even asked for.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from cdc.capture import catalog, copytext
+from cdc.capture import catalog, copytext, spans
 from cdc.capture.layout import Layout, images, lay_out
 from cdc.capture.mask import Masking, Rule
 from cdc.config import SourceSettings, TableSettings
@@ -62,9 +62,13 @@ class Readable:
             sql.SQL(", ").join(map(sql.Identifier, self.columns)), relation, filtered, tail or sql.SQL("")
         )
 
-    def images(self, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
-        """(key, after) of a block of COPY's lines."""
-        return images(self.layout, copytext.parse(block.lines, len(self.columns)))
+    def parse(self, block: Block) -> spans.Block:
+        """The columns of a block of COPY's lines, before any mask: for `cdc.capture.layout.images` and nobody else."""
+        return copytext.parse(block.lines, len(self.columns))
+
+    def places(self, names: Sequence[str]) -> list[int]:
+        """Where these columns stand in a parsed block."""
+        return [self.columns.index(name) for name in names]
 
     def recorded(self, schemas: Schemas) -> "Readable":
         """The same with its schema in the registry: `layout.schema.id` is what its rows carry."""
@@ -96,7 +100,7 @@ def read_images(connection: Connection, readable: Readable, query: sql.Composabl
     """Blocks of (key, after) images of a COPY made by `copy_query`."""
     text = query.as_bytes(connection)
     for block in read_blocks(connection, text, f"Reading table {readable.table}"):
-        key, after = readable.images(block)
+        key, after = images(readable.layout, readable.parse(block))
         yield pa.table([key, after], names=["key", "after"])
 
 
@@ -111,7 +115,7 @@ class Stamp:
 
 
 def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> pa.Table:
-    """Images (key, after) as rows of the log, with ordinals from `first` on."""
+    """Images (key, after) as rows of the log, with ordinals from `first` on; they may bring versions of their own."""
     count = read.num_rows
     columns: dict[str, Any] = {
         "table": pa.repeat(str(schema.table), count),
@@ -120,7 +124,7 @@ def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> p
         "after": read["after"],
         "before": pa.nulls(count, pa.string()),
         "unchanged": pa.nulls(count, pa.list_(pa.string())),
-        "version": pa.array(np.full(count, stamp.version, np.int64)),
+        "version": read["version"] if "version" in read.column_names else pa.array(np.full(count, stamp.version)),
         "commit_lsn": pa.array(np.full(count, stamp.commit_lsn, np.int64)),
         "ordinal": pa.array(np.arange(first, first + count, dtype=np.int64)),
         "xid": pa.array(np.full(count, stamp.xid, np.int64)),

@@ -1,0 +1,223 @@
+"""Backfills: tables read in chunks beside the stream, on request, for new tables, and after a snapshot was cut short.
+
+A chunk is a short read between two marks in the WAL; `snapshots.reconcile` makes it right for its place in the log.
+`Backfills` is a listener of the stream: requests and marks come to it through the WAL, so that they are as durable and
+as ordered as everything else, and every chunk is marked done in the same instant as its rows. A crash loses one chunk.
+
+No lock beyond ACCESS SHARE, no snapshot held for longer than a chunk.
+"""
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cdc.capture.connect import connect, explained
+from cdc.capture.events import LogicalMessage
+from cdc.capture.transactions import Large
+from cdc.config import Settings
+from cdc.errors import MillraceError
+from cdc.model import LOG_SCHEMA, Entry, Lsn, format_lsn
+from cdc.ports import Clock, LogWriter
+from snapshots.control import control_key
+from snapshots.initial import EXACT_MARK, STATE_MARK
+from snapshots.jobs import Job, State, known, missing
+from snapshots.pace import Pace
+from snapshots.reader import TableReader
+from snapshots.reconcile import Merged
+from snapshots.requests import Edge, Ended, Refused, Request, Steer, ended, understand
+from snapshots.rows import Stamp, log_rows
+from snapshots.windows import Pending, Windows
+
+_RETRY_SECONDS = 2.0
+_KEPT = 20
+_log = logging.getLogger(__name__)
+
+
+class Backfills:
+    """A `cdc.capture.stream.Listener` and the thread that reads tables for it. `start` it, give it to the reader.
+
+    The listener's methods are called by the reading thread only, `facts` by anybody.
+    """
+
+    def __init__(self, settings: Settings, log: LogWriter, clock: Clock) -> None:
+        marks = log.progress().marks
+        self._settings = settings
+        self._schemas = log.schemas
+        self._clock = clock
+        self._key = control_key(settings.state, create=True)
+        self._secret = secrets.token_hex(8)
+        self._end = log.progress().end
+        self._interrupted = json.loads(marks.get(STATE_MARK, "{}")).get("state") == "reading"
+        self._changed = threading.Condition()
+        self._jobs = {**known(marks), **{job.id: job for job in missing(settings.source.tables, marks)}}
+        self._paces: dict[str, Pace] = {}
+        self._windows = Windows()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what is open."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the chunk under way; what is open goes on at the next start."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._windows.lose()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def facts(self) -> list[dict[str, object]]:
+        """Every open backfill and the last few that have ended, for the status."""
+        with self._changed:
+            jobs = list(self._jobs.values())
+        shown = [*[job for job in jobs if not job.open][-_KEPT:], *[job for job in jobs if job.open]]
+        return [{**_shown(job), **self._pace(job.id).facts(self._clock.monotonic(), job.open)} for job in shown]
+
+    # -- the listener: called by the reading thread
+
+    def passed(self, item: Entry | Large) -> None:
+        """See the stream go by."""
+        if self._failure is not None:
+            raise self._failure
+        self._end = max(self._end, item.end)
+        if isinstance(item, Entry):
+            self._windows.see(item.rows)
+        elif (first := next(item.parts(), None)) is not None:
+            self._windows.spoil(first.slice(0, 1), "a very large transaction went by")
+
+    def heard(self, message: LogicalMessage) -> Sequence[Entry]:
+        """Obey a message, or note a mark. Whatever cannot be understood is passed over."""
+        self._end = max(self._end, message.lsn)
+        match understand(message.content, self._key):
+            case Request() as request:
+                return self._entry(Job(f"{message.lsn:X}", request))
+            case Steer(verb, identity):
+                return self._entry(*self._steered(verb, identity))
+            case Edge(False, token):
+                self._windows.low(token)
+            case Edge(True, token):
+                return self._merged(self._windows.high(token), message.lsn)
+            case Ended(identity, token, reason) if token == self._secret and identity in self._jobs:
+                return self._entry(replace(self._jobs[identity], state=State.FAILED, reason=reason))
+            case Refused(reason):
+                _log.warning("A message at %s was not obeyed: %s.", format_lsn(message.lsn), reason)
+        return ()
+
+    def restarted(self) -> None:
+        """A connection begins."""
+        self._windows.lose()
+
+    def _entry(self, *jobs: Job) -> Sequence[Entry]:
+        """Note that these backfills stand as they do now."""
+        if not jobs:
+            return ()
+        with self._changed:
+            self._jobs |= {job.id: job for job in jobs}
+            self._changed.notify_all()
+        return [Entry(LOG_SCHEMA.empty_table(), self._end, dict(job.mark() for job in jobs))]
+
+    def _steered(self, verb: str, identity: str) -> list[Job]:
+        chosen = [job for job in self._jobs.values() if identity in (job.id, "all")]
+        return [after for job in chosen if (after := job.steered(verb)) != job]
+
+    def _merged(self, pending: Pending | None, lsn: Lsn) -> Sequence[Entry]:
+        """The chunk's rows at the place of its high mark, and its mark, in one entry."""
+        if pending is None or pending.chunk is None or pending.window is None or pending.read_at is None:
+            return ()
+        outcome = pending.window.merge(pending.chunk)
+        entries: list[Entry] = []
+        if isinstance(outcome, Merged):
+            # One below the mark's own LSN, where no commit record begins: so the place in the log is unique.
+            stamp = Stamp(pending.chunk.version, Lsn(lsn - 1), pending.read_at)
+            rows = log_rows(pending.schema, outcome.rows, stamp, 0)
+            job = self._advanced(pending, rows.num_rows)
+            entries = [Entry(rows, self._end, {**dict([job.mark()]), **self._closing(job, lsn)})]
+        pending.settle(outcome)
+        return entries
+
+    def _advanced(self, pending: Pending, rows: int) -> Job:
+        with self._changed:
+            job = self._jobs[pending.job]
+            state = State.DONE if pending.finished and job.open else job.state
+            job = self._jobs[job.id] = replace(job, place=pending.place, rows=job.rows + rows, state=state)
+            self._changed.notify_all()
+        return job
+
+    def _closing(self, job: Job, lsn: Lsn) -> dict[str, str]:
+        """With the last chunk of a snapshot that was cut short, history is exact from here on."""
+        left = [other for other in self._jobs.values() if other.automatic and not other.fresh and other.open]
+        if not self._interrupted or left or job.fresh or not job.automatic or job.state is not State.DONE:
+            return {}
+        self._interrupted = False
+        return {STATE_MARK: json.dumps({"state": "done"}), EXACT_MARK: format_lsn(lsn)}
+
+    # -- the thread that reads tables
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._attempt(job)
+        except BaseException as error:
+            self._failure = error
+
+    def _next(self) -> Job | None:
+        """The oldest backfill that is to run; waits for one. None: stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop.is_set() or self._running())
+            return None if self._stop.is_set() else self._running()[0]
+
+    def _running(self) -> list[Job]:
+        return [job for job in self._jobs.values() if job.state is State.RUNNING]
+
+    def _attempt(self, job: Job) -> None:
+        try:
+            with connect(self._settings.source, "millrace backfill") as connection:
+                reader = TableReader(connection, self._settings.source, self._schemas, self._windows, self._clock)
+                reader.read(job, self._pace(job.id), self._wanted)
+        except MillraceError as error:
+            if error.transient:
+                _log.warning("Backfill of %s: %s", job.request.table, error)
+                self._stop.wait(_RETRY_SECONDS)
+            else:
+                self._fail(job, error)
+
+    def _wanted(self, identity: str) -> Job | None:
+        """The backfill as it stands now, as long as it is to go on."""
+        with self._changed:
+            job = self._jobs[identity]
+        return job if job.state is State.RUNNING and not self._stop.is_set() else None
+
+    def _fail(self, job: Job, error: MillraceError) -> None:
+        """Noted through the stream, like everything else, so that the log knows it in its place."""
+        _log.error("Backfill of %s failed: %s", job.request.table, error)
+        with self._changed:
+            self._jobs[job.id] = replace(self._jobs[job.id], state=State.FAILED, reason=str(error))
+        said = ended(job.id, self._secret, str(error))
+        try:
+            with (
+                connect(self._settings.source, "millrace backfill") as connection,
+                explained("Noting a failed backfill"),
+            ):
+                connection.execute("select pg_logical_emit_message(true, 'millrace', %s)", [said])
+        except MillraceError as lost:
+            _log.warning("It will be tried again at the next start: %s", lost)
+
+    def _pace(self, identity: str) -> Pace:
+        with self._changed:
+            return self._paces.setdefault(identity, Pace())
+
+
+def _shown(job: Job) -> dict[str, object]:
+    return {
+        "id": job.id,
+        "table": str(job.request.table),
+        "state": job.state.value,
+        "rows": job.rows,
+        "reason": job.reason,
+    }

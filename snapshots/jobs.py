@@ -1,0 +1,113 @@
+"""A backfill as it stands: what was asked, how far it is, and its mark in the log. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+from cdc.config import TableSettings
+from cdc.model import TableId
+from snapshots.plan import planned
+from snapshots.requests import Request
+
+PREFIX = "backfill:"
+
+
+class State(StrEnum):
+    """Where a backfill stands."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_OPEN = (State.RUNNING, State.PAUSED)
+_STEERED = {
+    ("pause", State.RUNNING): State.PAUSED,
+    ("resume", State.PAUSED): State.RUNNING,
+    ("resume", State.FAILED): State.RUNNING,
+    ("cancel", State.RUNNING): State.CANCELLED,
+    ("cancel", State.PAUSED): State.CANCELLED,
+    ("cancel", State.FAILED): State.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One backfill. `place` is where its walk goes on; None: at the beginning."""
+
+    id: str
+    request: Request
+    state: State = State.RUNNING
+    place: tuple[str, ...] | None = None
+    rows: int = 0
+    reason: str = ""
+    fresh: bool = False
+    """The table may be new to the stream: a transaction older than its publication would be missed."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it is yet to be finished."""
+        return self.state in _OPEN
+
+    @property
+    def automatic(self) -> bool:
+        """Whether nobody asked for it: it takes the place of a first snapshot."""
+        return self.id.startswith("table:")
+
+    def steered(self, verb: str) -> Self:
+        """After pause, resume or cancel; unchanged where that means nothing."""
+        state = _STEERED.get((verb, self.state), self.state)
+        return replace(self, state=state, reason="" if state is State.RUNNING else self.reason)
+
+    def mark(self) -> tuple[str, str]:
+        """Its mark in the log: name and text."""
+        body = {
+            "request": self.request.facts(),
+            "state": self.state.value,
+            "place": self.place,
+            "rows": self.rows,
+            "reason": self.reason,
+            "fresh": self.fresh,
+        }
+        return PREFIX + self.id, json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def of_mark(cls, name: str, text: str) -> Self:
+        """Read a mark back."""
+        body = json.loads(text)
+        place = None if body["place"] is None else tuple(body["place"])
+        request = Request.of_facts(body["request"])
+        state = State(body["state"])
+        return cls(name.removeprefix(PREFIX), request, state, place, body["rows"], body["reason"], body["fresh"])
+
+
+def known(marks: Mapping[str, str]) -> dict[str, Job]:
+    """Every backfill that the log remembers, by id."""
+    jobs = [Job.of_mark(name, text) for name, text in marks.items() if name.startswith(PREFIX)]
+    return {job.id: job for job in jobs}
+
+
+def missing(tables: Iterable[TableSettings], marks: Mapping[str, str]) -> list[Job]:
+    """The backfills that stand for a first snapshot which a table never had, or which a crash cut short.
+
+    Tables whose `snapshot` is `incremental`, tables added to the pipeline, and tables with unfinished chunks.
+    """
+    wanted = [table.name for table in tables if table.snapshot != "never"]
+    plans = planned(marks, wanted)
+    jobs = []
+    for name in wanted:
+        plan = plans.get(name)
+        if plan is not None and plan.finished:
+            continue
+        if (job := Job(own_id(name), Request(name), fresh=plan is None)).mark()[0] not in marks:
+            jobs.append(job)
+    return jobs
+
+
+def own_id(table: TableId) -> str:
+    """The id of the backfill that stands for a table's first snapshot."""
+    return f"table:{table}"

@@ -1,0 +1,207 @@
+"""One table read in chunks, each between two marks in the WAL. Runs in the backfills' own thread."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from cdc import failpoint
+from cdc.capture import slot
+from cdc.capture.connect import explained
+from cdc.capture.layout import images
+from cdc.config import SourceSettings
+from cdc.errors import SlotLost, SourceRefused
+from cdc.model import Lsn
+from cdc.ports import Clock, Schemas
+from snapshots.copy import read_blocks
+from snapshots.jobs import Job
+from snapshots.pace import Pace
+from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
+from snapshots.requests import Request, edge
+from snapshots.rows import Readable, describe, masking_of
+from snapshots.tables import find_leaves, key_order, touch
+from snapshots.walks import KeyWalk, ListWalk, PageWalk, Place, Walk
+from snapshots.windows import Pending, Windows
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Wanted = Callable[[str], Job | None]
+"""The backfill as it stands, or None when it is to stop."""
+
+_SETTLE_SECONDS = 5.0
+_REREAD_SECONDS = 0.05
+_EMPTY = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table ready to be walked. `key` is in the order of its index; `keeps` tells whether a place may be stored."""
+
+    readable: Readable
+    key: tuple[str, ...]
+    walk: Walk
+    estimate: int
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    rows: pa.Table
+    last: Place
+    snapshot: PgSnapshot
+    at: datetime
+
+
+class TableReader:
+    """Reads for one backfill over one connection."""
+
+    def __init__(
+        self, connection: Connection, source: SourceSettings, schemas: Schemas, windows: Windows, clock: Clock
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._schemas = schemas
+        self._windows = windows
+        self._clock = clock
+
+    def read(self, job: Job, pace: Pace, wanted: Wanted) -> None:
+        """Chunk after chunk until the table ends, or the backfill is not wanted any more."""
+        with explained("Preparing a backfill"):
+            # A mark must be flushed at once, but must never wait for a standby: a chunk would then span that wait.
+            self._connection.execute("set synchronous_commit = local")
+        table = self._table(job.request)
+        pace.begin(self._clock.monotonic(), table.estimate)
+        self._settle(job, pace, wanted)
+        place = job.place
+        while wanted(job.id) is not None:
+            following, outcome = self._chunk(job, table, place, pace, wanted)
+            if isinstance(outcome, Reread):
+                pace.again()
+                self._clock.wait(_REREAD_SECONDS)
+                table = self._table(job.request)
+            elif outcome is None or following is None:
+                return
+            else:
+                place = following
+
+    def _table(self, request: Request) -> _Table:
+        settings = next((table for table in self._source.tables if table.name == request.table), None)
+        if settings is None:
+            raise SourceRefused(f"Table {request.table} is not captured.", "Add it to source.tables first.")
+        readable = describe(self._connection, settings, masking_of(self._source))
+        touch(self._connection, settings.name, readable.columns)
+        readable = readable.recorded(self._schemas)
+        leaves, rows = find_leaves(self._connection, settings.name)
+        key = key_order(self._connection, settings.name) if readable.keyed else ()
+        conditions = _conditions(request)
+        if request.keys:
+            _check_keys(request, key)
+            walk: Walk = ListWalk(readable, key, request.keys, conditions)
+        else:
+            walk = KeyWalk(readable, key, conditions) if key else PageWalk(readable, leaves, rows, conditions)
+        hidden = any(name in settings.mask for name in key)
+        estimate = len(request.keys) or (0 if conditions else rows)
+        return _Table(readable, key, walk, estimate, keeps=not (hidden and isinstance(walk, KeyWalk)))
+
+    def _settle(self, job: Job, pace: Pace, wanted: Wanted) -> None:
+        """Wait for what began before us.
+
+        Transactions older than a table's publication write to it unseen, so a table new to the stream waits for all of
+        them. Otherwise a short while is enough: for commits, from before this process looked, that are not visible yet.
+        """
+        (newest,) = self._one("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        deadline = self._clock.monotonic() + _SETTLE_SECONDS
+        while wanted(job.id) is not None and (job.fresh or self._clock.monotonic() < deadline):
+            (oldest,) = self._one("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+            if oldest >= newest:
+                break
+            pace.waiting = "transactions that began before the backfill"
+            self._clock.wait(0.05)
+        pace.waiting = ""
+
+    def _chunk(
+        self, job: Job, table: _Table, place: Place | None, pace: Pace, wanted: Wanted
+    ) -> tuple[Place | None, Merged | Reread | None]:
+        """Where the walk goes on, and what became of the chunk; None: the backfill is to stop."""
+        version = self._restart_lsn()
+        pending = Pending(job.id, table.readable.layout.schema)
+        token = secrets.token_hex(16)
+        began = self._clock.monotonic()
+        self._windows.expect(token, pending)
+        try:
+            self._mark(high=False, token=token)
+            failpoint.reached("backfill.after_low")
+            read = self._read(table, place, pace.limit)
+            following = table.walk.after(place, pace.limit, read.rows.num_rows, read.last)
+            pending.finished, pending.place = following is None, following if table.keeps else None
+            pending.read_at = read.at
+            pending.chunk = Chunk(read.rows, read.snapshot, version, table.readable.layout.schema.id)
+            failpoint.reached("backfill.before_high")
+            self._mark(high=True, token=token)
+            failpoint.reached("backfill.after_high")
+            seconds = self._clock.monotonic() - began
+            while not pending.settled.wait(0.2) and wanted(job.id) is not None:
+                pass
+        finally:
+            self._windows.forget(token)
+        if isinstance(pending.outcome, Merged):
+            pace.went_well(read.rows.num_rows, read.rows.nbytes, seconds)
+        return following, pending.outcome
+
+    def _restart_lsn(self) -> Lsn:
+        """Below every change of a transaction that is not yet committed: the version of rows read from now on."""
+        found = slot.find(self._connection, self._source.slot)
+        if found is None:
+            raise SlotLost(f"Slot {self._source.slot} is gone.", "See: millrace doctor")
+        return found.restart_lsn
+
+    def _mark(self, high: bool, token: str) -> None:
+        """Not transactional, so its place is its own LSN; the transaction id only makes the commit flush it."""
+        with explained("Marking a chunk"):
+            self._connection.execute(
+                "select pg_logical_emit_message(false, 'millrace', %s), pg_current_xact_id()", [edge(high, token)]
+            )
+
+    def _read(self, table: _Table, place: Place | None, limit: int) -> _Read:
+        with explained(f"Reading table {table.readable.table}"):
+            self._connection.execute("begin isolation level repeatable read read only")
+        snapshot, at = self._one("select pg_current_snapshot()::text, now()")
+        query = table.walk.query(place, limit).as_bytes(self._connection)
+        held = [_EMPTY]
+        last: Place = ()
+        for block in read_blocks(self._connection, query, f"Reading table {table.readable.table}"):
+            parsed = table.readable.parse(block)
+            last = tuple(parsed.columns[at].value(parsed.count - 1).decode() for at in table.readable.places(table.key))
+            key, after = images(table.readable.layout, parsed)
+            held.append(pa.table([key, after], names=["key", "after"]))
+        with explained(f"Reading table {table.readable.table}"):
+            self._connection.execute("commit")
+        return _Read(pa.concat_tables(held), last, PgSnapshot.parse(snapshot), at)
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        with explained("Asking the source"):
+            row = self._connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return row
+
+
+def _conditions(request: Request) -> list[sql.Composable]:
+    found: list[sql.Composable] = []
+    if request.where:
+        found.append(sql.SQL("({})").format(sql.SQL(request.where)))
+    if request.since:
+        column, value = request.since
+        found.append(sql.SQL("{} >= {}").format(sql.Identifier(column), sql.Literal(value)))
+    return found
+
+
+def _check_keys(request: Request, key: tuple[str, ...]) -> None:
+    if not key or any(len(values) != len(key) for values in request.keys):
+        raise SourceRefused(
+            f"The keys given for {request.table} do not fit its key ({', '.join(key) or 'it has none'}).",
+            "Give one value per key column.",
+        )

@@ -1,0 +1,132 @@
+"""What is said to and by the backfills through the WAL: JSON in logical messages with the prefix `millrace`. Pure.
+
+Everybody who may connect to the database may send such a message, so nothing in it is trusted: an SQL condition, which
+would run with our privileges, counts only with a signature made with the key in the state folder.
+"""
+
+import hmac
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from cdc.model import TableId
+
+_VERBS = ("pause", "resume", "cancel")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Read a table again: all of it, the rows under a condition, those since a value of a column, or these keys."""
+
+    table: TableId
+    where: str = ""
+    since: tuple[str, str] | None = None
+    keys: tuple[tuple[str, ...], ...] = ()
+
+    def facts(self) -> dict[str, object]:
+        """For JSON; the opposite of `of_facts`."""
+        said: dict[str, object] = {"table": str(self.table)}
+        if self.where:
+            said["where"] = self.where
+        if self.since:
+            said["since"] = list(self.since)
+        if self.keys:
+            said["keys"] = [list(key) for key in self.keys]
+        return said
+
+    @classmethod
+    def of_facts(cls, said: dict[str, Any]) -> "Request":
+        """Raises ValueError, KeyError or TypeError on anything that `facts` does not give."""
+        where = said.get("where", "")
+        if not isinstance(where, str):
+            raise TypeError("where")
+        since = said.get("since")
+        keys = tuple(tuple(str(value) for value in key) for key in said.get("keys", ()))
+        pair = (str(since[0]), str(since[1])) if since else None
+        return cls(TableId.parse(str(said["table"])), where, pair, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Pause, resume or cancel one backfill; `all` for every one."""
+
+    verb: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One of our own marks: the low or the high one of a chunk."""
+
+    high: bool
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A backfill of ours cannot go on."""
+
+    id: str
+    token: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message that is not obeyed. `reason` holds nothing of its content."""
+
+    reason: str
+
+
+Said = Request | Steer | Edge | Ended | Refused
+
+
+def ask(request: Request, key: bytes) -> str:
+    """The message that asks for a backfill, signed."""
+    said = request.facts()
+    return json.dumps({"backfill": said, "signature": _signature(said, key)}, ensure_ascii=False)
+
+
+def steer(verb: str, identity: str) -> str:
+    """The message that steers one."""
+    return json.dumps({verb: identity})
+
+
+def edge(high: bool, token: str) -> str:
+    """The message that marks an edge of a chunk."""
+    return json.dumps({"high" if high else "low": token})
+
+
+def ended(identity: str, token: str, reason: str) -> str:
+    """The message by which a failed backfill is noted in its place."""
+    return json.dumps({"ended": identity, "token": token, "reason": reason}, ensure_ascii=False)
+
+
+def understand(content: bytes, key: bytes) -> Said:
+    """Read a message. Never raises: whatever is not understood is refused."""
+    try:
+        said = json.loads(content)
+        if "backfill" in said:
+            return _request(said, key)
+        if "low" in said or "high" in said:
+            return Edge("high" in said, str(said.get("high", said.get("low"))))
+        if "ended" in said:
+            return Ended(str(said["ended"]), str(said["token"]), str(said["reason"]))
+        verb = next(verb for verb in _VERBS if verb in said)
+        return Steer(verb, str(said[verb]))
+    except (ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError):
+        return Refused("it is not a request that this version knows")
+
+
+def _request(said: dict[str, Any], key: bytes) -> Request | Refused:
+    request = Request.of_facts(said["backfill"])
+    signed = hmac.compare_digest(str(said.get("signature", "")), _signature(request.facts(), key))
+    if request.where and not signed:
+        return Refused("its condition is not signed; use: millrace backfill --where")
+    return request
+
+
+def _signature(said: dict[str, object], key: bytes) -> str:
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, text.encode(), sha256).hexdigest()

@@ -1,0 +1,115 @@
+"""How a table is walked in chunks: in the order of its key, by pages where it has none, or along a list of keys.
+
+A walk only makes queries; it reads nothing and remembers nothing. A place in it is a few texts, so that a restart goes
+on where the last durable chunk ended.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from psycopg import sql
+
+from snapshots.plan import Leaf
+from snapshots.rows import Readable
+from snapshots.tables import identifier
+
+Place = tuple[str, ...]
+
+
+class Walk(Protocol):
+    """The order in which a table is read."""
+
+    def query(self, place: Place | None, limit: int) -> sql.Composed:
+        """COPY of the chunk of about `limit` rows at a place; None: the first one."""
+
+    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
+        """Where it goes on behind a chunk that had so many rows and ended with the key `last`; None: it is over."""
+
+
+def _source(readable: Readable) -> sql.Composed:
+    return sql.SQL("{}" if readable.partitioned else "only {}").format(identifier(readable.table))
+
+
+def _row(parts: Sequence[sql.Composable]) -> sql.Composed:
+    return sql.SQL("({})").format(sql.SQL(", ").join(parts))
+
+
+class KeyWalk:
+    """In the order of the key, which needs the index that makes it unique and nothing else."""
+
+    def __init__(self, readable: Readable, key: Sequence[str], conditions: Sequence[sql.Composable]) -> None:
+        self._readable = readable
+        self._key = [sql.Identifier(name) for name in key]
+        self._conditions = conditions
+
+    def query(self, place: Place | None, limit: int) -> sql.Composed:
+        order = sql.SQL(" order by {} limit {}").format(sql.SQL(", ").join(self._key), limit)
+        beyond = []
+        if place is not None:
+            beyond = [sql.SQL("{} > {}").format(_row(self._key), _row([sql.Literal(text) for text in place]))]
+        return self._readable.copy_query(_source(self._readable), *self._conditions, *beyond, tail=order)
+
+    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
+        return None if rows < limit else last
+
+
+class PageWalk:
+    """Pages of the leaves, for tables whose key is the whole row. Rows that move meanwhile are in the stream."""
+
+    def __init__(
+        self, readable: Readable, leaves: Sequence[Leaf], rows: int, conditions: Sequence[sql.Composable]
+    ) -> None:
+        self._readable = readable
+        self._leaves = leaves
+        self._conditions = conditions
+        self._density = max(1.0, rows / max(1, sum(leaf.pages for leaf in leaves)))
+
+    def query(self, place: Place | None, limit: int) -> sql.Composed:
+        number, page = _numbers(place)
+        if number >= len(self._leaves):
+            return self._readable.copy_query(_source(self._readable), sql.SQL("false"))
+        leaf = self._leaves[number]
+        if leaf.whole:
+            return self._readable.copy_query(_source(self._readable), *self._conditions)
+        ranges = [sql.SQL("ctid >= {}::tid").format(f"({page},0)")]
+        if (end := page + self._pages(limit)) < leaf.pages:
+            ranges.append(sql.SQL("ctid < {}::tid").format(f"({end},0)"))
+        relation = sql.SQL("only {}").format(identifier(leaf.name))
+        return self._readable.copy_query(relation, *self._conditions, *ranges)
+
+    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
+        number, page = _numbers(place)
+        if number < len(self._leaves) and not self._leaves[number].whole:
+            page += self._pages(limit)
+            if page < self._leaves[number].pages:
+                return str(number), str(page)
+        return (str(number + 1), "0") if number + 1 < len(self._leaves) else None
+
+    def _pages(self, limit: int) -> int:
+        return max(1, int(limit / self._density))
+
+
+def _numbers(place: Place | None) -> tuple[int, int]:
+    return (int(place[0]), int(place[1])) if place else (0, 0)
+
+
+class ListWalk:
+    """Along a list of keys."""
+
+    def __init__(
+        self, readable: Readable, key: Sequence[str], keys: Sequence[Place], conditions: Sequence[sql.Composable]
+    ) -> None:
+        self._readable = readable
+        self._key = _row([sql.Identifier(name) for name in key])
+        self._keys = keys
+        self._conditions = conditions
+
+    def query(self, place: Place | None, limit: int) -> sql.Composed:
+        first = int(place[0]) if place else 0
+        listed = [_row([sql.Literal(text) for text in key]) for key in self._keys[first : first + limit]]
+        chosen = sql.SQL("{} in {}").format(self._key, _row(listed)) if listed else sql.SQL("false")
+        return self._readable.copy_query(_source(self._readable), *self._conditions, chosen)
+
+    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
+        following = (int(place[0]) if place else 0) + limit
+        return (str(following),) if following < len(self._keys) else None
