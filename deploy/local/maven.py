@@ -10,7 +10,7 @@ from cdc.errors import EnvironmentFault
 from deploy.local import java, packages
 from deploy.local.server import Narrate
 
-POMS = Path(__file__).with_name("poms")
+POMS = Path(__file__).parent
 _LINE = re.compile(r"Download(?:ing|ed) from \S+: \S*/([^/\s]+\.(?:jar|zip|gz))(?: \((.*)\))?")
 
 
@@ -20,7 +20,7 @@ def copy(artifact: str, folder: Path, narrate: Narrate, plugin: str = "dependenc
 
 
 def copy_dependencies(pom: str, folder: Path, narrate: Narrate) -> None:
-    """Every jar that `poms/<pom>.xml` names or needs, into a folder."""
+    """Every jar that `<pom>.xml` beside this file names or needs, into a folder."""
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
     _run(["-f", str(POMS / f"{pom}.xml"), *goal], folder, f"the jars of {pom}", narrate)
 
