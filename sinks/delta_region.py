@@ -72,7 +72,7 @@ def region(names: Sequence[str], keys: pa.Table, files: Files, small: int) -> Re
     lows = np.array([rank.of(bounds) for rank, bounds in zip(ranks, files.lows, strict=True)])
     highs = np.array([rank.of(bounds) for rank, bounds in zip(ranks, files.highs, strict=True)])
     boxes, any_hit = _boxes(keyed, lows, highs, files.bytes < small)
-    boxes = _fewer(boxes)
+    boxes = _whole_files(_fewer(boxes), lows, highs)
     met = _met(boxes, lows, highs)
     exact = all(pa.types.is_integer(keys.schema.field(name).type) for name in names)
     return Region(
@@ -143,6 +143,37 @@ def _fewer(boxes: list[Ints]) -> list[Ints]:
     cuts = np.sort(np.argsort(gaps, kind="stable")[-(MAX_BOXES - 1) :]) + 1
     groups = (boxes[start:end] for start, end in pairwise([0, *cuts.tolist(), len(boxes)]))
     return [_around(group) for group in groups]
+
+
+def _whole_files(boxes: list[Ints], lows: Ints, highs: Ints) -> list[Ints]:
+    """Boxes grown until no file is cut and no two of them meet.
+
+    The rest of a cut file would be written aside as one file, from its first key to its last: met by every batch.
+    """
+    while True:
+        grown = _apart([_with_files(box, lows, highs) for box in boxes])
+        if len(grown) == len(boxes) and all((new == old).all() for new, old in zip(grown, boxes, strict=True)):
+            return grown
+        boxes = grown
+
+
+def _with_files(box: Ints, lows: Ints, highs: Ints) -> Ints:
+    met = ((lows <= box[:, 1, None]) & (highs >= box[:, 0, None])).all(axis=0)
+    if not met.any():
+        return box
+    low, high = lows[:, met].min(axis=1), highs[:, met].max(axis=1)
+    return np.stack([np.minimum(box[:, 0], low), np.maximum(box[:, 1], high)], axis=1)
+
+
+def _apart(boxes: Sequence[Ints]) -> list[Ints]:
+    """Boxes that meet become one."""
+    apart: list[Ints] = []
+    for box in sorted(boxes, key=lambda box: int(box[0, 0])):
+        if apart and ((apart[-1][:, 0] <= box[:, 1]) & (apart[-1][:, 1] >= box[:, 0])).all():
+            apart[-1] = _around([apart[-1], box])
+        else:
+            apart.append(box)
+    return apart
 
 
 def _around(boxes: Sequence[Ints]) -> Ints:

@@ -59,6 +59,17 @@ def test_keys_of_two_columns_are_inside_too(keys: list[tuple[int, str]], bounds:
     assert not found.new, "bounds of texts may be cut short by the writer: they prove nothing"
 
 
+@settings(deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=200), st.lists(BOUNDS, max_size=40), st.booleans())
+def test_no_file_is_cut_in_two(keys: list[int], bounds: list[list[int]], small: bool) -> None:
+    found = region(["id"], pa.table({"id": keys}), known(bounds), 1000 if small else 0)
+    assert found is not None
+    sides = [box[0] for box in found.boxes]
+    for low, high in bounds:
+        met = [(start, end) for start, end in sides if low <= end and high >= start]  # type: ignore[operator]
+        assert not met or any(start <= low and high <= end for start, end in met)  # type: ignore[operator]
+
+
 def test_one_key_touches_one_file_of_many() -> None:
     files = known([(start, start + 9) for start in range(0, 10_000, 10)])
     found = region(["id"], pa.table({"id": [5005]}), files, 0)
