@@ -17,6 +17,7 @@ from cdc.failpoint import reached
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
+from sinks.delta_care import Caretaker
 from sinks.delta_changes import Changes, changes, expected, in_source_order
 from sinks.delta_history import write_history
 from sinks.delta_known import KnownTables
@@ -41,6 +42,8 @@ class DeltaSettings(SinkSettings):
     """1: rows as they are. 2: every version of a row, with `__START_AT` and `__END_AT`; the current one has no end."""
     sequence_by: SequenceBy = "version"
     """What `__START_AT` and `__END_AT` hold: the change's LSN, or the time of its commit."""
+    maintain_minutes: float = Field(60.0, ge=0)
+    """How often a table that is written is sorted, purged and vacuumed, beside the stream; 0: never."""
     keep_tombstones_hours: float = Field(24.0 * 30, gt=0)
     """How long a deleted row is remembered, so that no replay brings it back."""
     keep_history_hours: float = Field(24.0 * 7, ge=1)
@@ -66,6 +69,7 @@ class DeltaSink:
         self._context = context
         self._stores: dict[TableId, DeltaStore] = {}
         self._layouts: dict[TableId, tuple[TableSchema, Layout]] = {}
+        self._caretaker = Caretaker(settings.maintain_minutes * 60, self.maintain)
         self._known = KnownTables(context.state / "delta" / settings.name)
 
     @property
@@ -92,6 +96,7 @@ class DeltaSink:
         reached("delta.before_commit")
         done = store.commit(lambda table: self._write(table, given))
         reached("delta.after_commit")
+        self._caretaker.written(batch.schema)
         if done.rejected:
             raise Rejected(done.rejected)
 
@@ -112,10 +117,17 @@ class DeltaSink:
         store = self._new_store(schema.table)
         tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
         care = Care(tombstones, timedelta(hours=self._settings.keep_history_hours))
-        return store.guarded(lambda: maintain(store.current(), self._layout(schema), care, datetime.now(UTC)))
+        layout = evolve(schema, store.schema(), self._wishes(schema.table)).layout
+        return store.guarded(lambda: maintain(store.current(), layout, care, datetime.now(UTC)))
+
+    def facts(self) -> dict[str, str]:
+        """For the operator."""
+        kind = f"type {self._settings.stored_as_scd_type}"
+        return {"path": self._settings.path, "stored as": kind, "current rows": f"NOT {DELETED}"}
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is held open but a round of maintenance."""
+        self._caretaker.finish(10.0)
         self._stores.clear()
         self._layouts.clear()
 

@@ -231,3 +231,27 @@ def test_a_foreign_append_is_kept_and_the_stream_goes_on(tmp_path: Path) -> None
     write_deltalake(tmp_path / "public.items", foreign, mode="append")
     sink.apply(numbers(range(12), 6))
     assert sorted(labels(sink)) == [*range(12), 77]
+
+
+def test_maintenance_beside_the_stream_loses_no_change(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(500), 5))
+    done = threading.Event()
+
+    def care() -> int:
+        rounds = 0
+        while not done.is_set():
+            sink.maintain(ITEMS)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(1) as pool:
+        caring = pool.submit(care)
+        for version in range(10, 40):
+            _until_not_busy(sink, numbers(range(version, 500, 7), version, f"v{version}"))
+        done.set()
+        assert caring.result(timeout=60) > 0
+    newest = {number: version for version in range(10, 40) for number in range(version, 500, 7)}
+    expected = {number: f"v{newest[number]} {number}" if number in newest else f"x {number}" for number in range(500)}
+    assert labels(sink) == expected
