@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import textwrap
 import urllib.request
 from collections.abc import Iterator
@@ -22,8 +24,9 @@ from deploy.local.process import Identity, alive, inside
 from deploy.local.server import Launch, Running, Server, Site
 from deploy.local.servers import Servers
 from tests.fix_processes import RunProgram, wait_until
-from tests.fix_servers import Database, LocalServer, opensearch_request
+from tests.fix_servers import Database, LocalServer, MakePostgres, opensearch_request
 
+_DEPLOY = Path(__file__).parents[2] / "deploy"
 BOTH = ("postgres", "redis")
 
 
@@ -230,11 +233,26 @@ def test_opensearch_runs_on_the_java_of_the_wheel(
     session_servers.down(["opensearch"])
     real = java.find
     monkeypatch.setattr(java, "find", lambda oldest: None if oldest >= 21 else real(oldest))
-    servers = Servers(home, {"opensearch": OpenSearch()}, tied=True)
-    running = servers.up(["opensearch"])["opensearch"]
-    program = Path(f"/proc/{running.pid}/exe").readlink()
-    assert program.is_relative_to(cache_folder())
-    servers.down()
+    server = LocalServer(Servers(home, {"opensearch": OpenSearch()}, tied=True), "opensearch")
+    assert Path(f"/proc/{server.pid}/exe").readlink().is_relative_to(cache_folder())
+    opensearch_request(server, "PUT", "/a/_doc/1?refresh=true", {"name": "miller"})
+    assert opensearch_request(server, "GET", "/a/_search?q=name:miller")["hits"]["total"]["value"] == 1
+    server.stop()
+
+
+@pytest.mark.skipif(shutil.which("psql") is None, reason="psql is not on this machine")
+def test_composition_prepares_an_empty_database(private_postgres: MakePostgres, tmp_path: Path) -> None:
+    server = private_postgres()
+    server.execute("create database shop")
+    for file in ("demo/shop.sql", "postgres/role.sql"):
+        shutil.copy(_DEPLOY / file, tmp_path)
+    given = {"POSTGRES_USER": "postgres", "POSTGRES_DB": "shop", "MILLRACE_PASSWORD": "it's", "SQL": str(tmp_path)}
+    reached = {"PGHOST": server.host, "PGPORT": str(server.port), "PGPASSWORD": server.password}
+    subprocess.run(["bash", _DEPLOY / "docker/postgres-init.sh"], env={**os.environ, **given, **reached}, check=True)
+    with psycopg.connect(server.dsn("shop"), user="millrace", password="it's") as connection:
+        published = connection.execute("select count(*) from pg_publication_tables where pubname = 'millrace'")
+        assert published.fetchone() == (6,)
+        assert connection.execute("select count(*) from orders").fetchone() == (0,)
 
 
 @pytest.mark.kafka
