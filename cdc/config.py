@@ -54,12 +54,16 @@ class SourceSettings(Part):
     port: int = 5432
     database: str = "postgres"
     user: str = "millrace"
+    """A role with LOGIN and REPLICATION, and SELECT on the tables."""
     password: SecretField = Secret("")
     sslmode: Literal["", "disable", "prefer", "require", "verify-ca", "verify-full"] = ""
     """Empty: verify-full for any host but loopback."""
     sslrootcert: str = ""
+    """File with the certificate authority of the server."""
     slot: str = Field("millrace", pattern=r"^[a-z0-9_]{1,63}$")
+    """The replication slot; one for each pipeline, made at the first start."""
     publication: str = Field("millrace", min_length=1, max_length=63)
+    """The publication; made at the first start if the role may, else doctor says how."""
     tables: tuple[TableSettings, ...] = ()
     heartbeat_seconds: float = Field(10.0, gt=0)
     """How often an idle slot is moved forward, so that it never holds back WAL."""
@@ -68,6 +72,7 @@ class SourceSettings(Part):
     mask_key: SecretField = Secret("")
     """Key of the `hash` masks."""
     snapshot_workers: int = Field(2, ge=1, le=32)
+    """Connections that read the first snapshot side by side."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,6 +112,7 @@ class SinkSettings(Part):
     trigger_seconds: float = Field(0.0, ge=0)
     """Least time between two batches; 0 starts the next batch at once."""
     max_batch_changes: int = Field(50_000, ge=1)
+    """About how many changes one batch takes; bounds memory."""
 
     @model_validator(mode="after")
     def _name_defaults_to_kind(self) -> "SinkSettings":
@@ -119,6 +125,7 @@ class HttpSettings(Part):
     """The health endpoint and the page."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = Field(8080, ge=0, le=65535)
     token: SecretField = Secret("")
     """Needed for any address but loopback."""
@@ -128,8 +135,11 @@ class SparkSettings(Part):
     """The Spark driver that folds the log into the stores."""
 
     master: str = "local[2]"
+    """Spark's master: threads in this process, or a cluster."""
     memory: str = "1g"
+    """Heap of the driver."""
     conf: dict[str, str] = Field(default_factory=dict)
+    """Further Spark settings, over Millrace's own."""
 
 
 class Settings(Part):
@@ -150,3 +160,19 @@ class Settings(Part):
         if doubled:
             raise ValueError(f"two sinks are called {doubled[0]!r}; give each its own name")
         return self
+
+
+def shown(value: object) -> object:
+    """Settings as plain data for people and JSON, every secret as stars.
+
+    Not pydantic's own dump: asked for a sink's whole settings, it serialises a secret by its content.
+    """
+    if isinstance(value, Secret):
+        return "***" if value else ""
+    if isinstance(value, Part):
+        return {name: shown(item) for name, item in value}
+    if isinstance(value, dict):
+        return {str(key): shown(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown(item) for item in value]
+    return value if isinstance(value, (int, float, str, type(None))) else str(value)

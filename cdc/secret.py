@@ -1,16 +1,17 @@
 """Values that must never be shown: passwords, tokens, masking keys."""
 
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, repr=False)
 class Secret:
     """Holds a secret so that printing, logging or formatting it shows only stars.
 
-    The trap: `reveal()` is the one way out, and its result must go straight into a client call.
+    The trap: `reveal()` is the one way out, and its result must go straight into a client call. Not a dataclass:
+    whoever serialises those would serialise the secret.
     """
 
-    _value: str
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
 
     def reveal(self) -> str:
         """The secret itself."""
@@ -21,6 +22,12 @@ class Secret:
 
     def __str__(self) -> str:
         return "***"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
 
     def __bool__(self) -> bool:
         return bool(self._value)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.config import shown
 from cdc.errors import ConfigError, EnvironmentFault
 
 TEMPLATE = """\
@@ -93,8 +94,7 @@ def show(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> 
 
     from cdc.service.part import settings_from
 
-    # serialize_as_any: a sink's own settings, not only those of its parent class
-    facts = settings_from(config).model_dump(mode="json", serialize_as_any=True)
+    facts = shown(settings_from(config))
     if as_json:
         print_json(facts)
     else:

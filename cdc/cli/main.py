@@ -7,7 +7,7 @@ from importlib.metadata import version as distribution_version
 
 import typer
 
-from cdc.cli import backfill, demo, dlq, doctor, files, local, log, run, verify
+from cdc.cli import demo, dlq, doctor, files, local, log, run, verify
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json
 from cdc.errors import MillraceError
 
@@ -27,7 +27,6 @@ for command in (
     run.wait,
     demo.demo,
     doctor.doctor,
-    backfill.backfill,
     verify.verify,
 ):
     app.command()(command)
