@@ -23,7 +23,7 @@ from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_befo
 from sinks.opensearch_bulk import Bulk, IndexGone, Item, item
 from sinks.opensearch_client import Client, RequestRefused, path_of
 from sinks.opensearch_index import Index, Indexes
-from sinks.opensearch_mapping import document_id, raw_document_id
+from sinks.opensearch_mapping import document_id, index_name, raw_document_id
 from sinks.raw_json import build, elements, members, splice, unquote
 
 _PAGE = 2000
@@ -187,21 +187,24 @@ class OpenSearchSink:
 
     def purge(self, schema: TableSchema, before: str) -> int:
         """Forget rows deleted before a time (ISO-8601); nothing older than that may be replayed afterwards."""
-        name = self._indexes.open(schema).name
+        name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
+        if name is None:
+            return 0
         old = {"range": {f"{self._settings.metadata}.at": {"lt": before}}}
         query = {"query": {"bool": {"filter": [self._indexes.hidden(), old]}}}
         answer = self._client.json("POST", path_of(name, "_delete_by_query"), query, refresh="true")
         return int(answer["deleted"])
 
     def stored(self, schema: TableSchema) -> pa.Table:
-        index = self._indexes.open(schema)
-        found = [row for source in self._sources(index) if (row := self._row(source)) is not None]
+        name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
+        sources = self._sources(name) if name else iter(())
+        found = [row for source in sources if (row := self._row(source)) is not None]
         return ordered((key_of(schema, row), arranged(schema, row)) for row in found)
 
-    def _sources(self, index: Index) -> Iterator[str]:
-        self._client.text("POST", path_of(index.name, "_refresh"))
+    def _sources(self, name: str) -> Iterator[str]:
+        self._client.text("POST", path_of(name, "_refresh"))
         body = {"size": _PAGE, "sort": ["_doc"], "query": {"bool": {"must_not": [self._indexes.hidden()]}}}
-        answer = self._client.text("POST", path_of(index.name, "_search"), body, scroll="2m")
+        answer = self._client.text("POST", path_of(name, "_search"), body, scroll="2m")
         while hits := list(elements(members(members(answer)["hits"])["hits"])):
             yield from (members(hit)["_source"] for hit in hits)
             scroll = {"scroll": "2m", "scroll_id": unquote(members(answer)["_scroll_id"])}

@@ -1,12 +1,14 @@
 """A table's index behind its alias: created, widened, rebuilt where a field must change its type.
 
 Readers use the alias `<prefix><schema>.<table>`, which hides tombstones; the index behind it is numbered, so that it
-can be replaced in one step. The version of the newest truncate is kept in the mapping's `_meta`.
+can be replaced in one step. The mapping's `_meta` keeps the version of the newest truncate and the schema's id.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import orjson
 
 from cdc.errors import SinkError
 from cdc.model import TableSchema
@@ -22,7 +24,8 @@ class Index:
 
     alias: str
     name: str
-    truncated: int
+    truncated: int = 0
+    schema_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,73 +41,77 @@ class Indexes:
     wait: Callable[[float], None]
 
     def open(self, schema: TableSchema) -> Index:
-        """The table's index, created or brought up to this schema."""
+        """The table's index, created or brought up to this schema; one made for a newer schema stays as it is."""
         for column in schema.columns:
             if why := unfit(column, self.metadata):
                 raise SinkError(f"sink {self.sink!r}: column {column.name!r} of {schema.table} {why}.")
         alias = index_name(self.prefix, schema.table)
         name = self.behind(alias)
         if name is None:
-            return self._create(schema, alias, f"{alias}-000001")
-        truncated = self._truncated(name)
+            return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id))
+        found = self._found(alias, name)
+        if found.schema_id > schema.id:
+            return found
+        index = replace(found, schema_id=schema.id)
         try:
-            self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, truncated))
+            self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, index))
         except RequestRefused as refused:
             if refused.status != 400:
                 raise self._failed(alias, refused) from None
-            return self._rebuild(schema, alias, name, truncated)
-        return Index(alias, name, truncated)
+            return self._rebuild(schema, index)
+        return index
 
     def behind(self, alias: str) -> str | None:
         """The index that an alias stands for, if there is one."""
-        try:
-            return next(iter(self.client.json("GET", path_of("_alias", alias))), None)
-        except RequestRefused as refused:
-            if refused.status == 404:
-                return None
-            raise self._failed(alias, refused) from None
+        found = orjson.loads(self.client.text("GET", path_of("_cat", "aliases", alias), format="json", h="index"))
+        return str(found[0]["index"]) if found else None
 
     def remember_truncate(self, index: Index, version: int) -> Index:
         """Note the version below which no row may come back."""
-        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": {"truncated": version}})
-        return Index(index.alias, index.name, version)
+        noted = replace(index, truncated=version)
+        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(noted)})
+        return noted
 
     def hidden(self) -> dict[str, Any]:
         """The query for tombstones."""
         return {"term": {f"{self.metadata}.deleted": True}}
 
-    def _create(self, schema: TableSchema, alias: str, name: str, truncated: int = 0, aliased: bool = True) -> Index:
-        aliases = {alias: {"filter": {"bool": {"must_not": [self.hidden()]}}}} if aliased else {}
-        body = {"settings": self.settings, "mappings": self._mappings(schema, truncated), "aliases": aliases}
+    def _create(self, schema: TableSchema, index: Index, aliased: bool = True) -> Index:
+        aliases = {index.alias: {"filter": self._shown()}} if aliased else {}
+        body = {"settings": self.settings, "mappings": self._mappings(schema, index), "aliases": aliases}
         try:
-            self.client.json("PUT", path_of(name), body)
+            self.client.json("PUT", path_of(index.name), body)
         except RequestRefused as refused:
-            if refused.kind == "resource_already_exists_exception" and aliased:
+            if refused.kind == "resource_already_exists_exception":
                 raise SinkError(
-                    f"sink {self.sink!r}: the index {name} exists, but no alias {alias} leads to it.",
+                    f"sink {self.sink!r}: the index {index.name} exists, but no alias {index.alias} leads to it.",
                     "Delete that index or choose another `prefix`.",
                 ) from None
-            raise self._failed(name, refused) from None
-        return Index(alias, name, truncated)
+            raise self._failed(index.name, refused) from None
+        return index
 
-    def _mappings(self, schema: TableSchema, truncated: int) -> dict[str, Any]:
+    def _shown(self) -> dict[str, Any]:
+        return {"bool": {"must_not": [self.hidden()]}}
+
+    def _mappings(self, schema: TableSchema, index: Index) -> dict[str, Any]:
         overrides = self.fields.get(str(schema.table), {})
         properties = mapping(schema, overrides, self.metadata)
-        return {"dynamic": False, "_meta": {"truncated": truncated}, "properties": properties}
+        return {"dynamic": False, "_meta": _meta(index), "properties": properties}
 
-    def _truncated(self, name: str) -> int:
+    def _found(self, alias: str, name: str) -> Index:
         answer = self.client.json("GET", path_of(name, "_mapping"))
-        return int(answer[name]["mappings"].get("_meta", {}).get("truncated", 0))
+        meta = answer[name]["mappings"].get("_meta", {})
+        return Index(alias, name, int(meta.get("truncated", 0)), int(meta.get("schema_id", 0)))
 
-    def _rebuild(self, schema: TableSchema, alias: str, old: str, truncated: int) -> Index:
+    def _rebuild(self, schema: TableSchema, old: Index) -> Index:
         """Copy into a new index with the new fields, versions kept, then turn the alias over in one step."""
-        new = f"{alias}-{int(old.rpartition('-')[2]) + 1:06d}"
-        self._drop_leftover(new)
-        made = self._create(schema, alias, new, truncated, aliased=False)
-        self._copy(old, new)
-        add = {"index": new, "alias": alias, "filter": {"bool": {"must_not": [self.hidden()]}}}
-        self.client.json("POST", "/_aliases", {"actions": [{"add": add}, {"remove_index": {"index": old}}]})
-        return made
+        new = replace(old, name=f"{old.alias}-{int(old.name.rpartition('-')[2]) + 1:06d}")
+        self._drop_leftover(new.name)
+        self._create(schema, new, aliased=False)
+        self._copy(old.name, new.name)
+        add = {"index": new.name, "alias": new.alias, "filter": self._shown()}
+        self.client.json("POST", "/_aliases", {"actions": [{"add": add}, {"remove_index": {"index": old.name}}]})
+        return new
 
     def _drop_leftover(self, name: str) -> None:
         """What a rebuild left that was cut short: no alias leads to it."""
@@ -131,3 +138,7 @@ class Indexes:
 
     def _failed(self, place: str, refused: RequestRefused) -> SinkError:
         return SinkError(f"sink {self.sink!r}: OpenSearch refuses {place} ({refused}).", "Look at its log.")
+
+
+def _meta(index: Index) -> dict[str, int]:
+    return {"truncated": index.truncated, "schema_id": index.schema_id}
