@@ -109,10 +109,10 @@ class Rig:
     def begin(self) -> None:
         """Publication, slot and snapshot, as a first start makes them."""
         with connect(self.settings.source) as connection:
-            publication.ensure(connection, self.settings.source)
+            published = publication.ensure(connection, self.settings.source)
         log = cdc.log.open_writer(self.settings)
         try:
-            capture.begin(self.settings, log, CaptureStatus(self.state), threading.Event())
+            capture.begin(self.settings, log, published, CaptureStatus(self.state), threading.Event())
         finally:
             log.close()
 

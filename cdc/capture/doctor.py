@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from cdc.capture import catalog, publication, slot
+from cdc.capture import catalog, identity, publication, slot
 from cdc.capture.catalog import TableFacts, relation
 from cdc.capture.connect import connect, explained, is_loopback, place
 from cdc.config import SourceSettings
@@ -179,7 +179,7 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
         yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
     for fact in facts:
         about = str(fact.table)
-        if problem := publication.unfit(fact, settings[fact.leaf_of or fact.table]):
+        if problem := identity.unfit(fact, settings[fact.leaf_of or fact.table]):
             yield _fail("identity", about, *problem)
         else:
             yield _identity(fact)
@@ -189,7 +189,7 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
 def _identity(fact: TableFacts) -> Finding:
     if fact.identity == "f" and not fact.primary_key:
         message = "has identity FULL and no primary key: its whole row is its key, equal rows are one"
-        return _warn("identity", str(fact.table), message, f"Run: {publication.identity_statement(fact, False)}")
+        return _warn("identity", str(fact.table), message, f"Run: {identity.statement(fact, False)}")
     return _ok("identity", str(fact.table), f"identified by {', '.join(fact.primary_key or fact.identity_columns)}")
 
 

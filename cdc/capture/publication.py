@@ -1,23 +1,30 @@
 """The publication: an explicit list of tables, made before the slot.
 
 A published table without a usable identity makes UPDATE and DELETE fail in the source's own application, and so does
-a column list or row filter that the identity does not cover. So `ensure` refuses such a table before publishing it.
+a column list or row filter that the identity does not cover. So such a table is refused before it is published.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
 
 from cdc.capture import catalog
-from cdc.capture.catalog import TableFacts, relation
+from cdc.capture.catalog import relation
 from cdc.capture.connect import explained
+from cdc.capture.identity import refuse_filters, refuse_unfit
 from cdc.config import SourceSettings, TableSettings
-from cdc.errors import SourceRefused
+from cdc.errors import LogCorrupt, SourceRefused
 from cdc.model import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+MARK = "publication"
+"""The log's mark that holds the publication which the log was filled through."""
+RESYNC = "Undo the change, or take a new snapshot with: millrace resync"
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 FILTERS_FROM = 150_000
@@ -42,9 +49,23 @@ class Publication:
     via_root: bool = True
     all_tables: bool = False
 
-    def fingerprint(self) -> str:
-        """Equal for two publications that send the same: kept in the log to notice changes by hand."""
-        return repr(replace(self, tables=tuple(sorted(self.tables, key=lambda entry: entry.table))))
+    def mark(self) -> str:
+        """As the log keeps it, to notice changes by hand. Equal for two publications that send the same."""
+        ordered = replace(self, tables=tuple(sorted(self.tables, key=lambda entry: entry.table)))
+        return json.dumps(asdict(ordered), separators=(",", ":"))
+
+    @classmethod
+    def of_mark(cls, text: str) -> Self:
+        """Read it back. Raises LogCorrupt if the mark is not one."""
+        try:
+            facts = json.loads(text)
+            tables = tuple(
+                Published(TableId(**entry["table"]), tuple(entry["columns"]), entry["where"])
+                for entry in facts.pop("tables")
+            )
+            return cls(tables=tables, **{**facts, "operations": tuple(facts["operations"])})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise LogCorrupt("The log's mark `publication` cannot be read.", RESYNC) from None
 
 
 _PUBLICATION = """
@@ -94,7 +115,7 @@ def differences(found: Publication, source: SourceSettings) -> list[str]:
     """What a publication does not send as configured, in words; empty if it fits.
 
     A row filter is compared only for being there: the server prints conditions in its own way. The reader
-    notices a change of the text by `fingerprint`.
+    notices a change of the text by the mark.
     """
     have = {entry.table: entry for entry in found.tables}
     said = [f"{table.name} is not in it" for table in source.tables if table.name not in have]
@@ -167,78 +188,56 @@ def ensure(connection: Connection, source: SourceSettings) -> Publication:
     return found
 
 
-def refuse_unfit(facts: list[TableFacts], source: SourceSettings) -> None:
-    """Raise SourceRefused for the first table that cannot be published without harm."""
-    found = {fact.table for fact in facts}
-    for table in source.tables:
-        if table.name not in found:
-            raise SourceRefused(f"Table {table.name} does not exist.", "Create it or take it out of source.tables.")
-    settings = {table.name: table for table in source.tables}
-    for fact in facts:
-        if problem := unfit(fact, settings[fact.leaf_of or fact.table]):
-            raise SourceRefused(*problem)
+def follow(connection: Connection, source: SourceSettings, stored: Publication) -> Publication:
+    """The publication at a later start: tables that the pipeline gained or gave up are put in or taken out.
 
-
-def unfit(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
-    """Why publishing this table would harm its application or lose changes, with the remedy; None if it is fit."""
-    if not fact.publishable:
-        return f"{fact.table} is a {fact.kind_name}: Postgres cannot publish it.", "Take it out of source.tables."
-    # The root of partitions has no rows of its own: its leaves decide.
-    if not fact.identity_columns and fact.kind != "p":
-        return (
-            f"{fact.table} has no replica identity: once published, its UPDATE and DELETE would fail.",
-            f"Run: {identity_statement(fact)}",
+    Raises SourceRefused where anything else differs from `stored`, what the log was filled through: a filter that
+    somebody added has lost changes already.
+    """
+    found = read(connection, source.publication)
+    if found is None:
+        raise SourceRefused(f"Publication {source.publication} was dropped; what changed since is lost.", RESYNC)
+    if said := altered(stored, found, {table.name for table in source.tables}):
+        raise SourceRefused(f"Publication {source.publication} was changed: {'; '.join(said)}.", RESYNC)
+    have, wanted = {entry.table for entry in found.tables}, {table.name for table in source.tables}
+    if not found.all_tables and have != wanted:
+        found = _adopt(connection, source, found, have - wanted)
+    if said := differences(found, source):
+        raise SourceRefused(
+            f"Publication {source.publication} differs from the pipeline: {'; '.join(said)}.",
+            "Undo the change of source.tables, or take a new snapshot with: millrace resync",
         )
-    unknown = [name for name in table.columns if name not in fact.columns]
-    if unknown:
-        return f"{fact.table} has no column {unknown[0]}.", "Correct source.tables.columns."
-    uncovered = [name for name in fact.identity_columns if table.columns and name not in table.columns]
-    if uncovered:
-        return (
-            f"{fact.table}: the column list leaves out {', '.join(uncovered)} of its replica identity: once "
-            "published, its UPDATE and DELETE would fail.",
-            "Add these columns to source.tables.columns, and mask them if they must stay hidden.",
-        )
-    return None
+    return found
 
 
-def identity_statement(fact: TableFacts, full: bool = True) -> str:
-    """What to run to give a table an identity; `full` says whether FULL would do."""
-    name = relation(fact.table).as_string(None)
-    if fact.primary_key:
-        return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
-    if fact.candidate_index:
-        index = sql.Identifier(fact.candidate_index).as_string(None)
-        return f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index}"
-    key = f"ALTER TABLE {name} ADD PRIMARY KEY (…)"
-    return f"{key}, or else: ALTER TABLE {name} REPLICA IDENTITY FULL" if full else key
+def altered(stored: Publication, found: Publication, wanted: Collection[TableId]) -> list[str]:
+    """What somebody changed by hand, in words. Tables that came, and tables nobody wants any more, are no loss."""
+    now = {entry.table: entry for entry in found.tables}
+    said = []
+    for entry in stored.tables:
+        if entry.table not in now:
+            if entry.table in wanted:
+                said.append(f"{entry.table} was taken out")
+        elif now[entry.table] != entry:
+            said.append(f"{entry.table} has another row filter or other columns")
+    if found.operations != stored.operations:
+        said.append(f"it publishes {', '.join(found.operations) or 'nothing'}")
+    if found.via_root != stored.via_root:
+        said.append("publish_via_partition_root changed")
+    return said
 
 
-_FILTERED = """
-select distinct d.refobjid, a.attname::text
-  from pg_catalog.pg_publication p join pg_catalog.pg_publication_rel pr on pr.prpubid = p.oid
-  join pg_catalog.pg_depend d on d.classid = 'pg_publication_rel'::regclass and d.objid = pr.oid
-    and d.refclassid = 'pg_class'::regclass and d.refobjsubid > 0
-  join pg_catalog.pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
- where p.pubname = %s and d.refobjid = pr.prrelid
-"""
-
-
-def refuse_filters(connection: Connection, source: SourceSettings) -> None:
-    """Raise SourceRefused where a row filter looks at columns outside the table's identity."""
-    filtered = {table.name: table for table in source.tables if table.where}
-    if not filtered:
-        return
-    used: dict[int, set[str]] = {}
-    for oid, column in connection.execute(_FILTERED, (source.publication,)).fetchall():
-        used.setdefault(oid, set()).add(column)
-    for fact in catalog.tables(connection, filtered):
-        table = filtered.get(fact.table)
-        # A column list depends on its columns too, so they cannot be told apart from the filter's here.
-        outside = used.get(fact.oid, set()) - set(fact.identity_columns) - set(table.columns if table else ())
-        if outside:
-            raise SourceRefused(
-                f"{fact.table}: its row filter uses {', '.join(sorted(outside))}, outside its replica identity: once "
-                "published, its UPDATE and DELETE would fail.",
-                f"Run: ALTER TABLE {relation(fact.table).as_string(None)} REPLICA IDENTITY FULL",
-            )
+def _adopt(connection: Connection, source: SourceSettings, found: Publication, surplus: set[TableId]) -> Publication:
+    """Put configured tables in, take others out, in one transaction."""
+    have = {entry.table for entry in found.tables}
+    added = [table for table in source.tables if table.name not in have]
+    narrowed = source.model_copy(update={"tables": tuple(added)})
+    refuse_unfit(catalog.tables(connection, (table.name for table in added)), narrowed)
+    alter = sql.SQL("ALTER PUBLICATION {} ").format(sql.Identifier(source.publication))
+    with explained(f"Changing publication {source.publication}"), connection.transaction():
+        if added:
+            connection.execute(alter + sql.SQL("ADD TABLE ") + sql.SQL(", ").join(map(_clause, added)))
+            refuse_filters(connection, source)
+        if surplus:
+            connection.execute(alter + sql.SQL("DROP TABLE ") + sql.SQL(", ").join(map(relation, sorted(surplus))))
+    return read(connection, source.publication) or found

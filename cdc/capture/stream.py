@@ -1,6 +1,7 @@
 """One connection's worth of reading: from frames to entries on their way to the log, and back to confirmations."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, Self
 
 from cdc import failpoint
@@ -29,10 +30,7 @@ class Listener(Protocol):
         """These whole transactions go into the log next."""
 
     def heard(self, message: LogicalMessage) -> Sequence[Entry]:
-        """A message with our prefix; returns entries to append at this very place of the log.
-
-        The trap: an entry must not end before the newest one that `passed`.
-        """
+        """A message with our prefix; returns entries to append at this very place of the log."""
 
     def restarted(self) -> None:
         """A connection begins: everything after the log's end comes again."""
@@ -118,7 +116,10 @@ class Stream:
     def _pass_on(self, item: Item) -> None:
         if isinstance(item, LogicalMessage):
             if item.prefix == MESSAGE_PREFIX:
-                self._handoff.put(self._listener.heard(item))
+                # A message inside a transaction is older than what went by before its commit.
+                said = self._listener.heard(item)
+                self._handoff.put([replace(entry, end=max(entry.end, self.received)) for entry in said])
+                self.received = max([self.received, *(entry.end for entry in said)])
             return
         self._listener.passed(item)
         self.received = max(self.received, item.end)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from cdc.capture import publication, slot
 from cdc.capture.connect import connect
+from cdc.capture.publication import Publication
 from cdc.config import SourceSettings
 from cdc.errors import SlotLost, SourceError, SourceLost, SourceRefused
-
-_RESYNC = "Undo the change, or take a new snapshot with: millrace resync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +26,9 @@ class Seen:
 class Watch:
     """Looks every heartbeat. `alarm` is called, in the watching thread, with what makes going on wrong."""
 
-    def __init__(self, source: SourceSettings, fingerprint: str, alarm: Callable[[SourceError], None]) -> None:
+    def __init__(self, source: SourceSettings, published: Publication, alarm: Callable[[SourceError], None]) -> None:
         self._source = source
-        self._fingerprint = fingerprint
+        self._published = published
         self._alarm = alarm
         self._stop = threading.Event()
         self.seen = Seen()
@@ -64,17 +63,24 @@ class Watch:
             self.seen = Seen(facts.retained_bytes, facts.wal_status)
             if facts.wal_status == "lost":
                 raise SlotLost(f"Slot {facts.name} was invalidated.", slot.RESYNC)
-            compare(publication.read(connection, self._source.publication), self._source, self._fingerprint)
+            compare(publication.read(connection, self._source.publication), self._published)
 
 
-def compare(found: publication.Publication | None, source: SourceSettings, fingerprint: str) -> None:
-    """Raise SourceRefused unless the publication is the one that the log was filled through."""
+def compare(found: Publication | None, stored: Publication) -> None:
+    """Raise SourceRefused unless the publication is the one that the stream was started with."""
     if found is None:
         raise SourceRefused(
-            f"Publication {source.publication} was dropped. Changes made since cannot be read any more, even if it "
-            "is made again.",
+            f"Publication {stored.name} was dropped. Changes made since cannot be read any more, even if it is made "
+            "again.",
             slot.RESYNC,
         )
-    if found.fingerprint() != fingerprint:
-        said = publication.differences(found, source) or ["a row filter or its list of columns changed"]
-        raise SourceRefused(f"Publication {source.publication} was changed: {'; '.join(said)}.", _RESYNC)
+    if found.mark() == stored.mark():
+        return
+    said = publication.altered(stored, found, [entry.table for entry in stored.tables])
+    known = {entry.table for entry in stored.tables}
+    said += [f"{entry.table} was put in" for entry in found.tables if entry.table not in known]
+    raise SourceRefused(
+        f"Publication {stored.name} was changed: {'; '.join(said)}.",
+        "Put a new table into source.tables and start again. "
+        "For any other change: undo it, or take a new snapshot with: millrace resync",
+    )

@@ -18,17 +18,18 @@ from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
 from cdc.config import Settings
-from cdc.errors import SourceError, SourceRefused
+from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service import part
 from cdc.service.capture_status import CaptureStatus
-from snapshots.initial import SnapshotProgress, run_initial
+from cdc.service.upkeep import Upkeep
+from snapshots.chunked import Backfills
+from snapshots.initial import run_initial
 from snapshots.rows import masking_of
 
 INTENT_MARK = "source.intent"
 """Written before the slot is made: a slot of that name without the mark `source` is then known to be ours."""
-PUBLICATION_MARK = "publication"
 _SLOT_SECONDS = 120.0
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
         preflight(settings, known=slot.MARK in log.progress().marks)
         published = _published(settings, log)
         if slot.MARK not in log.progress().marks:
-            begin(settings, log, status, stop)
+            begin(settings, log, published, status, stop)
         if not stop.is_set():
             _follow(settings, log, published, status, stop)
 
@@ -57,39 +58,29 @@ def preflight(settings: Settings, known: bool) -> None:
 
 
 def _published(settings: Settings, log: LogWriter) -> Publication:
-    """The publication, which must be the one of before if there was one."""
-    source = settings.source
-    stored = log.progress().marks.get(PUBLICATION_MARK)
-    with connect(source) as connection:
+    """The publication: made at the first start, followed at later ones, and what it is now noted in the log."""
+    stored = log.progress().marks.get(publication.MARK)
+    with connect(settings.source) as connection:
         if stored is None:
-            return publication.ensure(connection, source)
-        found = publication.read(connection, source.publication)
-    watch.compare(found, source, stored)
-    assert found is not None
-    if said := publication.differences(found, source):
-        raise SourceRefused(
-            f"Publication {source.publication} differs from the pipeline: {'; '.join(said)}.",
-            "Undo the change of source.tables, or take a new snapshot with: millrace resync",
-        )
+            return publication.ensure(connection, settings.source)
+        found = publication.follow(connection, settings.source, Publication.of_mark(stored))
+    if found.mark() != stored:
+        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {publication.MARK: found.mark()}))
     return found
 
 
-def begin(settings: Settings, log: LogWriter, status: CaptureStatus, stop: threading.Event) -> None:
+def begin(
+    settings: Settings, log: LogWriter, published: Publication, status: CaptureStatus, stop: threading.Event
+) -> None:
     """Make the slot, note it in the log, and read the first snapshot."""
     _claim(settings, log)
     status.say("creating slot")
     with slot.create(settings.source, _SLOT_SECONDS, _waiting(status)) as made:
         identity = slot.SourceIdentity.of_created(made)
-        with connect(settings.source) as connection:
-            found = publication.read(connection, settings.source.publication)
-        marks = {slot.MARK: identity.mark(), PUBLICATION_MARK: found.fingerprint() if found else ""}
+        marks = {slot.MARK: identity.mark(), publication.MARK: published.mark()}
         log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, marks))
         status.say("snapshot")
-
-        def report(progress: SnapshotProgress) -> None:
-            status.snapshot(progress)
-
-        run_initial(settings, made, log, report, stop)
+        run_initial(settings, made, log, status.snapshot, stop)
 
 
 def _claim(settings: Settings, log: LogWriter) -> None:
@@ -118,20 +109,17 @@ def _waiting(status: CaptureStatus) -> Callable[[str], None]:
 def _follow(
     settings: Settings, log: LogWriter, published: Publication, status: CaptureStatus, stop: threading.Event
 ) -> None:
-    reader = Reader(
-        settings.source, log, SystemClock(), settings.state / "scratch", masking=masking_of(settings.source)
-    )
-
-    def alarm(error: SourceError) -> None:
-        reader.fail(error)
-
-    side = watch.Watch(settings.source, published.fingerprint(), alarm)
-    status.follow(reader, side)
-    side.start()
-    try:
+    """The stream, and beside it: backfills, a look at slot and publication, and the log's upkeep."""
+    clock = SystemClock()
+    backfills = Backfills(settings, log, clock)
+    masking, scratch = masking_of(settings.source), settings.state / "scratch"
+    reader = Reader(settings.source, log, clock, scratch, masking=masking, listener=backfills)
+    side = watch.Watch(settings.source, published, reader.fail)
+    status.follow(reader, side, backfills)
+    with Upkeep(log), closing(side), closing(backfills):
+        side.start()
+        backfills.start()
         reader.run(stop)
-    finally:
-        side.close()
 
 
 if __name__ == "__main__":

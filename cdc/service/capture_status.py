@@ -10,6 +10,7 @@ from cdc.capture.reader import Reader, ReaderStatus
 from cdc.capture.watch import Watch
 from cdc.model import format_lsn
 from cdc.service import status
+from snapshots.chunked import Backfills
 from snapshots.initial import SnapshotProgress
 
 _EVERY = 1.0
@@ -24,6 +25,7 @@ class CaptureStatus:
         self._snapshot: SnapshotProgress | None = None
         self._reader: Reader | None = None
         self._watch: Watch | None = None
+        self._backfills: Backfills | None = None
         self._last = (monotonic(), 0, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
@@ -47,9 +49,9 @@ class CaptureStatus:
         """How far the snapshot is."""
         self._snapshot = progress
 
-    def follow(self, reader: Reader, watch: Watch) -> None:
+    def follow(self, reader: Reader, watch: Watch, backfills: Backfills) -> None:
         """From now on the reader's state counts."""
-        self._reader, self._watch = reader, watch
+        self._reader, self._watch, self._backfills = reader, watch, backfills
         self._state = "streaming"
 
     def publish(self) -> None:
@@ -60,6 +62,8 @@ class CaptureStatus:
         if self._watch is not None:
             facts["slot_retained_bytes"] = self._watch.seen.retained_bytes
             facts["slot_wal_status"] = self._watch.seen.wal_status
+        if self._backfills is not None:
+            facts["backfills"] = self._backfills.facts()
         if self._reader is not None:
             facts |= self._of_reader(self._reader.status)
         status.publish(self._folder, "capture", facts)

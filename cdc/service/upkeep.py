@@ -1,0 +1,37 @@
+"""The log's upkeep: merging and retention, now and then, beside the stream."""
+
+import logging
+import threading
+from typing import Self
+
+from cdc.errors import LogError
+from cdc.ports import LogWriter
+
+_EVERY = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Calls `maintain` from a thread of its own while the block runs. What fails is tried again."""
+
+    def __init__(self, log: LogWriter, every: float = _EVERY) -> None:
+        self._log = log
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self._log.maintain()
+            except (LogError, OSError) as error:
+                _log.warning("The log's upkeep failed and is tried again: %s", error)
