@@ -127,6 +127,12 @@ class Cluster:
         with speaking("listing topics"):
             return sorted(self.admin().list_topics(timeout=self._patience).topics)
 
+    def offsets_at(self, consumer: Consumer, topic: str, partitions: int, millis: int) -> list[int]:
+        """The first offset of each partition with a message of that time or later; -1 where there is none."""
+        asked = [TopicPartition(topic, partition, millis) for partition in range(partitions)]
+        with speaking(f"asking for offsets of {topic} by time"):
+            return [found.offset for found in consumer.offsets_for_times(asked, timeout=self._patience)]
+
     def create(self, name: str, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Make a topic; one that is there already is left as it is."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))

@@ -93,7 +93,7 @@ class KafkaReader:
         rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *(part.rows for part in parts)])
         which = np.concatenate([np.zeros(0, np.int64), *(_entries(part, places) for part in parts)])
         numbers = np.concatenate([np.zeros(0, np.int64), *(part.numbers for part in parts)])
-        ordered = rows.take(pa.array(np.lexsort((numbers, which))))
+        ordered = rows.take(np.lexsort((numbers, which)))
         cuts = np.searchsorted(np.sort(which), np.arange(len(places) + 1))
         for at, place in enumerate(places):
             yield Slice(place.offset(), place.end, ordered.slice(int(cuts[at]), int(cuts[at + 1] - cuts[at])))
@@ -111,7 +111,7 @@ class KafkaReader:
     def lags(self) -> Sequence[Lag]:
         """How far each registered reader is behind the head."""
         places = self.places()
-        return [_lag(consumer, places) for consumer in self.consumers()]
+        return [lag_of(consumer, places) for consumer in self.consumers()]
 
     def commit(self, consumer: str, reached: Lsn) -> None:
         """Record how far a reader is.
@@ -166,7 +166,8 @@ def _entries(part: Part, places: Sequence[Place]) -> npt.NDArray[np.int64]:
     return np.searchsorted(np.array(ends, np.int64), part.offsets, side="right")
 
 
-def _lag(consumer: Consumer, places: Sequence[Place]) -> Lag:
+def lag_of(consumer: Consumer, places: Sequence[Place]) -> Lag:
+    """How far a consumer is behind the last of these places."""
     read = Place.of(consumer.offset).marker
     unread = [place for place in places if place.marker > read and place.end > consumer.reached]
     head = places[-1].end if places else consumer.reached

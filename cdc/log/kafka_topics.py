@@ -11,7 +11,7 @@ from cdc.log.kafka_settings import KafkaSettings
 
 _HOUR_MS = 3_600_000
 SYSTEM_TOPICS = ("position", "schemas", "consumers", "oversize")
-_COMPACTED = {
+COMPACTED = {
     "cleanup.policy": "compact",
     # Small segments: what is not compacted yet is read at every start of a writer.
     "segment.bytes": str(16 << 20),
@@ -34,7 +34,7 @@ class Topics:
         found = self._cluster.topics(list(names))
         for topic, name in names.items():
             if topic not in found:
-                config = {} if name == "oversize" else _COMPACTED
+                config = {} if name == "oversize" else COMPACTED
                 self._cluster.create(topic, 1, self._settings.replication, config)
 
     def check(self, place: Place) -> None:

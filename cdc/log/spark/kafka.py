@@ -4,6 +4,7 @@ Why not Spark's own Kafka source: it asks each partition for its newest offset a
 hold a transaction's marker without some of its rows; and its JSON functions write numbers anew, which loses digits.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -15,9 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from cdc.errors import LogCorrupt
+from cdc.log.debezium import DebeziumReader, DebeziumSettings
+from cdc.log.debezium_decode import DebeziumDecoder
 from cdc.log.kafka_client import Cluster
 from cdc.log.kafka_position import Place
-from cdc.log.kafka_ranges import Range, RangeReader
+from cdc.log.kafka_ranges import Range, RangeReader, envelopes
 from cdc.log.kafka_reader import KafkaReader, check, ranges
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.spark.pieces import progress_row
@@ -35,7 +38,7 @@ _CHUNK_ROWS = 10_000
 Where = dict[str, str]
 
 
-def stream(spark: SparkSession, settings: KafkaSettings, after: Offset, limit: int = 0) -> DataFrame:
+def stream(spark: SparkSession, settings: KafkaSettings | DebeziumSettings, after: Offset, limit: int = 0) -> DataFrame:
     """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
     _let_workers_import(spark)
     spark.dataSource.register(KafkaSource)
@@ -140,7 +143,7 @@ class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if partition.marker is not None:
             yield progress_row(partition.marker.end, partition.marker.end, partition.marker.newest)
 
-    def _log(self) -> KafkaReader:
+    def _log(self) -> KafkaReader | DebeziumReader:
         return _reader(self._settings, self._password)
 
 
@@ -157,8 +160,9 @@ def spread(whole: Sequence[Range], tasks: int) -> list[list[Range]]:
     return shares
 
 
-def _typed(settings: str, password: str) -> KafkaSettings:
-    return KafkaSettings.model_validate_json(settings).model_copy(update={"password": Secret(password)})
+def _typed(settings: str, password: str) -> KafkaSettings | DebeziumSettings:
+    kind = DebeziumSettings if json.loads(settings)["kind"] == "debezium" else KafkaSettings
+    return kind.model_validate_json(settings).model_copy(update={"password": Secret(password)})
 
 
 @cache
@@ -167,12 +171,15 @@ def _cluster(settings: str, password: str) -> Cluster:
 
 
 @cache
-def _reader(settings: str, password: str) -> KafkaReader:
+def _reader(settings: str, password: str) -> KafkaReader | DebeziumReader:
     """Kept for the life of the process, which is the query's."""
-    return KafkaReader(_typed(settings, password))
+    typed = _typed(settings, password)
+    return DebeziumReader(typed) if isinstance(typed, DebeziumSettings) else KafkaReader(typed)
 
 
 @cache
 def _ranges(settings: str, password: str) -> RangeReader:
     """Kept for the life of the worker: Spark uses it again for the next batch."""
-    return RangeReader(_cluster(settings, password))
+    typed = _typed(settings, password)
+    decoded = DebeziumDecoder(typed.placeholder) if isinstance(typed, DebeziumSettings) else envelopes
+    return RangeReader(_cluster(settings, password), decoded)

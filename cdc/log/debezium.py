@@ -1,0 +1,238 @@
+"""Topics that a real Debezium connector writes, read as a log of ours.
+
+Read only: position, order and completeness are the connector's. See docs/kafka.md for the connector settings that are
+needed, and docs/debezium-differences.md for what its messages cannot say.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaException
+
+from cdc.config import Settings
+from cdc.errors import ConfigError, LogLost
+from cdc.log.debezium_decode import PLACEHOLDER, DebeziumDecoder
+from cdc.log.debezium_schemas import DebeziumSchemas
+from cdc.log.kafka_client import Cluster, in_our_words, watermarks
+from cdc.log.kafka_envelope import join_table, topic_of
+from cdc.log.kafka_position import Extent, Place
+from cdc.log.kafka_ranges import Part, Range, RangeReader
+from cdc.log.kafka_reader import EPOCH, Positions, check, distance, lag_of, ranges
+from cdc.log.kafka_schemas import KafkaSchemas
+from cdc.log.kafka_settings import KafkaConnectionSettings
+from cdc.log.kafka_tail import Tail
+from cdc.log.kafka_topics import COMPACTED
+from cdc.log.registry import LogKind
+from cdc.model import LOG_SCHEMA, Lsn, TableId
+from cdc.ports import Consumer, Lag, LogWriter, Offset, Schemas, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_READ_MESSAGES = 50_000
+_SAMPLED = 200
+_LAST_RECORDS = 4
+"""The last message of a partition may be a tombstone, and invisible records may follow it."""
+
+
+class DebeziumSettings(KafkaConnectionSettings):
+    """Topics of a Debezium connector; `prefix` is its `topic.prefix`."""
+
+    kind: Literal["debezium"] = "debezium"
+    placeholder: str = PLACEHOLDER
+    """The connector's `unavailable.value.placeholder`."""
+
+
+class DebeziumReader:
+    """Reads every topic `<prefix>.<schema>.<table>`. One thread at a time asks."""
+
+    def __init__(self, settings: DebeziumSettings) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings)
+        self._watch = self._cluster.consumer()
+        self._ranges = RangeReader(self._cluster, DebeziumDecoder(settings.placeholder))
+        self._consumers = Positions(self._cluster)
+        kept = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas"), transactional=False))
+        self._schemas = DebeziumSchemas(kept, self._publish_schema, self._sample)
+        self._newest = Place()
+        self._lock = threading.RLock()
+
+    @property
+    def schemas(self) -> Schemas:
+        """Guessed from the images, unless better ones were stored."""
+        return self._schemas
+
+    def start(self) -> Offset:
+        """Before whatever Kafka still keeps."""
+        return Place().offset()
+
+    def head(self) -> tuple[Offset, Lsn]:
+        """After the last messages of all partitions as they are now."""
+        place = self.newest()
+        return place.offset(), place.end
+
+    def newest(self) -> Place:
+        """The end of every partition. `end` is the last commit before the newest change that is seen."""
+        with self._lock:
+            known = self._newest
+            topics = self._cluster.topics(self._topics())
+            extents = {
+                name: Extent(
+                    topic.id, tuple(watermarks(self._watch, name, part)[1] for part in range(topic.partitions))
+                )
+                for name, topic in topics.items()
+            }
+            if extents != known.topics:
+                place = Place(_weight(extents), known.end, known.newest, extents)
+                self._newest = self._completed(known, place)
+            return self._newest
+
+    def next_place(self, after: Place, messages: int) -> Place:
+        """The head, or a part of the way: then every partition gets its share, and `end` does not move yet."""
+        newest = self.newest()
+        far = distance(after, newest)
+        if far <= messages:
+            return newest
+        extents = {}
+        for name, extent in newest.topics.items():
+            known = after.topics.get(name, Extent(extent.id, (0,) * len(extent.ends)))
+            steps = zip(known.ends, extent.ends, strict=True)
+            ends = tuple(start + -(-(end - start) * messages // far) for start, end in steps)
+            extents[name] = Extent(extent.id, ends)
+        return Place(_weight(extents), after.end, after.newest, extents)
+
+    def seek(self, point: Lsn | datetime) -> Offset:
+        """The start for an LSN: topics are not indexed by it. For a time, what Kafka's index of timestamps says."""
+        if not isinstance(point, datetime):
+            return self.start() if point < self.newest().end else self.newest().offset()
+        moment = int((point - EPOCH).total_seconds() * 1000)
+        newest = self.newest()
+        extents = {}
+        for name, extent in newest.topics.items():
+            found = self._cluster.offsets_at(self._watch, name, len(extent.ends), moment)
+            extents[name] = Extent(
+                extent.id, tuple(end if at < 0 else at for at, end in zip(found, extent.ends, strict=True))
+            )
+        return Place(_weight(extents), Lsn(0), 0, extents).offset()
+
+    def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
+        """Slices of about fifty thousand messages. Within a partition the order is the connector's."""
+        before = Place.of(after)
+        last = Place.of(until) if until is not None else self.newest()
+        while before.marker < last.marker:
+            place = self.next_place(before, _READ_MESSAGES)
+            place = last if place.marker >= last.marker else place
+            yield Slice(place.offset(), place.end, self._rows(before, place))
+            before = place
+
+    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
+        """The same stream of rows that our own log gives."""
+        from cdc.log.spark.kafka import stream
+
+        return stream(spark, self._settings, after if after is not None else self.start(), limit)
+
+    def consumers(self) -> Sequence[Consumer]:
+        """Every registered reader."""
+        return self._consumers.all()
+
+    def lags(self) -> Sequence[Lag]:
+        """How far each registered reader is behind; entries are not known."""
+        newest = self.newest()
+        return [lag_of(consumer, [newest]) for consumer in self.consumers()]
+
+    def commit(self, consumer: str, reached: Lsn) -> None:
+        """Record how far a reader is; the connector's topics have their own retention, which does not look at it."""
+        self._ensure("consumers")
+        self._consumers.commit(
+            consumer, reached, self.newest().offset() if reached >= self._newest.end else self.start()
+        )
+
+    def forget(self, consumer: str) -> None:
+        """Unregister a reader."""
+        self._consumers.forget(consumer)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._watch.close()
+        self._ranges.close()
+        self._consumers.close()
+
+    def _topics(self) -> list[str]:
+        """Those of tables: the connector's own have fewer parts, ours begin with millrace."""
+        head = self._settings.prefix + "."
+        names = (name for name in self._cluster.names() if name.startswith(head))
+        return [name for name in names if name.count(".") >= 2 and not name.startswith(head + "millrace.")]
+
+    def _rows(self, after: Place, until: Place) -> pa.Table:
+        check(self._cluster, after, until)
+        parts = self._ranges.read(ranges(after, until))
+        rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *(part.rows for part in parts)])
+        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+    def _completed(self, before: Place, place: Place) -> Place:
+        """What the last records of the partitions that moved say of LSN and time."""
+        moved = [
+            Range(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, self._low(item)), item.end)
+            for item in ranges(before, place)
+        ]
+        parts = self._ranges.read(moved)
+        end = max([int(before.end), *(_greatest(part, "commit_lsn") for part in parts)])
+        newest = max([before.newest, *(_greatest(part, "commit_ts") for part in parts)])
+        return Place(place.marker, Lsn(end), newest, place.topics)
+
+    def _low(self, item: Range) -> int:
+        return watermarks(self._watch, item.topic, item.partition)[0]
+
+    def _sample(self, table: TableId) -> Iterable[Mapping[str, object]]:
+        """The last and the first messages of a table's topic."""
+        name = topic_of(self._settings.prefix, join_table(table.schema, table.name))
+        extent = self.newest().topics.get(name)
+        for partition, end in enumerate(extent.ends if extent else ()):
+            low = watermarks(self._watch, name, partition)[0]
+            for start, stop in ((max(low, end - _SAMPLED), end), (low, min(low + _SAMPLED, end)), (low, end)):
+                for part in self._ranges.read([Range(name, partition, start, stop)]):
+                    yield from part.rows.to_pylist()
+
+    def _ensure(self, name: str) -> None:
+        topic = self._settings.system_topic(name)
+        if topic not in self._cluster.topics([topic]):
+            self._cluster.create(topic, 1, -1, COMPACTED)
+
+    def _publish_schema(self, key: bytes, value: bytes) -> None:
+        self._ensure("schemas")
+        producer = self._cluster.producer()
+        try:
+            producer.produce(self._settings.system_topic("schemas"), value, key, 0)
+        except KafkaException as error:
+            raise in_our_words(error.args[0], "storing a schema") from None
+        if producer.flush(30.0):
+            raise LogLost("Kafka did not acknowledge a schema.", "Look at the brokers.")
+
+
+def _weight(extents: Mapping[str, Extent]) -> int:
+    """Places of one log are ordered by how many messages lie before them."""
+    return sum(sum(extent.ends) for extent in extents.values())
+
+
+def _greatest(part: Part, column: str) -> int:
+    return int(np.max(pc.cast(part.rows.column(column), pa.int64()).to_numpy()))
+
+
+def _open_writer(settings: Settings) -> LogWriter:
+    raise ConfigError(
+        "A log of kind debezium is written by its connector.", "Run the apply part only, or use log.kind kafka."
+    )
+
+
+def _open_reader(settings: Settings) -> DebeziumReader:
+    if not isinstance(settings.log, DebeziumSettings):
+        raise ConfigError("The log's settings are not those of Debezium topics.", "Set log.kind to debezium.")
+    return DebeziumReader(settings.log)
+
+
+KIND = LogKind("debezium", DebeziumSettings, _open_writer, _open_reader)

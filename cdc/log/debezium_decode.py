@@ -1,0 +1,183 @@
+"""Messages of a real Debezium connector as rows of the log.
+
+Images are kept as they are written: the text is cut out of the message, never parsed and written again. The scanner of
+`json` finds where a value ends; what it returns is thrown away.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.log.kafka_decode import Decoded, NotAnEnvelope
+from cdc.log.kafka_envelope import join_table
+from cdc.model import LOG_SCHEMA, Op
+
+_SCAN = json.JSONDecoder().raw_decode
+PLACEHOLDER = "__debezium_unavailable_value"
+
+Record = tuple[int, bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumDecoder:
+    """Knows the connector's placeholder for a value that the server did not send."""
+
+    placeholder: str = PLACEHOLDER
+
+    def __call__(self, records: Sequence[Record]) -> Decoded:
+        """The rows of one partition. The order within it is the order of the log: it is the row's number."""
+        rows = []
+        offsets = []
+        for number, (offset, key, value) in enumerate(records):
+            try:
+                found = list(self._rows(offset, key, value))
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+                raise NotAnEnvelope(number) from None
+            rows += found
+            offsets += [offset] * len(found)
+        table = pa.Table.from_pylist(rows, schema=LOG_SCHEMA) if rows else LOG_SCHEMA.empty_table()
+        where = np.array(offsets, np.int64)
+        return Decoded(table, where, where)
+
+    def _rows(self, offset: int, key: bytes, value: bytes) -> Iterator[dict[str, object]]:
+        parts = members(value.decode())
+        if "payload" in parts:
+            parts = members(parts["payload"])
+        op = json.loads(parts["op"])
+        if op == Op.MESSAGE.value:
+            return
+        facts = facts_of(json.loads(parts["source"]), offset, op)
+        before, after = _image(parts, "before"), _image(parts, "after")
+        named = _key(key)
+        if named is None and op == Op.UPDATE.value and before != after:
+            # Without a key the whole row is the key, so a change of it is another row.
+            yield {**facts, "op": Op.DELETE.value, "key": before, "before": before, "schema_id": schema_id_of(before)}
+            op, before = Op.INSERT.value, None
+        after, unchanged = self._without_placeholders(after)
+        if named is None and op != Op.TRUNCATE.value:
+            named = after or before
+        deleted = op == Op.DELETE.value
+        yield {
+            **facts,
+            "op": op,
+            "key": named,
+            "after": after,
+            # Under the default identity the connector fills what it does not know with zeros: not data.
+            "before": None if deleted and _key(key) is not None else before,
+            "unchanged": unchanged,
+            "schema_id": schema_id_of(after or before, unchanged or ()),
+        }
+
+    def _without_placeholders(self, image: str | None) -> tuple[str | None, list[str] | None]:
+        if image is None or not any(form in image for form in self._forms()):
+            return image, None
+        kept, unchanged = {}, []
+        for name, text in members(image).items():
+            if self._is_placeholder(text):
+                unchanged.append(name)
+            else:
+                kept[name] = text
+        return build(kept), unchanged or None
+
+    def _forms(self) -> tuple[str, ...]:
+        """As text, as base64 of it and as its hex: what the binary handling modes make of it."""
+        from base64 import b64encode
+
+        raw = self.placeholder.encode()
+        return self.placeholder, b64encode(raw).decode(), raw.hex()
+
+    def _is_placeholder(self, text: str) -> bool:
+        value = json.loads(text)
+        if isinstance(value, list):
+            return len(value) == 1 and value[0] in self._forms()
+        if isinstance(value, dict):
+            return list(value) == [self.placeholder]
+        return value in self._forms()
+
+
+def facts_of(source: Mapping[str, object], offset: int, op: str) -> dict[str, object]:
+    """Order and origin.
+
+    A snapshot row has version 0: the connector stamps it with the slot's consistent point, above changes that were
+    written before it and are streamed after it. `commit_lsn` is the end of the last commit before this transaction:
+    the connector does not say where the transaction itself commits, and this is in commit order too.
+    """
+    lsn = _number(source["lsn"])
+    committed = json.loads(str(source.get("sequence") or "[null,null]"))[0]
+    return {
+        "table": join_table(str(source["schema"]), str(source["table"])),
+        "version": 0 if op == Op.READ.value else lsn,
+        "commit_lsn": int(committed) if committed is not None else lsn,
+        "ordinal": offset,
+        "xid": _number(source.get("txId")),
+        "commit_ts": _number(source.get("ts_us")) or _number(source["ts_ms"]) * 1000,
+        "before": None,
+        "after": None,
+        "unchanged": None,
+    }
+
+
+def _number(value: object) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int):
+        raise ValueError("a number was expected")
+    return value
+
+
+def _key(key: bytes) -> str | None:
+    text = key.decode()
+    if text == "null":
+        return None
+    parts = members(text)
+    return parts["payload"] if "payload" in parts and "schema" in parts else text
+
+
+def _image(parts: Mapping[str, str], name: str) -> str | None:
+    text = parts.get(name, "null")
+    return None if text == "null" else text
+
+
+def members(text: str) -> dict[str, str]:
+    """The members of a JSON object, each value as its text. Raises ValueError on anything else."""
+    found: dict[str, str] = {}
+    if not text.startswith("{"):
+        raise ValueError("not an object")
+    at = _blank(text, 1)
+    if text[at] == "}":
+        return found
+    while True:
+        name, at = _SCAN(text, at)
+        at = _blank(text, at)
+        if text[at] != ":" or not isinstance(name, str):
+            raise ValueError("not an object")
+        start = _blank(text, at + 1)
+        _, at = _SCAN(text, start)
+        found[name] = text[start:at]
+        at = _blank(text, at)
+        if text[at] == "}":
+            return found
+        if text[at] != ",":
+            raise ValueError("not an object")
+        at = _blank(text, at + 1)
+
+
+def build(parts: Mapping[str, str]) -> str:
+    """The inverse of `members`."""
+    return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in parts.items()) + "}"
+
+
+def _blank(text: str, at: int) -> int:
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def schema_id_of(image: str | None, unchanged: Sequence[str] = ()) -> int:
+    """A number for the set of columns of an image: the same in every process, another when a column comes or goes."""
+    names = sorted([*members(image), *unchanged]) if image is not None else []
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:4]) >> 1

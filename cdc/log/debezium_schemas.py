@@ -1,0 +1,71 @@
+"""Schemas of tables that a Debezium connector captures: guessed from images once, then kept.
+
+A message without schema says names and JSON kinds only. The guess is stored in the registry's topic, so that every
+process and every restart has the same one; a schema stored there beforehand is used instead.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from cdc.errors import LogCorrupt
+from cdc.log.debezium_decode import schema_id_of
+from cdc.log.kafka_schemas import KafkaSchemas, encode
+from cdc.model import Column, PgType, TableId, TableSchema
+
+Sample = Callable[[TableId], Iterable[Mapping[str, object]]]
+"""Rows of the log to guess a table's schema from, the likeliest first."""
+
+_TEXT = PgType(25, "text")
+_KINDS: Mapping[type, PgType] = {
+    bool: PgType(16, "bool"),
+    int: PgType(20, "int8"),
+    float: PgType(701, "float8"),
+    list: PgType(3802, "jsonb"),
+    dict: PgType(3802, "jsonb"),
+}
+
+
+class DebeziumSchemas:
+    """The registry's topic, and a guess for what is not in it."""
+
+    def __init__(self, kept: KafkaSchemas, publish: Callable[[bytes, bytes], None], sample: Sample) -> None:
+        self._kept = kept
+        self._publish = publish
+        self._sample = sample
+
+    def record(self, schema: TableSchema) -> TableSchema:
+        """Store a schema that is better than a guess; it counts for images with exactly its columns."""
+        names = json.dumps({column.name: None for column in schema.columns})
+        stored = TableSchema(schema.table, schema.columns, schema_id_of(names), schema.oid, schema.identity)
+        self._publish(f"{stored.table}#{stored.id}".encode(), encode(stored))
+        return stored
+
+    def get(self, table: TableId, schema_id: int) -> TableSchema:
+        """The stored schema, or a guess, which is stored."""
+        try:
+            return self._kept.get(table, schema_id)
+        except LogCorrupt:
+            rows = [row for row in self._sample(table) if row["schema_id"] == schema_id]
+            if not rows:
+                raise
+        guess = guessed(table, schema_id, rows)
+        self._publish(f"{table}#{schema_id}".encode(), encode(guess))
+        return guess
+
+    def newest(self) -> Sequence[TableSchema]:
+        """What is stored, one schema a table."""
+        return self._kept.newest()
+
+
+def guessed(table: TableId, schema_id: int, rows: Iterable[Mapping[str, object]]) -> TableSchema:
+    """A schema that fits the images of these rows: JSON's kinds as Postgres types, the rest as text."""
+    kinds: dict[str, PgType | None] = {}
+    keys: set[str] = set()
+    for row in rows:
+        keys |= set(json.loads(str(row["key"] or "{}")))
+        for name in row["unchanged"] or ():  # type: ignore[attr-defined]
+            kinds.setdefault(name, None)
+        for name, value in json.loads(str(row["after"] or row["before"] or "{}")).items():
+            kinds[name] = kinds.get(name) or (None if value is None else _KINDS.get(type(value), _TEXT))
+    columns = tuple(Column(name, kind or _TEXT, key=name in keys) for name, kind in kinds.items())
+    return TableSchema(table, columns, schema_id)
