@@ -77,6 +77,14 @@ def test_one_key_touches_one_file_of_many() -> None:
     assert (found.files, found.boxes) == (1, (((5000, 5009),),))
 
 
+def test_files_side_by_side_are_one_box() -> None:
+    files = known([(start, start + 9) for start in range(0, 1000, 10)])
+    found = region(["id"], pa.table({"id": [number for number in range(1000) if number // 10 != 50]}), files, 0)
+    assert found is not None
+    assert found.boxes == (((0, 499),), ((510, 999),))
+    assert found.files == 99
+
+
 def test_the_second_column_rules_out_files_that_the_first_cannot() -> None:
     files = known([(1, 1)] * 100, [(start, start + 9) for start in range(0, 1000, 10)])
     found = region(["tenant", "id"], pa.table({"tenant": [1, 1], "id": [5, 995]}), files, 0)
