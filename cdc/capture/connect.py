@@ -98,7 +98,7 @@ def explain_state(state: str, said: str, doing: str) -> SourceError:
     """Decide by SQLSTATE. `said` is the server's primary message: it names objects, never rows."""
     message = f"{doing} failed: {said.strip() or 'no reason given'} [{state or 'no SQLSTATE'}]."
     for states, kind, remedy in _MEANINGS:
-        if state.startswith(states):
+        if (state or "08").startswith(states):  # no SQLSTATE at all: the connection went away
             return kind(message, remedy)
     return SourceRefused(message, "See the server's log; then run: millrace doctor")
 
@@ -111,7 +111,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[SourceError], str], ...] = (
     (("28", "42501"), SourceRefused, "Check user, password, pg_hba.conf and privileges; then run: millrace doctor"),
     (("3D000",), SourceRefused, "Check source.database."),
     (("22021", "22P05"), SourceRefused, "A stored value is not valid in the database's encoding; repair it there."),
-    (("", "08", "53", "57P", "58", "XX"), SourceLost, "It is tried again."),
+    (("08", "53", "57P", "58", "XX"), SourceLost, "It is tried again."),
 )
 """SQLSTATE prefixes in order. 57014 (cancelled) is not among them: somebody meant it."""
 
