@@ -1,9 +1,13 @@
-"""Transactions begin, stop and end here: control messages to events, read one by one where they are rare."""
+"""Transactions begin, stop and end here: messages to events, one by one where they are rare, else all at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
 
 from cdc.capture import events
-from cdc.capture.reading import Reading
+from cdc.capture.frames import Frames, flags_of_kinds
+from cdc.capture.reading import POSTGRES_EPOCH, Reading
+from cdc.capture.spans import Places
 
 Control = (
     events.StreamStart
@@ -113,3 +117,29 @@ PARSERS: dict[str, Callable[[Reading], Control | None]] = {
     "O": origin,
     "Y": type_name,
 }
+
+
+BEGIN, COMMIT = flags_of_kinds("B"), flags_of_kinds("C")
+
+
+def ordered(frames: Frames, found: Mapping[int, events.Event], counts: Places) -> list[events.Event]:
+    """Everything but rows, in stream order, each with the number of rows before it."""
+    before = np.cumsum(counts) - counts
+    begins, commits, others = frames.of(BEGIN), frames.of(COMMIT), np.array(list(found), np.int64)
+    everything = [
+        *_begins(frames, frames.start[begins], before[begins]),
+        *_commits(frames, frames.start[commits], before[commits]),
+        *(event._replace(row=int(before[index])) for index, event in found.items()),
+    ]
+    order = np.argsort(np.concatenate((begins, commits, others)), kind="stable")
+    return [everything[at] for at in order.tolist()]
+
+
+def _begins(frames: Frames, at: Places, row: Places) -> Iterator[events.Event]:
+    times = frames.u64(at + 9) + POSTGRES_EPOCH
+    return map(events.Begin, frames.u64(at + 1).tolist(), times.tolist(), frames.u32(at + 17).tolist(), row.tolist())
+
+
+def _commits(frames: Frames, at: Places, row: Places) -> Iterator[events.Event]:
+    times = frames.u64(at + 18) + POSTGRES_EPOCH
+    return map(events.Commit, frames.u64(at + 2).tolist(), frames.u64(at + 10).tolist(), times.tolist(), row.tolist())

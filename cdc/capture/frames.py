@@ -102,3 +102,10 @@ def join(frames: Sequence[bytes | memoryview]) -> Frames:
         at = int(np.argmax(short))
         raise DecodeError("An XLogData frame ends inside its head", int(stop[at] - start[at]))
     return Frames(data, start + HEAD, stop)
+
+
+def flags_of_kinds(kinds: str) -> Flags:
+    """Kinds of messages as `Frames.of` wants them."""
+    flags = np.zeros(256, np.bool_)
+    flags[np.frombuffer(kinds.encode(), np.uint8)] = True
+    return flags

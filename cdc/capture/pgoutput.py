@@ -12,7 +12,8 @@ streamed one. `ordinal` counts a transaction's rows over feeds.
 - `commit_lsn` and `commit_ts` come from Begin. In a streamed block they are 0: the caller fills them in at
   StreamCommit, after leaving out the rows whose `subxid` was aborted. `decoded.subxids` gives each row's own
   (sub)transaction; for rows that are not streamed it is the transaction's.
-- A key change is two rows, `d` of the old key and `c` of the new one, same version, adjacent ordinals.
+- A key change is two rows, `d` of the old key and `c` of the new one, same version, adjacent ordinals. The trap: the
+  `c` may have `unchanged` columns, whose values are stored under the old key (never under FULL, which sends them).
 - `before` is there only where identity FULL sends it. `unchanged` is NULL where every column was sent.
 - Truncate: one row per table, op `t`, key, after and before NULL.
 - Keys: the identity's columns. Under FULL the wire calls every column a key, so `keys` is asked for the primary
@@ -33,8 +34,6 @@ from cdc.capture.buffers import repeated, take
 from cdc.capture.changes import Changes
 from cdc.capture.contexts import Contexts, Placed
 from cdc.capture.events import (
-    Begin,
-    Commit,
     Event,
     LogicalMessage,
     RelationChanged,
@@ -43,12 +42,12 @@ from cdc.capture.events import (
     StreamPrepare,
     StreamStart,
 )
-from cdc.capture.frames import Frames, join
+from cdc.capture.frames import Frames, flags_of_kinds, join
 from cdc.capture.layout import Layout
 from cdc.capture.mask import NO_MASK, Masking
-from cdc.capture.reading import POSTGRES_EPOCH, Reading
+from cdc.capture.reading import Reading
 from cdc.capture.relations import Catalog, Keys, Relations
-from cdc.capture.spans import Flags, Places
+from cdc.capture.spans import Places
 from cdc.errors import DecodeError
 from cdc.model import LOG_SCHEMA
 from cdc.ports import Schemas
@@ -107,7 +106,7 @@ class Decoder:
         placed = self._contexts.place(frames, found, counts, message)
         rows = _table(groups, frames, message, placed)
         subxids = placed.xid if scopes is None else _subxids(frames, scopes, message, placed.xid)
-        return Decoded(rows, _events(frames, found, counts), subxids)
+        return Decoded(rows, control.ordered(frames, found, counts), subxids)
 
     def _control(self, frames: Frames) -> dict[int, Event]:
         """The rare messages, parsed one by one. Origins and types are read and known, but say nothing to us."""
@@ -196,20 +195,13 @@ class Decoder:
         return groups
 
 
-def _flags(kinds: str) -> Flags:
-    flags = np.zeros(256, np.bool_)
-    flags[np.frombuffer(kinds.encode(), np.uint8)] = True
-    return flags
-
-
-_KNOWN = _flags("BCORYIUDTMSEcAbPKrp")
-_TRUNCATE = _flags("T")
-_CHANGES = _flags("IUD")
-_ROWS = _flags("IUDT")
-_TURNS = _flags("RcAp")
-_RARE = _flags("SEcAbPKrpMOY")
-_BEGIN, _COMMIT = _flags("B"), _flags("C")
-_SIZES = (("B", _BEGIN, 21), ("C", _COMMIT, 26))
+_KNOWN = flags_of_kinds("BCORYIUDTMSEcAbPKrp")
+_TRUNCATE = flags_of_kinds("T")
+_CHANGES = flags_of_kinds("IUD")
+_ROWS = flags_of_kinds("IUDT")
+_TURNS = flags_of_kinds("RcAp")
+_RARE = flags_of_kinds("SEcAbPKrpMOY")
+_SIZES = (("B", control.BEGIN, 21), ("C", control.COMMIT, 26))
 
 
 def _check_kinds(frames: Frames) -> None:
@@ -282,26 +274,3 @@ def _table(groups: Sequence[tuple[Layout, Changes]], frames: Frames, message: Pl
 def _subxids(frames: Frames, scopes: Places, message: Places, xid: Places) -> Places:
     own = frames.u32(frames.start[message] + 1)
     return np.where(scopes[message] != 0, own, xid)
-
-
-def _events(frames: Frames, found: dict[int, Event], counts: Places) -> list[Event]:
-    """Everything but rows, in stream order, each with the number of rows before it."""
-    before = np.cumsum(counts) - counts
-    begins, commits, others = frames.of(_BEGIN), frames.of(_COMMIT), np.array(list(found), np.int64)
-    events = [
-        *_begins(frames, frames.start[begins], before[begins]),
-        *_commits(frames, frames.start[commits], before[commits]),
-        *(event._replace(row=int(before[index])) for index, event in found.items()),
-    ]
-    order = np.argsort(np.concatenate((begins, commits, others)), kind="stable")
-    return [events[at] for at in order.tolist()]
-
-
-def _begins(frames: Frames, at: Places, row: Places) -> Iterator[Event]:
-    times = frames.u64(at + 9) + POSTGRES_EPOCH
-    return map(Begin, frames.u64(at + 1).tolist(), times.tolist(), frames.u32(at + 17).tolist(), row.tolist())
-
-
-def _commits(frames: Frames, at: Places, row: Places) -> Iterator[Event]:
-    times = frames.u64(at + 18) + POSTGRES_EPOCH
-    return map(Commit, frames.u64(at + 2).tolist(), frames.u64(at + 10).tolist(), times.tolist(), row.tolist())
