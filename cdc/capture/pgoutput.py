@@ -157,7 +157,8 @@ class Decoder:
         at = frames.start[message] + (1 if scope is None else np.where(scope != 0, 5, 1))
         short = at + 5 > frames.stop[message]
         if short.any():
-            raise DecodeError("A row message ends before its row", frames.offset(int(message[np.argmax(short)]), 0))
+            index = int(message[np.argmax(short)])
+            raise DecodeError("A row message ends before its row", frames.offset(index, int(frames.stop[index])))
         oid = frames.u32(at)
         groups = self._by_layout(scope, oid, message)
         return [(layout, changes.decode(frames, layout, message[rows], at[rows] + 4)) for layout, rows in groups]
