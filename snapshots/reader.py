@@ -78,7 +78,12 @@ class TableReader:
         self._settle(job, pace, wanted)
         place = job.place
         while wanted(job.id) is not None:
-            following, outcome = self._chunk(job, table, place, pace, wanted)
+            try:
+                following, outcome = self._chunk(job, table, place, pace, wanted)
+            except SourceRefused:
+                if not self._altered(table, job.request):
+                    raise
+                following, outcome = place, Reread("the table's columns have changed")
             if isinstance(outcome, Reread):
                 pace.again()
                 self._clock.wait(_REREAD_SECONDS)
@@ -106,6 +111,12 @@ class TableReader:
         hidden = any(name in settings.mask for name in key)
         estimate = len(request.keys) or (0 if conditions else rows)
         return _Table(readable, key, walk, estimate, keeps=not (hidden and isinstance(walk, KeyWalk)))
+
+    def _altered(self, table: _Table, request: Request) -> bool:
+        """Whether a refusal only means that the table has other columns than a moment ago."""
+        with explained("Looking at the table again"):
+            self._connection.execute("rollback")
+        return self._table(request).readable.columns != table.readable.columns
 
     def _settle(self, job: Job, pace: Pace, wanted: Wanted) -> None:
         """Wait for what began before us.

@@ -14,6 +14,8 @@ from snapshots.rows import Readable
 from snapshots.tables import identifier
 
 Place = tuple[str, ...]
+_UNKNOWN = 30.0
+"""Rows on a page of a table that was never analysed: a guess."""
 
 
 class Walk(Protocol):
@@ -59,10 +61,11 @@ class PageWalk:
     def __init__(
         self, readable: Readable, leaves: Sequence[Leaf], rows: int, conditions: Sequence[sql.Composable]
     ) -> None:
+        pages = sum(leaf.pages for leaf in leaves)
         self._readable = readable
         self._leaves = leaves
         self._conditions = conditions
-        self._density = max(1.0, rows / max(1, sum(leaf.pages for leaf in leaves)))
+        self._density = max(1.0, (rows or _UNKNOWN * pages) / max(1, pages))
 
     def query(self, place: Place | None, limit: int) -> sql.Composed:
         number, page = _numbers(place)

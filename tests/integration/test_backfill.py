@@ -192,3 +192,201 @@ def test_live_changes_win_over_the_chunks(incremental: Rig, small_chunks: None, 
     with incremental.following() as following:
         following.reaches(incremental.now())
     assert_right(incremental)
+
+
+@pytest.fixture
+def snapshotted(rig: Rig) -> Rig:
+    """A table that the first snapshot has read."""
+    rig.capture_tables(ITEMS, FILL, snapshot="initial")
+    rig.begin()
+    return rig
+
+
+def reads(rig: Rig, first: int = 500) -> list[int]:
+    """The ids that backfills have read, after the rows of the first snapshot."""
+    return [json.loads(row["key"])["id"] for row in rig.rows("public.items") if row["op"] == "r"][first:]
+
+
+def test_a_request_reads_the_whole_table_again(snapshotted: Rig) -> None:
+    with backfilling(snapshotted) as scene:
+        done = scene.wait(scene.ask(Request(ITEM)))
+        scene.catch_up()
+    assert done["rows"] == 500
+    assert sorted(reads(snapshotted)) == list(range(1, 501))
+    assert_right(snapshotted)
+
+
+@pytest.mark.parametrize(
+    ("request_", "ids"),
+    [
+        (Request(ITEM, where="id % 100 = 7 or label = 'l3'"), [3, 7, 107, 207, 307, 407]),
+        (Request(ITEM, since=("id", "498")), [498, 499, 500]),
+        (Request(ITEM, keys=(("5",), ("77",), ("9999",))), [5, 77]),
+        (Request(ITEM, where="id < 9", keys=(("5",), ("77",))), [5]),
+    ],
+    ids=["where", "since", "keys", "both"],
+)
+def test_a_part_of_a_table_is_read_again(snapshotted: Rig, request_: Request, ids: list[int]) -> None:
+    with backfilling(snapshotted) as scene:
+        scene.wait(scene.ask(request_))
+        scene.catch_up()
+    assert sorted(reads(snapshotted)) == ids
+
+
+def test_a_condition_without_our_signature_is_not_run(snapshotted: Rig) -> None:
+    """Whoever may connect may send messages; a condition would run with our privileges."""
+    with backfilling(snapshotted) as scene:
+        forged = scene.ask(Request(ITEM, where="true"), key=b"guessed")
+        scene.wait(scene.ask(Request(ITEM, keys=(("1",),)), key=b"guessed"))
+        assert scene.job(forged)["state"] == "unknown"
+        scene.catch_up()
+    assert reads(snapshotted) == [1]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "nonsense", "[]", "{}", "7", '{"backfill": {}}', '{"backfill": 1}', '{"high": "x"}']
+)
+def test_messages_that_mean_nothing_are_passed_over(snapshotted: Rig, content: str) -> None:
+    with backfilling(snapshotted) as scene:
+        snapshotted.ask("select pg_logical_emit_message(false, 'millrace', %s)::text", content)
+        snapshotted.ask("select pg_logical_emit_message(true, 'millrace', %s)::text", content)
+        snapshotted.database.execute("insert into items values (1000)")
+        scene.catch_up()
+    assert_right(snapshotted)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Request(TableId("public", "nothing")), "not captured"),
+        (Request(ITEM, where="no_such_column = 1"), "no_such_column"),
+        (Request(ITEM, keys=(("1", "2"),)), "do not fit its key (id)"),
+    ],
+    ids=["table", "condition", "keys"],
+)
+def test_a_request_that_cannot_be_met_fails_with_its_reason_and_others_go_on(
+    snapshotted: Rig, request_: Request, reason: str
+) -> None:
+    with backfilling(snapshotted) as scene:
+        failed = scene.ask(request_)
+        assert reason in scene.wait(failed, "failed")["reason"]
+        scene.wait(scene.ask(Request(ITEM, keys=(("1",),))))
+        scene.catch_up()
+    assert json.loads(marks(snapshotted)[f"backfill:{failed}"])["state"] == "failed"
+
+
+def test_a_backfill_is_paused_resumed_and_cancelled(incremental: Rig, small_chunks: None) -> None:
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
+        scene.tell("pause", own())
+        scene.wait(own(), "paused")
+        scene.catch_up()
+    with backfilling(incremental) as scene:
+        paused = scene.job(own())
+        assert paused["state"] == "paused"
+        assert 40 <= paused["rows"] < 500
+        scene.tell("resume", own())
+        scene.wait(own())
+        again = scene.ask(Request(ITEM))
+        scene.tell("cancel", "all")
+        scene.wait(again, "cancelled", "done")
+        scene.catch_up()
+    assert_right(incremental)
+
+
+def test_a_restart_goes_on_where_the_last_chunk_ended(incremental: Rig, small_chunks: None) -> None:
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 100, what="some chunks")
+    with backfilling(incremental) as scene:
+        assert scene.wait(own())["rows"] == 500
+        scene.catch_up()
+    keys = [row["key"] for row in incremental.rows()]
+    assert len(keys) == len(set(keys)) == 500
+
+
+def test_a_table_without_a_key_is_read_by_pages(rig: Rig, small_chunks: None) -> None:
+    rig.capture_tables(
+        "create table items (a int, b text)",
+        "alter table items replica identity full",
+        "insert into items select g, repeat('y', 500) || g from generate_series(1, 300) g",
+        snapshot="incremental",
+    )
+    rig.begin()
+    with backfilling(rig) as scene:
+        assert scene.wait(own())["rows"] == 300
+        scene.catch_up()
+    rig.assert_equal()
+    assert len({row["commit_lsn"] for row in rig.rows()}) > 3
+
+
+def test_partitions_and_keys_of_several_columns_are_walked_in_order(rig: Rig, small_chunks: None) -> None:
+    rig.capture_tables(
+        "create table items (note text, b text, a int, primary key (a, b)) partition by hash (a)",
+        "create table items_0 partition of items for values with (modulus 2, remainder 0)",
+        "create table items_1 partition of items for values with (modulus 2, remainder 1)",
+        "insert into items select 'n', chr(97 + g % 26) || '''x', g / 26 from generate_series(1, 300) g",
+        snapshot="incremental",
+    )
+    rig.begin()
+    with backfilling(rig) as scene:
+        assert scene.wait(own())["rows"] == 300
+        scene.catch_up()
+    rig.assert_equal("public.items")
+    assert {row["table"] for row in rig.rows()} == {"public.items"}
+
+
+def test_masked_keys_never_stand_in_the_marks(rig: Rig, small_chunks: None) -> None:
+    rig.capture_tables(
+        "create table items (mail text primary key, v int)",
+        "insert into items select 'someone' || g || '@example.org', g from generate_series(1, 100) g",
+        snapshot="incremental",
+    )
+    rig.source["tables"][0]["mask"] = {"mail": "hash"}
+    rig.source["mask_key"] = "a key"
+    rig.begin()
+    with backfilling(rig) as scene:
+        scene.wait(own())
+        scene.catch_up()
+    assert len({row["key"] for row in rig.rows()}) == 100
+    for path in (rig.state / "log").rglob("*"):
+        assert not path.is_file() or b"someone" not in path.read_bytes()
+
+
+def test_a_table_added_later_has_the_rows_of_before_and_those_of_open_transactions(snapshotted: Rig) -> None:
+    """Scenario 18: a transaction that wrote before the table was published is not in the stream."""
+    snapshotted.database.execute("create table more (id int primary key)", "insert into more values (1)")
+    with snapshotted.database.connect(autocommit=False) as straddling:
+        straddling.execute("insert into more values (2)")
+        snapshotted.database.execute("alter publication millrace add table more")
+        snapshotted.source["tables"].append({"name": "public.more", "snapshot": "initial"})
+        with backfilling(snapshotted) as scene:
+            wait_until(lambda: scene.job(own("public.more")).get("waiting"), what="waiting for the open transaction")
+            snapshotted.database.execute("insert into more values (3)")
+            straddling.commit()
+            scene.wait(own("public.more"))
+            scene.catch_up()
+    snapshotted.assert_equal("public.more")
+
+
+def test_columns_added_during_a_backfill_are_in_the_rows_read_afterwards(incremental: Rig, small_chunks: None) -> None:
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
+        incremental.database.execute(
+            "alter table items add column extra int default 7", "update items set label = 'new' where id in (1, 499)"
+        )
+        scene.wait(own())
+        scene.wait(scene.ask(Request(ITEM)))
+        scene.catch_up()
+    incremental.assert_equal("public.items")
+
+
+def test_a_very_large_transaction_between_the_marks_has_the_chunk_read_again(incremental: Rig) -> None:
+    with backfilling(incremental) as scene:
+        for _ in range(3):
+            incremental.database.execute(
+                "begin; insert into items select g, repeat('z', 2000) from generate_series(1000, 21000) g;"
+                " delete from items where id >= 1000; update items set label = 'large' where id % 50 = 0; commit"
+            )
+        scene.wait(own())
+        scene.catch_up()
+    assert_right(incremental)
