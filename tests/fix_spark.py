@@ -23,7 +23,7 @@ def spark(spark_jars: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory
     """A local session with the product's own settings. Tests must stop the queries that they start."""
     from sinks.session import spark_session
 
-    scratch = tmp_path_factory.mktemp("spark")
+    scratch = tmp_path_factory.mktemp("spark scratch")
     session = spark_session("tests", spark_jars, {"spark.local.dir": str(scratch)}, scratch, learn=True)
     yield session
     session.stop()

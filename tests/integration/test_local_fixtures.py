@@ -119,6 +119,15 @@ def test_spark_writes_and_reads_a_delta_table(spark: "SparkSession", tmp_path: P
     assert spark.read.format("delta").load(str(tmp_path / "t")).count() == 5
 
 
+@pytest.mark.spark
+def test_spark_leaves_nothing_in_the_current_folder(spark: "SparkSession") -> None:
+    before = set(Path.cwd().iterdir())
+    spark.sql("create table if not exists left_behind (a int) using delta")
+    spark.sql("drop table left_behind")
+    left = {path.name for path in set(Path.cwd().iterdir()) - before}
+    assert not left & {"spark-warehouse", "metastore_db", "derby.log"}
+
+
 def test_small_disk_gets_full(small_disk: MakeDisk) -> None:
     folder = small_disk(1)
     with pytest.raises(OSError, match="No space left"):
