@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import cdc.log
-from cdc.cli.verify import differences
 from cdc.config import Settings
 from cdc.model import parse_lsn
 from cdc.pipeline_file import check
 from cdc.service import status
 from cdc.service.part import settings_from
 from cdc.service.reached import Positions
+from cdc.service.verification import differences
 from deploy.demo import shop
 from deploy.local import ports
 from sinks import registry

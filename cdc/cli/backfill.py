@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cdc.capture.connect import connect, explained
+from cdc.capture.connect import connect
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
-from cdc.model import TableId, parse_lsn
+from cdc.model import TableId
 from cdc.service import status
 from snapshots.control import control_key
+from snapshots.messages import say
 from snapshots.requests import Request, ask, steer
 
 Facts = dict[str, Any]
@@ -98,10 +99,8 @@ def _keys(text: str) -> tuple[tuple[str, ...], ...]:
 
 def _send(settings: Settings, message: str) -> str:
     """Write a message into the WAL; returns the id that a request has by its place there."""
-    with connect(settings.source, "millrace cli") as connection, explained("Sending the request"):
-        row = connection.execute("select pg_logical_emit_message(true, 'millrace', %s)::text", [message]).fetchone()
-    assert row is not None
-    return f"{parse_lsn(row[0]):X}"
+    with connect(settings.source, "millrace cli") as connection:
+        return f"{say(connection, message):X}"
 
 
 def _follow(settings: Settings, identity: str, quiet: bool) -> Facts:

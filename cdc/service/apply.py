@@ -82,7 +82,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     with ThreadPoolExecutor(max_workers=len(runners) + 1, thread_name_prefix="sink") as pool:
         for runner in runners:
             pool.submit(_attend, runner.query.applier, stop)
-        spark_later.append(_spark(settings))
+        spark_later.append(spark_of(settings))
         try:
             _follow(runners, spark_later[0], publish, stop)
         finally:
@@ -152,7 +152,8 @@ def _attend(applier: Applier, stop: threading.Event) -> None:
             return
 
 
-def _spark(settings: Settings) -> "SparkSession":
+def spark_of(settings: Settings) -> "SparkSession":
+    """The driver that a pipeline asks for."""
     from deploy.local.jars import spark_jars
     from sinks.session import spark_session
 

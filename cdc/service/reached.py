@@ -1,11 +1,12 @@
 """How far each sink is, from the log's consumer positions and the reader's watermark."""
 
+import time
 from collections.abc import Sequence
 
 import cdc.log
 from cdc.config import Settings
-from cdc.errors import ConfigError
-from cdc.model import ZERO_LSN, Lsn
+from cdc.errors import ConfigError, MillraceError
+from cdc.model import ZERO_LSN, Lsn, format_lsn
 from cdc.ports import LogReader
 from cdc.service import status
 from cdc.service.health import has_reached
@@ -41,3 +42,13 @@ class Positions:
         known = Lsn(watermark) if isinstance(watermark, int) else ZERO_LSN
         reached, head = self.reached(), self.head()
         return [name for name in self.known(asked) if not has_reached(wanted, reached[name], head, known)]
+
+    def wait_for(self, sink: str, timeout: float, wanted: Lsn) -> None:
+        """Return when a sink holds everything up to an LSN; raises MillraceError when out of time."""
+        deadline = time.monotonic() + timeout
+        while self.behind(wanted, [sink]):
+            if time.monotonic() > deadline:
+                raise MillraceError(
+                    f"Sink {sink} did not reach {format_lsn(wanted)} in {timeout:g} s.", "See: millrace status"
+                )
+            time.sleep(0.02)

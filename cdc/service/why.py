@@ -31,7 +31,7 @@ class Event:
 
 def events(reader: LogReader, table: str, key: str, seconds: float) -> list[Event]:
     """All events of a key in log order. Raises ConfigError for a malformed question, MillraceError when out of time."""
-    name, wanted = _table(table), _key(key)
+    name, wanted = _table(table), log_key(key)
     deadline = time.monotonic() + seconds
     found: list[Event] = []
     for piece in reader.read(reader.start()):
@@ -66,7 +66,7 @@ def _table(text: str) -> str:
         raise ConfigError(f"{error}.") from None
 
 
-def _key(text: str) -> str:
+def log_key(text: str) -> str:
     """A key as the log writes it: a JSON object without spaces."""
     try:
         key = json.loads(text)

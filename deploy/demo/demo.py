@@ -13,7 +13,6 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from cdc.cli.verify import differences
 from cdc.config import Settings
 from cdc.errors import MillraceError
 from cdc.model import Lsn, parse_lsn
@@ -22,6 +21,7 @@ from cdc.service.flow import count
 from cdc.service.health import nested
 from cdc.service.part import settings_from
 from cdc.service.reached import Positions
+from cdc.service.verification import differences
 from deploy.demo import pipeline, proof, shop
 from deploy.demo.screen import Screen, SinkView, View, print_facts
 from deploy.local.jars import spark_jars

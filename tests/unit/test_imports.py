@@ -8,11 +8,12 @@ ROOT = Path(__file__).parents[2]
 
 LEVELS = [
     ["cdc.model", "cdc.errors", "cdc.secret"],
-    ["cdc.ports", "cdc.config", "cdc.pipeline_file", "cdc.logs", "cdc.failpoint"],
+    ["cdc.ports", "cdc.config", "cdc.pipeline_file", "cdc.logs", "cdc.failpoint", "cdc.clock"],
     ["cdc.capture", "cdc.log", "deploy.local"],
     ["snapshots", "sinks", "views"],
     ["cdc.service"],
-    ["cdc.cli", "deploy.demo"],
+    ["deploy.demo"],
+    ["cdc.cli"],
 ]
 OURS = ("cdc", "sinks", "snapshots", "views", "deploy")
 

@@ -1,0 +1,50 @@
+"""Comparing the source with the stores of a pipeline, each store first waited for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+
+from cdc.config import Settings, SinkSettings, TableSettings
+from cdc.errors import ConfigError
+from cdc.model import TableId
+from cdc.service.reached import Positions
+from sinks import registry
+from sinks.context import SinkContext
+from snapshots.verify import Differences, verify_table
+
+
+def differences(
+    settings: Settings, sinks: Sequence[str], tables: Sequence[str], timeout: float
+) -> Iterator[Differences]:
+    """The outcome for every table of every chosen sink, one after the other."""
+    positions = Positions(settings)
+    for chosen in chosen_sinks(settings, sinks):
+        with closing(registry.open_sink(chosen, SinkContext(settings.state))) as store:
+            for captured in _tables(settings, chosen, tables):
+                yield verify_table(settings.source, captured, store, partial(positions.wait_for, chosen.name, timeout))
+
+
+def chosen_sinks(settings: Settings, asked: Sequence[str]) -> list[SinkSettings]:
+    """The asked sinks, or all; raises ConfigError for a name that does not exist."""
+    known = {sink.name: sink for sink in settings.sinks}
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"No sink is called {name}.", f"Sinks: {', '.join(known)}.")
+    return [sink for name, sink in known.items() if not asked or name in asked]
+
+
+def _tables(settings: Settings, sink: SinkSettings, asked: Sequence[str]) -> list[TableSettings]:
+    known = {table.name: table for table in settings.source.tables}
+    for name in map(parsed_table, asked):
+        if name not in known:
+            raise ConfigError(f"Table {name} is not captured.", f"Tables: {', '.join(map(str, known))}.")
+    wanted = set(map(parsed_table, asked)) or set(known)
+    return [table for name, table in known.items() if name in wanted and (not sink.tables or name in sink.tables)]
+
+
+def parsed_table(text: str) -> TableId:
+    """A table named on the command line."""
+    try:
+        return TableId.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from None
