@@ -7,7 +7,7 @@ compared with what a plain `select` of the source says.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +24,7 @@ from cdc.capture.stream import Listener
 from cdc.clock import SystemClock
 from cdc.config import Settings
 from cdc.log.segments import SegmentSettings
-from cdc.model import Lsn, parse_lsn
+from cdc.model import Lsn, TableId, parse_lsn
 from cdc.ports import Clock, LogWriter
 from cdc.service import capture, status
 from cdc.service.capture_status import CaptureStatus
@@ -94,7 +94,7 @@ class Rig:
     def capture_tables(self, *statements: str, snapshot: str = "never", **source: Any) -> None:
         """Create tables and capture every table of schema public."""
         self.database.execute(*statements)
-        with self.database.connect() as connection:
+        with self.database.connect(client_encoding="UTF8") as connection:
             names = connection.execute(
                 "select format('%s.%s', schemaname, tablename) from pg_tables where schemaname = 'public'"
                 " and not exists (select from pg_inherits"
@@ -112,7 +112,7 @@ class Rig:
             published = publication.ensure(connection, self.settings.source)
         log = cdc.log.open_writer(self.settings)
         try:
-            capture.begin(self.settings, log, published, CaptureStatus(self.state), threading.Event())
+            capture.Capture(self.settings, log, CaptureStatus(self.state), threading.Event()).begin(published)
         finally:
             log.close()
 
@@ -122,6 +122,7 @@ class Rig:
         listener: Listener | None = None,
         clock: Clock | None = None,
         wrap: Callable[[LogWriter], LogWriter] = lambda log: log,
+        known: Collection[TableId] = (),
     ) -> Iterator[Following]:
         """A reader in a thread, stopped tidily at the end of the block. `wrap` may put faults before the log."""
         settings = self.settings
@@ -133,6 +134,7 @@ class Rig:
             self.state / "scratch",
             masking=masking_of(settings.source),
             listener=listener,
+            known=known,
         )
         stop = threading.Event()
         raised: list[BaseException] = []
@@ -183,14 +185,11 @@ class Rig:
 
     def now(self) -> Lsn:
         """The end of the source's WAL."""
-        with self.database.connect() as connection:
-            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-        assert row is not None
-        return parse_lsn(row[0])
+        return parse_lsn(self.ask("select pg_current_wal_insert_lsn()::text"))
 
     def ask(self, query: str, *values: Any) -> Any:
         """One value."""
-        with self.database.connect() as connection:
+        with self.database.connect(client_encoding="UTF8") as connection:
             row = connection.execute(query.encode(), values).fetchone()
         return None if row is None else row[0]
 

@@ -8,7 +8,7 @@ ahead of the log, and a slot that is has been moved by somebody else.
 import logging
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from cdc.capture.transactions import Assembler
 from cdc.capture.wire import Wire
 from cdc.config import SourceSettings
 from cdc.errors import SlotBusy, SourceError, SourceLost
-from cdc.model import ZERO_LSN, Lsn
+from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import Clock, LogWriter
 
 _QUEUE_BYTES = 64 * 2**20
@@ -69,13 +69,16 @@ class Reader:
         *,
         masking: Masking = NO_MASK,
         listener: Listener | None = None,
+        known: Collection[TableId] = (),
     ) -> None:
+        """`known` are tables besides the configured ones whose changes may still be under way."""
         self._source = source
         self._log = log
         self._clock = clock
         self._scratch = scratch
         self._masking = masking
         self._listener: Listener = listener or Deaf()
+        self._known = frozenset(known) | {table.name for table in source.tables}
         self._tally = Tally()
         self._handoff = Handoff(log, _QUEUE_BYTES, self._tally, clock)
         self._state = "starting"
@@ -154,6 +157,7 @@ class Reader:
             self._clock,
             listener=self._listener,
             heartbeat=self._source.heartbeat_seconds,
+            known=self._known,
         )
 
     def _connected(self, after: Lsn, silence: float) -> Wire:

@@ -142,7 +142,7 @@ def _mismatch(
         return PositionMismatch(
             f"The log reaches {format_lsn(durable)}, but the server's WAL ends at {format_lsn(server.flushed)}: "
             "the server was restored from a backup or lost a failover.",
-            RESYNC,
+            "Versions are LSNs: begin with a new state folder and empty stores.",
         )
     if slot is None:
         moved = f" (timeline {stored.timeline}, now {server.timeline})" if server.timeline != stored.timeline else ""

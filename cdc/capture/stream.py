@@ -1,16 +1,19 @@
 """One connection's worth of reading: from frames to entries on their way to the log, and back to confirmations."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
+import pyarrow.compute as pc
+
 from cdc import failpoint
-from cdc.capture.events import LogicalMessage
+from cdc.capture.events import LogicalMessage, RelationChanged
 from cdc.capture.handoff import Handoff
-from cdc.capture.pgoutput import Decoder
+from cdc.capture.pgoutput import Decoded, Decoder
 from cdc.capture.transactions import Assembler, Item, Large
 from cdc.capture.wire import Drained, Frame, Wire
-from cdc.model import LOG_SCHEMA, Entry
+from cdc.errors import SchemaRefused
+from cdc.model import LOG_SCHEMA, Entry, TableId
 from cdc.ports import Clock
 
 MESSAGE_PREFIX = "millrace"
@@ -63,6 +66,7 @@ class Stream:
         *,
         listener: Listener,
         heartbeat: float,
+        known: Collection[TableId],
     ) -> None:
         self._wire = wire
         self._handoff = handoff
@@ -71,6 +75,8 @@ class Stream:
         self._listener = listener
         self._clock = clock
         self._heartbeat = heartbeat
+        self._known = known
+        self._strangers: set[str] = set()
         self._idled = clock.monotonic()
         self._confirmed = handoff.confirmed
         self.received = handoff.confirmed
@@ -110,8 +116,25 @@ class Stream:
 
     def _feed(self, frames: list[Frame]) -> None:
         decoded = self._decoder.feed(frames)
+        self._refuse_strangers(decoded)
         for item in self._assembler.take(decoded.rows, decoded.events, decoded.subxids):
             self._pass_on(item)
+
+    def _refuse_strangers(self, decoded: Decoded) -> None:
+        """A table that was renamed, or put into the publication by hand, must not end up half in the log.
+
+        Partitions tell their own schema besides their root's, but no row is ever theirs.
+        """
+        schemas = (event.schema.table for event in decoded.events if type(event) is RelationChanged)
+        self._strangers |= {str(table) for table in schemas if table not in self._known}
+        if not self._strangers:
+            return
+        if found := self._strangers.intersection(pc.unique(decoded.rows["table"]).to_pylist()):
+            raise SchemaRefused(
+                f"The stream has changes of {min(found)}, which is not captured: it was renamed, or put into the "
+                "publication by hand.",
+                "Name it in source.tables and start again; a renamed table is read anew under its new name.",
+            )
 
     def _pass_on(self, item: Item) -> None:
         if isinstance(item, LogicalMessage):

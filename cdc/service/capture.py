@@ -7,8 +7,8 @@ before the first row, the snapshot before the stream.
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 
 import cdc.log
 from cdc.capture import doctor, publication, slot, watch
@@ -21,7 +21,7 @@ from cdc.config import Settings
 from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
-from cdc.service import part
+from cdc.service import part, resync
 from cdc.service.capture_status import CaptureStatus
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
@@ -29,7 +29,7 @@ from snapshots.initial import run_initial
 from snapshots.rows import masking_of
 
 INTENT_MARK = "source.intent"
-"""Written before the slot is made: a slot of that name without the mark `source` is then known to be ours."""
+"""Written before the slot is made: a slot of that name is then known to be ours, even if we died while making it."""
 _SLOT_SECONDS = 120.0
 
 _log = logging.getLogger(__name__)
@@ -38,88 +38,112 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings, stop: threading.Event) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(settings.state) as status:
-        preflight(settings, known=slot.MARK in log.progress().marks)
-        published = _published(settings, log)
-        if slot.MARK not in log.progress().marks:
-            begin(settings, log, published, status, stop)
-        if not stop.is_set():
-            _follow(settings, log, published, status, stop)
+        Capture(settings, log, status, stop).run()
 
 
-def preflight(settings: Settings, known: bool) -> None:
-    """Raise SourceRefused with everything that doctor finds wrong. A known slot is judged by its position instead."""
-    with connect(settings.source):
-        pass  # an unreachable source is tried again, not refused
-    failed = [found for found in doctor.examine(settings.source) if found.verdict is Verdict.FAIL]
-    failed = [found for found in failed if not (known and found.check in {"slot", "publication"})]
-    if failed:
-        said = "; ".join(f"{found.object}: {found.message}" for found in failed)
-        raise SourceRefused(f"The source is not ready: {said}.", " ".join(found.remedy for found in failed))
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One run of the process."""
 
+    settings: Settings
+    log: LogWriter
+    status: CaptureStatus
+    stop: threading.Event
 
-def _published(settings: Settings, log: LogWriter) -> Publication:
-    """The publication: made at the first start, followed at later ones, and what it is now noted in the log."""
-    stored = log.progress().marks.get(publication.MARK)
-    with connect(settings.source) as connection:
-        if stored is None:
-            return publication.ensure(connection, settings.source)
-        found = publication.follow(connection, settings.source, Publication.of_mark(stored))
-    if found.mark() != stored:
-        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {publication.MARK: found.mark()}))
-    return found
+    def run(self) -> None:
+        """Begin if the log is new or to be filled anew, then follow the stream."""
+        fresh = slot.MARK not in self.log.progress().marks or resync.wanted(self.log)
+        self.preflight(fresh)
+        before = self._published_before()
+        published = self._published(None if fresh else before)
+        if fresh:
+            self.begin(published)
+        if not self.stop.is_set():
+            self._follow(published, before or published)
 
+    def preflight(self, fresh: bool) -> None:
+        """Raise SourceRefused with everything that doctor finds wrong.
 
-def begin(
-    settings: Settings, log: LogWriter, published: Publication, status: CaptureStatus, stop: threading.Event
-) -> None:
-    """Make the slot, note it in the log, and read the first snapshot."""
-    _claim(settings, log)
-    status.say("creating slot")
-    with slot.create(settings.source, _SLOT_SECONDS, _waiting(status)) as made:
-        identity = slot.SourceIdentity.of_created(made)
-        marks = {slot.MARK: identity.mark(), publication.MARK: published.mark()}
-        log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, marks))
-        status.say("snapshot")
-        run_initial(settings, made, log, status.snapshot, stop)
+        Slot and publication of a log that goes on are judged by what the log knows of them instead.
+        """
+        with connect(self.settings.source):
+            pass  # an unreachable source is tried again, not refused
+        failed = [found for found in doctor.examine(self.settings.source) if found.verdict is Verdict.FAIL]
+        known = {"slot"} if fresh else {"slot", "publication"}
+        failed = [found for found in failed if found.check not in known]
+        if failed:
+            said = "; ".join(f"{found.object}: {found.message}" for found in failed)
+            raise SourceRefused(f"The source is not ready: {said}.", " ".join(found.remedy for found in failed))
 
+    def _published_before(self) -> Publication | None:
+        stored = self.log.progress().marks.get(publication.MARK)
+        return None if stored is None else Publication.of_mark(stored)
 
-def _claim(settings: Settings, log: LogWriter) -> None:
-    """Make sure that the slot about to be made is ours: drop one that we left, refuse one that somebody else has."""
-    name = settings.source.slot
-    with connect(settings.source) as connection:
-        found = slot.find(connection, name)
-        if found is not None:
-            if log.progress().marks.get(INTENT_MARK) != name:
-                raise SourceRefused(
-                    f"Slot {name} exists, but this log knows nothing of it.",
-                    f"Configure another source.slot, or drop it: select pg_drop_replication_slot('{name}')",
-                )
-            slot.drop(connection, name)
-    log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {INTENT_MARK: name}))
+    def _published(self, before: Publication | None) -> Publication:
+        """The publication: made at the first start, followed at later ones, and what it is now noted in the log."""
+        with connect(self.settings.source) as connection:
+            if before is None:
+                return publication.ensure(connection, self.settings.source)
+            found = publication.follow(connection, self.settings.source, before)
+        if found.mark() != before.mark():
+            self._note({publication.MARK: found.mark()})
+        return found
 
+    def _note(self, marks: dict[str, str]) -> None:
+        self.log.append(Entry(LOG_SCHEMA.empty_table(), self.log.progress().end, marks))
 
-def _waiting(status: CaptureStatus) -> Callable[[str], None]:
-    def say(what: str) -> None:
+    def begin(self, published: Publication) -> None:
+        """Make the slot, note it in the log, and read the first snapshot: of every table that has one."""
+        again = resync.wanted(self.log)
+        settings = resync.whole(self.settings) if again else self.settings
+        self._claim()
+        self.status.say("creating slot")
+        with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
+            marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), publication.MARK: published.mark()}
+            self.log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, marks))
+            self.status.say("snapshot")
+            run_initial(settings, made, self.log, self.status.snapshot, self.stop)
+        if again:
+            resync.finish(settings, self.log, made)
+
+    def _claim(self) -> None:
+        """Make sure that the slot about to be made is ours: drop one that we left, refuse one of somebody else."""
+        name = self.settings.source.slot
+        with connect(self.settings.source) as connection:
+            found = slot.find(connection, name)
+            if found is not None:
+                if self.log.progress().marks.get(INTENT_MARK) != name:
+                    raise SourceRefused(
+                        f"Slot {name} exists, but this log knows nothing of it.",
+                        f"Configure another source.slot, or drop it: select pg_drop_replication_slot('{name}')",
+                    )
+                slot.drop(connection, name)
+            resync.refuse_older_server(connection, self.log)
+        self._note({INTENT_MARK: name})
+
+    def _waiting(self, what: str) -> None:
         _log.info("%s", what)
-        status.say("creating slot", what)
+        self.status.say("creating slot", what)
 
-    return say
-
-
-def _follow(
-    settings: Settings, log: LogWriter, published: Publication, status: CaptureStatus, stop: threading.Event
-) -> None:
-    """The stream, and beside it: backfills, a look at slot and publication, and the log's upkeep."""
-    clock = SystemClock()
-    backfills = Backfills(settings, log, clock)
-    masking, scratch = masking_of(settings.source), settings.state / "scratch"
-    reader = Reader(settings.source, log, clock, scratch, masking=masking, listener=backfills)
-    side = watch.Watch(settings.source, published, reader.fail)
-    status.follow(reader, side, backfills)
-    with Upkeep(log), closing(side), closing(backfills):
-        side.start()
-        backfills.start()
-        reader.run(stop)
+    def _follow(self, published: Publication, before: Publication) -> None:
+        """The stream, and beside it: backfills, a look at slot and publication, and the log's upkeep."""
+        source, clock = self.settings.source, SystemClock()
+        backfills = Backfills(self.settings, self.log, clock)
+        reader = Reader(
+            source,
+            self.log,
+            clock,
+            self.settings.state / "scratch",
+            masking=masking_of(source),
+            listener=backfills,
+            known=[entry.table for entry in before.tables],
+        )
+        side = watch.Watch(source, published, reader.fail)
+        self.status.follow(reader, side, backfills)
+        with Upkeep(self.log), closing(side), closing(backfills):
+            side.start()
+            backfills.start()
+            reader.run(self.stop)
 
 
 if __name__ == "__main__":

@@ -174,11 +174,37 @@ def test_a_publication_changed_by_hand_while_we_run_is_noticed(items: Rig, chang
 
 
 def test_a_publication_changed_while_we_were_away_is_noticed(items: Rig) -> None:
-    items.source["tables"] = [{"name": "public.items", "snapshot": "never", "where": "id > 0"}]
+    name = items.settings.source.publication
+    items.database.execute(f"alter publication {name} set table items where (id > 5)")
     program = items.start()
-    items.database.execute("select 1")
     assert program.wait(60) == 1
     assert "row filter" in items.status()["error"]["message"]
+
+
+def test_a_row_filter_added_to_the_pipeline_asks_for_a_new_snapshot(items: Rig) -> None:
+    items.source["tables"] = [{"name": "public.items", "snapshot": "never", "where": "id > 0"}]
+    program = items.start()
+    assert program.wait(60) == 1
+    assert "row filter" in items.status()["error"]["message"]
+
+
+def test_tables_that_the_pipeline_gains_and_gives_up_are_followed(items: Rig) -> None:
+    items.database.execute(
+        "create table gained (id int primary key, label text)", "insert into gained values (1, 'before'), (2, 'before')"
+    )
+    items.source["tables"] = [{"name": "public.gained", "snapshot": "initial"}]
+    program = items.start()
+    items.wait_caught_up(program)
+    items.database.execute(
+        "insert into gained values (3, 'after')",
+        "update gained set label = 'after' where id = 2",
+        "insert into items values (99, 'given up')",
+    )
+    wait_until(lambda: len(items.folded("public.gained")) == 3, 60, "the backfill of the table that was gained")
+    items.wait_caught_up(program)
+    assert program.terminate() == 0
+    items.assert_equal("public.gained")
+    assert '{"id":99}' not in items.folded("public.items")
 
 
 def test_a_slot_dropped_while_we_run_is_an_error(items: Rig) -> None:

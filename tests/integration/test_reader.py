@@ -1,16 +1,19 @@
 """The reader into the segment log, on a real server, in the common and the odd cases."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 
+import psycopg
 import pytest
 
 from cdc.capture.events import LogicalMessage
 from cdc.capture.stream import Deaf
-from cdc.model import LOG_SCHEMA, Entry, Op
+from cdc.errors import MillraceError, SchemaRefused
+from cdc.model import LOG_SCHEMA, Entry, Op, TableId
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
-from tests.fix_servers import Database, MakePostgres, fresh_database
+from tests.fix_servers import Database, MakePostgres, PostgresServer, fresh_database, unique
 
 ITEMS = "create table items (id int primary key, label text, amount numeric(12,2), big text)"
 
@@ -357,3 +360,127 @@ def test_masked_columns_never_reach_the_log(rig: Rig) -> None:
     assert len(rig.rows("public.people")) == 4
     assert "MARKER" not in str(rig.rows())
     assert all(b"MARKER" not in path.read_bytes() for path in rig.state.rglob("*") if path.is_file())
+
+
+def test_a_renamed_table_stops_the_reader_before_anything_is_half_in_each(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "insert into items values (1, 'before')",
+            "alter table items rename to things",
+            "insert into things values (2, 'after')",
+        )
+        error = following.error()
+    assert isinstance(error, SchemaRefused) and "public.things" in error.message and error.remedy
+    assert {row["table"] for row in items.rows()} <= {"public.items"}
+    # Under its new name, what was committed before the rename still goes where it belongs.
+    items.source["tables"] = [{"name": "public.things", "snapshot": "never"}]
+    known = [TableId("public", "items")]
+    with items.following(known=known) as following:
+        following.reaches(items.now())
+    assert [(row["table"], row["key"]) for row in items.rows()] == [
+        ("public.items", '{"id":1}'),
+        ("public.things", '{"id":2}'),
+    ]
+
+
+def test_types_origins_and_messages_of_others_pass_by(rig: Rig) -> None:
+    rig.capture_tables(
+        "create type mood as enum ('good', 'bad')",
+        "create domain positive as int check (value > 0)",
+        "create table items (id int primary key, mood mood, moods mood[], size positive)",
+    )
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute(
+            "select pg_replication_origin_create('elsewhere')",
+            "select pg_replication_origin_session_setup('elsewhere');"
+            " insert into items values (1, 'good', '{good,bad}', 5)",
+            "alter type mood add value 'odd'",
+            "insert into items values (2, 'odd', '{odd}', 6)",
+            "select pg_replication_origin_session_reset()",
+            "select pg_replication_origin_drop('elsewhere')",
+        )
+        following.reaches(rig.now())
+    rig.assert_equal()
+
+
+@pytest.mark.parametrize(
+    ("identity", "keys"),
+    [
+        ("default", {"id"}),
+        ("full", {"id"}),
+        ("using index items_code", {"code"}),
+    ],
+)
+def test_every_replica_identity_folds_to_the_source(rig: Rig, identity: str, keys: set[str]) -> None:
+    rig.capture_tables(
+        "create table items (id int primary key, code text not null, label text)",
+        "create unique index items_code on items (code)",
+        f"alter table items replica identity {identity}",
+    )
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute(
+            "insert into items select g, 'c' || g, 'a' from generate_series(1, 20) g",
+            "update items set label = 'b' where id > 10",
+            "update items set code = 'd' || id where id > 15",
+            "update items set id = id + 100 where id < 5",
+            "delete from items where id = 7",
+        )
+        following.reaches(rig.now())
+    rig.assert_equal()
+    assert {tuple(json.loads(row["key"])) for row in rig.rows()} == {tuple(keys)}
+
+
+def test_a_table_without_a_key_under_full_identity_is_its_own_key(rig: Rig) -> None:
+    rig.capture_tables("create table items (a int, b text)", "alter table items replica identity full")
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute(
+            "insert into items values (1, 'x'), (2, 'y'), (3, null)",
+            "update items set b = 'z' where a = 2",
+            "delete from items where a = 1",
+        )
+        following.reaches(rig.now())
+    rig.assert_equal()
+
+
+def test_a_database_in_another_encoding_arrives_as_utf8(
+    postgres_server: PostgresServer, make_rig: Callable[[Database], Rig]
+) -> None:
+    name = unique("latin")
+    postgres_server.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
+    database = Database(postgres_server, name)
+    try:
+        rig = make_rig(database)
+        rig.capture_tables("create table items (id int primary key, label text)")
+        rig.begin()
+        with rig.following() as following:
+            database.execute("insert into items values (1, U&'caf\\00e9')")
+            following.reaches(rig.now())
+        assert json.loads(rig.rows()[0]["after"])["label"] == "café"
+    finally:
+        database.drop()
+
+
+def test_bytes_that_are_no_text_in_any_encoding_are_a_clear_error(
+    postgres_server: PostgresServer, make_rig: Callable[[Database], Rig]
+) -> None:
+    name = unique("ascii")
+    postgres_server.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
+    database = Database(postgres_server, name)
+    try:
+        rig = make_rig(database)
+        rig.capture_tables("create table items (id int primary key, label text)")
+        rig.begin()
+        with rig.following() as following:
+            database.execute("insert into items values (1, 'good')")
+            following.reaches(rig.now())
+            with psycopg.connect(database.dsn, client_encoding="SQL_ASCII", autocommit=True) as connection:
+                connection.execute(b"insert into items values (2, E'bad \\xff')")
+            error = following.error()
+        assert isinstance(error, MillraceError) and not error.transient
+        assert "bad" not in str(error)
+        assert len(rig.rows()) == 1
+    finally:
+        database.drop()

@@ -1,0 +1,79 @@
+"""Beginning again into the same log and stores, when the slot is gone or what it missed cannot be read any more.
+
+A new slot, a new snapshot of every table, and then a truncate of each at the snapshot's version: it removes exactly the
+rows that the snapshot did not bring, which were deleted while nobody looked. The stores stay full throughout. A resync
+that is cut short begins again at the next start.
+"""
+
+import json
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+import cdc.log
+from cdc.capture.connect import explained
+from cdc.capture.slot import SlotCreated
+from cdc.config import Settings
+from cdc.errors import PositionMismatch
+from cdc.model import LOG_SCHEMA, Entry, Op, format_lsn, parse_lsn
+from cdc.ports import LogWriter
+from snapshots.initial import STATE_MARK
+
+MARK = "resync"
+_WANTED, _DONE = "wanted", "done"
+
+
+def request(settings: Settings) -> None:
+    """Have the next start of capture begin again. Raises LogFenced while the pipeline runs."""
+    with closing(cdc.log.open_writer(settings)) as log:
+        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {MARK: _WANTED}))
+
+
+def wanted(log: LogWriter) -> bool:
+    """Whether a resync was asked for and is not finished."""
+    return log.progress().marks.get(MARK) == _WANTED
+
+
+def whole(settings: Settings) -> Settings:
+    """The settings with every table that is ever snapshotted read at once."""
+    tables = tuple(
+        table if table.snapshot == "never" else table.model_copy(update={"snapshot": "initial"})
+        for table in settings.source.tables
+    )
+    return settings.model_copy(update={"source": settings.source.model_copy(update={"tables": tables})})
+
+
+def refuse_older_server(connection: psycopg.Connection[tuple[Any, ...]], log: LogWriter) -> None:
+    """Raise PositionMismatch where the server's LSNs are below the log's: its rows would all look outdated."""
+    with explained("Asking for the server's position"):
+        row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
+    end = log.progress().end
+    if row is not None and parse_lsn(row[0]) < end:
+        raise PositionMismatch(
+            f"The log reaches {format_lsn(end)}, but the server's WAL ends at {row[0]}: stores with newer versions "
+            "would take every row of it for outdated.",
+            "Begin with a new state folder and empty stores.",
+        )
+
+
+def finish(settings: Settings, log: LogWriter, made: SlotCreated) -> None:
+    """Remove from every table what the snapshot did not bring, and note that the resync is done, in one instant."""
+    swept = {str(table.name) for table in settings.source.tables if table.snapshot != "never"}
+    schemas = [schema for schema in log.schemas.newest() if str(schema.table) in swept]
+    count = len(schemas)
+    first = int(json.loads(log.progress().marks.get(STATE_MARK, "{}")).get("rows", 0))
+    columns: dict[str, pa.Array[Any]] = {
+        "table": pa.array([str(schema.table) for schema in schemas], pa.string()),
+        "op": pa.array([Op.TRUNCATE.value] * count, pa.string()),
+        "version": pa.array([made.restart_lsn] * count, pa.int64()),
+        "commit_lsn": pa.array([made.consistent_point - 1] * count, pa.int64()),
+        "ordinal": pa.array(range(first, first + count), pa.int64()),
+        "xid": pa.array([0] * count, pa.int64()),
+        "commit_ts": pa.array([datetime.now(UTC)] * count, LOG_SCHEMA.field("commit_ts").type),
+        "schema_id": pa.array([schema.id for schema in schemas], pa.int32()),
+    }
+    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
+    log.append(Entry(pa.Table.from_arrays(arrays, schema=LOG_SCHEMA), made.consistent_point, {MARK: _DONE}))
