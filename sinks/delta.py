@@ -46,8 +46,9 @@ class DeltaSettings(SinkSettings):
     """How often a table that is written is sorted, purged and vacuumed, beside the stream; 0: never."""
     keep_tombstones_hours: float = Field(24.0 * 30, gt=0)
     """How long a deleted row is remembered, so that no replay brings it back."""
-    keep_history_hours: float = Field(24.0 * 7, ge=1)
-    """How far back time travel reaches; older files are removed."""
+    keep_history_hours: float = Field(24.0, ge=1)
+    """How far back time travel reaches; older files and commits are removed. Each batch leaves the files behind that
+    it rewrote, so a week of batches every second is half a million of them."""
     type_change: TypeChange = "stop"
     """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
 

@@ -5,6 +5,7 @@ that would be missing without a word.
 """
 
 from pathlib import Path
+from uuid import uuid4
 
 from deltalake import DeltaTable
 
@@ -32,7 +33,7 @@ class KnownTables:
         file = self._file(name)
         if not file.exists():
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            aside = file.with_suffix(".new")
+            aside = file.with_suffix(f".{uuid4().hex}")
             aside.write_text(own)
             aside.replace(file)
         elif file.read_text() != own:

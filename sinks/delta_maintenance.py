@@ -4,6 +4,7 @@ Each step is a commit of its own and gives way: where the stream wins, the step 
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,6 +25,9 @@ from sinks.delta_write import REGION_LIMIT, compared, files, scanned, target_siz
 
 SPARE_FILES = 8
 """A stretch of files is rewritten when it has this many more than twice what its size asks for."""
+
+
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,21 @@ def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime) -> Ca
         except CommitFailedError:
             yielded += 1
         table.update_incremental()
+    _limit_log(table, hours := int(care.history.total_seconds() // 3600))
     table.create_checkpoint()
-    hours = int(care.history.total_seconds() // 3600)
     removed = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
     table.cleanup_metadata()
     return Cared(purged, rewritten, len(removed), yielded)
+
+
+def _limit_log(table: DeltaTable, hours: int) -> None:
+    """Let checkpoints remove older commits: each thousand of them costs every batch a millisecond of listing."""
+    wanted = dict.fromkeys(_RETENTION, f"interval {hours} hours")
+    set_already = table.metadata().configuration
+    if any(set_already.get(name) != value for name, value in wanted.items()):
+        with suppress(CommitFailedError):
+            table.alter.set_table_properties(wanted)
+            table.update_incremental()
 
 
 def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]:

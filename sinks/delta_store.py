@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 
@@ -76,6 +76,8 @@ class DeltaStore:
             mode="ignore",
             name=str(self.table),
             storage_options=self._options,
+            # with retries, the loser of a race commits its metadata over the winner's table
+            commit_properties=CommitProperties(max_commit_retries=0),
         )
 
     def evolve(self, evolution: Evolution) -> None:
@@ -108,16 +110,18 @@ class DeltaStore:
             before = table.version()
             try:
                 result = self.guarded(partial(action, table))
-                self.guarded(partial(self._sync, before))
+                self.guarded(partial(self._sync, table, before))
                 return result
             except CommitFailedError:
                 self._handle = None
                 self._wait(0.02 * 2**attempt)
         raise Busy(f"table {self.table}: other writers of the Delta table kept winning {ATTEMPTS} times.")
 
-    def _sync(self, before: int) -> None:
+    def _sync(self, table: DeltaTable, before: int) -> None:
+        if table.version() == before:
+            self.guarded(table.update_incremental)  # Spark commits behind the handle's back
         if self.folder is not None:
-            sync(self.folder, before, self.current().version())
+            sync(self.folder, before, table.version())
 
     def guarded(self, action: Callable[[], T]) -> T:
         """Turn Delta's errors into ours; conflicts pass through."""

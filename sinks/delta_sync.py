@@ -1,7 +1,7 @@
 """Commits of a table on a local disk, made to survive a power cut. `deltalake` itself never fsyncs.
 
 Measured: 5 to 20 ms a commit. The trap: this comes after the commit, so it covers what `apply` has returned from;
-a power cut in the middle of a commit can still leave a commit whose files are empty (see docs/adr/0004).
+a power cut in the middle of a commit can still leave a commit whose files are empty (docs/adr/0004-delta-writes.md).
 """
 
 import json

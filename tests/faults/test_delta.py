@@ -144,6 +144,7 @@ def test_many_writers_create_one_table(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(create, sinks))
+    assert DeltaTable(tmp_path / "public.items").version() == 0
     sinks[0].apply(numbers(range(5), 5))
     assert sinks[7].stored(ITEMS).num_rows == 5
 

@@ -300,6 +300,11 @@ def test_maintenance_forgets_old_tombstones_packs_files_and_changes_no_row(
     assert sink.stored(LABELLED).equals(before)
     assert len(opened_table(lake).file_uris()) == 1 < files
     assert opened_table(lake).to_pyarrow_table().num_rows == before.num_rows
+    retention = opened_table(lake).metadata().configuration["delta.logRetentionDuration"]
+    assert retention == "interval 24 hours"
+    version = opened_table(lake).version()
+    sink.maintain(LABELLED)
+    assert opened_table(lake).version() == version, "a table in good order is left alone"
 
 
 def test_young_tombstones_survive_maintenance(open_sink: Open) -> None:
