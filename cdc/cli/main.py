@@ -7,7 +7,7 @@ from importlib.metadata import version as distribution_version
 
 import typer
 
-from cdc.cli import backfill, demo, dlq, doctor, files, local, log, replay, run, verify
+from cdc.cli import backfill, demo, dlq, doctor, files, local, log, replay, resync, run, verify
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json
 from cdc.errors import MillraceError
 
@@ -30,6 +30,7 @@ for command in (
     verify.verify,
     backfill.backfill,
     replay.replay,
+    resync.resync,
 ):
     app.command()(command)
 for name, group in {"local": local.app, "config": files.config_app, "log": log.app, "dlq": dlq.app}.items():

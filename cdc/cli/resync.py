@@ -1,0 +1,21 @@
+"""`resync`: begin again when what the slot missed cannot be read any more."""
+
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+
+
+def resync(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Have the next start take a new slot and a new snapshot, and remove what the source no longer has.
+
+    For a slot that was lost, moved or made anew. The stores keep what they hold until the snapshot has brought the
+    rest. Capture must not be running.
+
+    Example: millrace resync && millrace run
+    """
+    from cdc.service import resync as request
+    from cdc.service.part import settings_from
+
+    request.request(settings_from(config))
+    if as_json:
+        print_json({"resync": "wanted"})
+    else:
+        OUT.print("The next start takes a new snapshot: millrace run")
