@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cdc.capture.connect import connect, explained
+from cdc.capture.connect import connect
 from cdc.capture.events import LogicalMessage
 from cdc.capture.transactions import Large
 from cdc.config import Settings
@@ -24,6 +24,7 @@ from cdc.ports import Clock, LogWriter
 from snapshots.control import control_key
 from snapshots.initial import EXACT_MARK, STATE_MARK
 from snapshots.jobs import Job, State, known, missing
+from snapshots.messages import say
 from snapshots.pace import Pace
 from snapshots.reader import TableReader
 from snapshots.reconcile import Merged
@@ -200,11 +201,8 @@ class Backfills:
             self._jobs[job.id] = replace(self._jobs[job.id], state=State.FAILED, reason=str(error))
         said = ended(job.id, self._secret, str(error))
         try:
-            with (
-                connect(self._settings.source, "millrace backfill") as connection,
-                explained("Noting a failed backfill"),
-            ):
-                connection.execute("select pg_logical_emit_message(true, 'millrace', %s)", [said])
+            with connect(self._settings.source, "millrace backfill") as connection:
+                say(connection, said)
         except MillraceError as lost:
             _log.warning("It will be tried again at the next start: %s", lost)
 

@@ -20,6 +20,7 @@ from cdc.model import Lsn
 from cdc.ports import Clock, Schemas
 from snapshots.copy import read_blocks
 from snapshots.jobs import Job
+from snapshots.messages import say
 from snapshots.pace import Pace
 from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
 from snapshots.requests import Request, edge
@@ -70,9 +71,6 @@ class TableReader:
 
     def read(self, job: Job, pace: Pace, wanted: Wanted) -> None:
         """Chunk after chunk until the table ends, or the backfill is not wanted any more."""
-        with explained("Preparing a backfill"):
-            # A mark must be flushed at once, but must never wait for a standby: a chunk would then span that wait.
-            self._connection.execute("set synchronous_commit = local")
         table = self._table(job.request)
         pace.begin(self._clock.monotonic(), table.estimate)
         self._settle(job, pace, wanted)
@@ -144,7 +142,7 @@ class TableReader:
         began = self._clock.monotonic()
         self._windows.expect(token, pending)
         try:
-            self._mark(high=False, token=token)
+            say(self._connection, edge(high=False, token=token), transactional=False)
             failpoint.reached("backfill.after_low")
             read = self._read(table, place, pace.limit)
             following = table.walk.after(place, pace.limit, read.rows.num_rows, read.last)
@@ -152,7 +150,7 @@ class TableReader:
             pending.read_at = read.at
             pending.chunk = Chunk(read.rows, read.snapshot, version, table.readable.layout.schema.id)
             failpoint.reached("backfill.before_high")
-            self._mark(high=True, token=token)
+            say(self._connection, edge(high=True, token=token), transactional=False)
             failpoint.reached("backfill.after_high")
             seconds = self._clock.monotonic() - began
             while not pending.settled.wait(0.2) and wanted(job.id) is not None:
@@ -169,13 +167,6 @@ class TableReader:
         if found is None:
             raise SlotLost(f"Slot {self._source.slot} is gone.", "See: millrace doctor")
         return found.restart_lsn
-
-    def _mark(self, high: bool, token: str) -> None:
-        """Not transactional, so its place is its own LSN; the transaction id only makes the commit flush it."""
-        with explained("Marking a chunk"):
-            self._connection.execute(
-                "select pg_logical_emit_message(false, 'millrace', %s), pg_current_xact_id()", [edge(high, token)]
-            )
 
     def _read(self, table: _Table, place: Place | None, limit: int) -> _Read:
         with explained(f"Reading table {table.readable.table}"):

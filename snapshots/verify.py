@@ -18,9 +18,10 @@ from psycopg import sql
 
 from cdc.capture.connect import connect, explained
 from cdc.config import SourceSettings, TableSettings
-from cdc.model import Lsn, TableId, TableSchema, format_lsn, parse_lsn
+from cdc.model import Lsn, TableId, TableSchema, format_lsn
 from cdc.ports import Sink
 from snapshots.compare import Comparison, compare, key_columns, key_texts
+from snapshots.messages import say
 from snapshots.rows import Readable, describe, masking_of, read_images
 from snapshots.tables import identifier, touch
 
@@ -111,23 +112,14 @@ def _look(connection: Connection, source: SourceSettings, table: TableSettings) 
     images = pa.concat_tables([_EMPTY, *read_images(connection, readable, whole_table(readable))])
     with explained(f"Reading table {table.name}"):
         connection.execute("commit")
-        return _Picture(readable.layout.schema, images, _beyond(connection))
+    # The current insert position would not do: it may be unflushed, or lie behind a page header that nobody sends.
+    return _Picture(readable.layout.schema, images, say(connection, "", prefix="millrace-verify"))
 
 
 def whole_table(readable: Readable) -> sql.Composed:
     """COPY of every row, through the root of a partitioned table."""
     form = sql.SQL("{}" if readable.partitioned else "only {}")
     return readable.copy_query(form.format(identifier(readable.table)))
-
-
-def _beyond(connection: Connection) -> Lsn:
-    """An LSN beyond everything that was visible, and which the stream will certainly reach.
-
-    The current insert position is neither: it may be unflushed, or lie just behind a page header that nobody sends.
-    """
-    row = connection.execute("select pg_logical_emit_message(true, 'millrace-verify', '')::text").fetchone()
-    assert row is not None
-    return parse_lsn(row[0])
 
 
 def _compared(sink: Sink, picture: _Picture, only: Collection[str] | None) -> Comparison:

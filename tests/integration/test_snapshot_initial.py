@@ -13,6 +13,7 @@ from cdc.errors import SourceLost, SourceRefused
 from cdc.model import Lsn, TableId, parse_lsn
 from snapshots import plan
 from snapshots.initial import EXACT_MARK, STATE_MARK, SnapshotProgress, run_initial
+from snapshots.jobs import missing
 from tests.fix_processes import wait_until
 from tests.fix_servers import Database
 from tests.snapshot_scene import MakeSettings, images, logged, pipeline, take_snapshot
@@ -295,3 +296,19 @@ def updates(database: Database) -> list[tuple[Lsn, bytes]]:
             (database.name, database.name),
         ).fetchall()
     return [(parse_lsn(lsn), data) for lsn, data in rows if data[:1] == b"U"]
+
+
+def test_a_snapshot_that_is_asked_to_stop_says_what_is_left(database: Database, settings_of: MakeSettings) -> None:
+    names = [f"t{number}" for number in range(6)]
+    database.execute(*(f"create table {name} as select 1 as id" for name in names))
+    settings = pipeline(settings_of, database, *(f"public.{name}" for name in names), snapshot_workers=1)
+    writer = cdc.log.open_writer(settings)
+    stopping = threading.Event()
+    with slots.create(settings.source, 30, lambda text: None) as made:
+        run_initial(settings, made, writer, lambda progress: stopping.set(), stopping)
+    marks = writer.progress().marks
+    writer.close()
+    assert json.loads(marks[STATE_MARK]) == {"state": "reading"}
+    assert EXACT_MARK not in marks
+    assert 0 < logged(settings).num_rows < 6
+    assert len(missing(settings.source.tables, marks)) == 6 - logged(settings).num_rows

@@ -1,0 +1,90 @@
+"""kill -9 in the middle of snapshots and chunks: the next start goes on, nothing is missing, nothing goes back."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+import cdc.log
+from snapshots.initial import EXACT_MARK, STATE_MARK
+from tests.fix_capture import Rig
+from tests.fix_processes import Program, wait_until
+
+TABLES = ("a", "b", "c", "d")
+
+
+def marks(rig: Rig) -> dict[str, str]:
+    log = cdc.log.open_writer(rig.settings)
+    try:
+        return dict(log.progress().marks)
+    finally:
+        log.close()
+
+
+def dies(program: Program) -> None:
+    assert program.wait(60) == -signal.SIGKILL, program.said()[-3000:]
+
+
+def backfills(rig: Rig, program: Program) -> list[dict[str, Any]]:
+    assert program.running(), program.said()[-3000:]
+    facts = rig.status()
+    return list(facts.get("backfills", ())) if facts.get("pid") == program.pid else []
+
+
+def finishes(rig: Rig, program: Program) -> None:
+    """Wait until every backfill is done and the log has caught up, then stop tidily."""
+
+    def done() -> bool:
+        jobs = backfills(rig, program)
+        return bool(jobs) and all(job["state"] == "done" for job in jobs)
+
+    wait_until(done, 90, "every backfill is done")
+    rig.wait_caught_up(program)
+    assert program.terminate() == 0
+
+
+@pytest.fixture
+def four_tables(rig: Rig) -> Rig:
+    statements = [f"create table {name} (id int primary key, v text)" for name in TABLES]
+    statements += [f"insert into {name} select g, '{name}' || g from generate_series(1, 200) g" for name in TABLES]
+    rig.capture_tables(*statements, snapshot="initial", snapshot_workers=1)
+    return rig
+
+
+@pytest.mark.parametrize("point", ["snapshot.before_append", "snapshot.after_append"])
+def test_a_snapshot_cut_short_is_finished_in_chunks_beside_the_stream(four_tables: Rig, point: str) -> None:
+    rig = four_tables
+    dies(rig.start(f"{point}:kill@3"))
+    read = {row["table"] for row in rig.rows()}
+    assert 0 < len(read) < len(TABLES)
+    rig.database.execute(
+        *(f"update {name} set v = 'changed' where id % 3 = 0" for name in TABLES),
+        *(f"delete from {name} where id % 7 = 0" for name in TABLES),
+    )
+    finishes(rig, rig.start())
+    rig.assert_equal()
+    kept = marks(rig)
+    assert json.loads(kept[STATE_MARK])["state"] == "done"
+    chunks = [row["commit_lsn"] for row in rig.rows() if row["op"] == "r" and row["table"] not in read]
+    high, low = kept[EXACT_MARK].split("/")
+    assert (int(high, 16) << 32 | int(low, 16)) > max(chunks)
+
+
+def test_a_backfill_killed_in_every_chunk_is_resumed_and_complete(rig: Rig) -> None:
+    """Scenario 48: at every point of a chunk, again and again, with changes between."""
+    rig.capture_tables(
+        "create table items (id int primary key, v text)",
+        "insert into items select g, 'old' from generate_series(1, 14000) g",
+        snapshot="incremental",
+    )
+    points = ["backfill.after_low", "backfill.before_high", "backfill.after_high", "log.before_rename"]
+    for turn, point in enumerate(points):
+        dies(rig.start(f"{point}:kill@{3 if point.startswith('log') else 2}"))
+        rig.database.execute(
+            f"update items set v = 'turn {turn}' where id % 10 = {turn}", f"delete from items where id % 97 = {turn}"
+        )
+    finishes(rig, rig.start())
+    rig.assert_equal()
+    reads = [row["key"] for row in rig.rows() if row["op"] == "r"]
+    assert len(reads) < 2 * 14000

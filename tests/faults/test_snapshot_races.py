@@ -1,0 +1,87 @@
+"""Commits that are in the WAL, and in the log, but not yet visible: held by a standby that never answers."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from snapshots import pace
+from snapshots.requests import Request
+from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, writers
+from tests.fix_capture import Rig
+from tests.fix_processes import wait_until
+from tests.fix_servers import Database, MakePostgres, PostgresServer, fresh_database
+
+
+def hold(server: PostgresServer) -> None:
+    """From now on commits wait for a standby that does not exist."""
+    server.execute("alter system set synchronous_standby_names = 'nobody'")
+    server.execute("select pg_reload_conf()")
+
+
+def release(server: PostgresServer) -> None:
+    server.execute("alter system reset synchronous_standby_names")
+    server.execute("select pg_reload_conf()")
+
+
+@pytest.fixture
+def held_rig(private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]) -> Iterator[Rig]:
+    server = private_postgres()
+    with fresh_database(server) as database:
+        rig = make_rig(database)
+        rig.capture_tables(ITEMS, FILL, snapshot="initial")
+        rig.begin()
+        yield rig
+        release(server)
+
+
+def test_a_chunk_waits_for_a_commit_that_the_log_has_and_it_cannot_see(held_rig: Rig) -> None:
+    rig, server = held_rig, held_rig.database.server
+    with backfilling(rig) as scene:
+        hold(server)
+        writer = threading.Thread(target=rig.database.execute, args=("update items set label = 'held' where id = 7",))
+        writer.start()
+        wait_until(lambda: any("held" in (row["after"] or "") for row in rig.rows()), what="the log has the commit")
+        assert rig.ask("select label from items where id = 7") == "l7"
+        asked = scene.ask(Request(ITEM))
+        wait_until(lambda: int(scene.job(asked).get("rereads", 0)) > 2, what="the chunk is read again")
+        assert scene.job(asked)["rows"] == 0
+        release(server)
+        writer.join(30)
+        scene.wait(asked)
+        scene.catch_up()
+    assert_right(rig)
+
+
+@contextlib.contextmanager
+def flapping(server: PostgresServer) -> Iterator[None]:
+    """Hold and release commits, again and again."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.1):
+            hold(server)
+            stop.wait(0.2)
+            release(server)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        release(server)
+
+
+def test_live_changes_win_while_commits_are_held_and_released(held_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_MOST", 60)
+    rereads = 0
+    with backfilling(held_rig) as scene, writers(held_rig, 3, seed=4), flapping(held_rig.database.server):
+        for _ in range(4):
+            rereads += scene.wait(scene.ask(Request(ITEM)))["rereads"]
+    with backfilling(held_rig) as scene:
+        scene.catch_up()
+    assert_right(held_rig)
+    assert rereads > 0
