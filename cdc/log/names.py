@@ -11,6 +11,7 @@ retention; there is at most one, at the beginning, and it keeps position and mar
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cdc.errors import LogCorrupt
 from cdc.model import ZERO_LSN, Lsn, format_lsn
@@ -52,6 +53,7 @@ class Segment:
         return f"segment {self.start}..{self.stop} (up to {format_lsn(self.end)})"
 
 
+@lru_cache(maxsize=1 << 14)
 def parse(name: str) -> Segment | None:
     """None for a file that is not ours: it is never read, and `millrace log show` lists it."""
     match = _NAME.fullmatch(name)

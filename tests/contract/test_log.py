@@ -394,13 +394,14 @@ def drain(frame: "DataFrame", checkpoint: Path) -> Seen:
 def test_a_stream_brings_every_change_once_and_ends_each_batch_with_its_position(
     writer: LogWriter, reader: LogReader, spark: "SparkSession", tmp_path: Path
 ) -> None:
-    for number in range(1, 7):
+    for number in range(1, 9):
         writer.append(entry(number))
-    seen = drain(reader.frame(spark, limit=6), tmp_path / "checkpoint")
-    assert seen.rows().to_pylist() == history(*range(1, 7)).to_pylist()
-    assert seen.marks()[-1] == 610
+    writer.maintain()
+    seen = drain(reader.frame(spark, limit=9), tmp_path / "checkpoint")
+    assert seen.rows().to_pylist() == history(*range(1, 9)).to_pylist()
+    assert seen.marks()[-1] == 810
     assert seen.marks() == sorted(seen.marks())
-    assert len(seen.batches) >= 2, "six changes a batch must not let eighteen through at once"
+    assert len(seen.batches) >= 2, "nine changes a batch must not let twenty-four through at once"
 
 
 @pytest.mark.spark

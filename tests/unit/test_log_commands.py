@@ -1,0 +1,68 @@
+"""`millrace log …` on a log made here."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cdc.cli.log import app
+from cdc.log.reading import SegmentReader
+from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.model import Lsn
+from tests.contract.logs import entry
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    writer = SegmentWriter(tmp_path / "state" / "log", SegmentSettings(retention_hours=1e6))
+    for number in range(1, 6):
+        writer.append(entry(number))
+    writer.close()
+    SegmentReader(tmp_path / "state" / "log").commit("lake", Lsn(310))
+    path = tmp_path / "millrace.yaml"
+    path.write_text(f"state: {tmp_path / 'state'}\n")
+    return path
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_positions_show_the_head_and_how_far_each_consumer_is(config: Path) -> None:
+    found = json.loads(run("positions", "--json", "--config", str(config)))
+    assert (found["start"], found["head"], found["end"]) == ("0", "5", "0/1FE")
+    consumer = found["consumers"][0]
+    assert (consumer["consumer"], consumer["reached"]) == ("lake", "0/136")
+    assert (consumer["lag_bytes"], consumer["lag_entries"]) == (200, 2)
+    assert "lake" in run("positions", "--config", str(config))
+
+
+def test_tail_shows_the_newest_entries_without_their_values(config: Path) -> None:
+    output = run("tail", "-n", "2", "--json", "--config", str(config))
+    assert [found["end"] for found in json.loads(output)] == ["0/19A", "0/1FE"]
+    assert "n5@" not in output
+
+
+def test_show_begins_after_an_lsn(config: Path) -> None:
+    found = json.loads(run("show", "--since", "0/136", "--json", "--config", str(config)))
+    assert [item["offset"] for item in found] == ["4", "5"]
+    assert found[0]["tables"] == ["public.items"]
+    assert found[0]["rows"] == 3
+    assert "public.items" in run("show", "--config", str(config))
+
+
+def test_values_are_printed_only_when_asked_for(config: Path) -> None:
+    lines = run("tail", "-n", "1", "--values", "--config", str(config)).splitlines()
+    assert [json.loads(line)["op"] for line in lines] == ["u", "u", "u"]
+    assert json.loads(json.loads(lines[0])["after"])["name"] == "n5@500"
+
+
+def test_a_bad_segment_is_set_aside_by_its_sequence_number(config: Path, tmp_path: Path) -> None:
+    bad = sorted((tmp_path / "state" / "log" / "hot").iterdir())[2]
+    bad.write_bytes(b"garbage")
+    assert "segment 3..3" in run("quarantine", "3", "--yes", "--config", str(config))
+    found = json.loads(run("show", "--json", "--config", str(config)))
+    assert [item["rows"] for item in found] == [3, 3, 0, 3, 3]

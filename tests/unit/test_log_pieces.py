@@ -1,0 +1,97 @@
+"""How a micro-batch is planned from the log and read by its tasks: no Spark needed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc.errors import LogCorrupt
+from cdc.log.reading import SegmentReader
+from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.spark.pieces import Piece, advance, pieces, progress_row, reached, read, spread
+from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
+from tests.contract.logs import commits, entry, history
+
+PLENTY = 1 << 40
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def writer(root: Path) -> Iterator[SegmentWriter]:
+    """Twelve entries of three rows: ten merged, two fresh."""
+    opened = SegmentWriter(root, SegmentSettings(hot_segments=4, retention_hours=1e6))
+    for number in range(1, 11):
+        opened.append(entry(number))
+    opened.maintain()
+    for number in range(11, 13):
+        opened.append(entry(number))
+    yield opened
+    opened.close()
+
+
+def table(root: Path, whole: list[Piece]) -> pa.Table:
+    batches = [batch for piece in whole for batch in read(root, piece)]
+    return pa.Table.from_batches(batches, LOG_SCHEMA)
+
+
+def test_a_batch_takes_whole_entries_up_to_its_limit(root: Path, writer: SegmentWriter) -> None:
+    view = SegmentReader(root).view()
+    for start in range(12):
+        for limit in (1, 3, 7, 1000):
+            taken = advance(view, start, limit, PLENTY) - start
+            assert taken == min(max(limit // 3, 1), 12 - start), (start, limit)
+    assert advance(view, 12, 100, PLENTY) == 12
+
+
+def test_a_batch_is_limited_by_bytes_too(root: Path, writer: SegmentWriter) -> None:
+    assert advance(SegmentReader(root).view(), 0, 1000, 1) == 1
+
+
+@pytest.mark.parametrize("start", range(0, 12, 3))
+def test_any_range_of_offsets_is_read_exactly(root: Path, writer: SegmentWriter, start: int) -> None:
+    view = SegmentReader(root).view()
+    for end in range(start + 1, 13):
+        assert table(root, pieces(view, start, end)).equals(history(*range(start + 1, end + 1)))
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 5])
+def test_tasks_share_the_rows_without_losing_or_doubling_any(root: Path, writer: SegmentWriter, tasks: int) -> None:
+    shares = spread(pieces(SegmentReader(root).view(), 0, 12), tasks, 1)
+    assert len(shares) == tasks
+    assert table(root, [piece for share in shares for piece in share]).equals(history(*range(1, 13)))
+
+
+def test_few_rows_are_one_task(root: Path, writer: SegmentWriter) -> None:
+    assert len(spread(pieces(SegmentReader(root).view(), 0, 12), 8, 1000)) == 1
+    assert spread([], 8, 1000) == [[]]
+
+
+def test_a_task_finds_its_rows_though_they_were_merged_after_it_was_planned(root: Path, writer: SegmentWriter) -> None:
+    planned = spread(pieces(SegmentReader(root).view(), 3, 12), 4, 1)
+    for number in range(13, 20):
+        writer.append(entry(number))
+    before = {path.name for path in (root / "hot").iterdir()}
+    writer.maintain()
+    assert {path.name for path in (root / "hot").iterdir()} != before
+    assert table(root, [piece for share in planned for piece in share]).equals(history(*range(4, 13)))
+
+
+def test_the_marker_says_where_the_batch_ends(root: Path, writer: SegmentWriter) -> None:
+    view = SegmentReader(root).view()
+    for end in (1, 5, 10, 12):
+        row = progress_row(*reached(view, end)).to_pylist()[0]
+        assert (row["table"], row["op"], row["version"], row["key"]) == (PROGRESS_TABLE, "m", 100 * end + 10, None)
+    with pytest.raises(LogCorrupt, match="beyond the end"):
+        reached(view, 13)
+
+
+def test_rows_that_retention_removed_are_an_error(root: Path, writer: SegmentWriter) -> None:
+    writer._retention.apply(0.0001, 100.0)
+    with pytest.raises(LogCorrupt, match="removed by retention"):
+        pieces(SegmentReader(root).view(), 0, 12)
+    assert commits(table(root, pieces(SegmentReader(root).view(), 12, 12))) == []
