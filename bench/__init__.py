@@ -1,0 +1,1 @@
+"""Measurements. Each prints what it found and writes it under bench/results."""
