@@ -14,6 +14,8 @@ _OPTIONS = "spark.driver.extraJavaOptions"
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _SETTINGS = {
     "spark.ui.enabled": "false",
+    # 15 s by default: on a machine that is busy with something else, the source's Python did not shake hands in time
+    "spark.python.authenticate.socketTimeout": "120s",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
