@@ -1,7 +1,7 @@
 """The segment log: Parquet files in a folder, one writer, any number of readers, no server.
 
 A segment is written aside, synced and renamed into place: the rename is the commit, so "appended" and "position" are
-one fact, and a restart reads the position off the names. See docs/adr/0004-segment-log.md.
+one fact, and a restart reads the position off the names. See docs/adr/0005-segment-log.md.
 """
 
 import threading
