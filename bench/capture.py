@@ -139,7 +139,8 @@ class LogFollower:
             for piece in self._log.read(after):
                 now = time.time()
                 after = piece.offset
-                self._ages += [now - at.timestamp() for at in piece.rows.column("commit_ts").to_pylist()]
+                times: list[Any] = piece.rows.column("commit_ts").to_pylist()
+                self._ages += [now - at.timestamp() for at in times]
 
     def stop(self, expected: int) -> list[float]:
         """Every age, once all have come."""
@@ -220,7 +221,7 @@ def contenders(own: Servers, running: Mapping[str, Any], home: Path) -> Mapping[
 def run() -> dict[str, object]:
     """Measure every contender (or those named in ONLY)."""
     sizes = {name: int(os.environ.get(name, usual)) for name, usual in (("ROWS", 1_000_000), ("CHANGES", 500_000))}
-    seconds, tps = float(os.environ.get("SECONDS", 40)), float(os.environ.get("TPS", 500))
+    seconds, tps = float(os.environ.get("SECONDS", "40")), float(os.environ.get("TPS", "500"))
     found: dict[str, dict[str, object]] = {}
     with servers() as (own, running, home):
         execute(postgres.dsn(running["postgres"].port, postgres.passfile(own.private())), "create database bench")

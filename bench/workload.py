@@ -2,9 +2,9 @@
 
     python -m bench.workload --dsn DSN load|churn|steady [--rows N] [--changes N] [--tps N] [--seconds N]
 
-`load` fills public.bench_orders. `churn` makes exactly so many row changes, 50 a transaction: 40 % inserts, 40 % updates
-of loaded rows, 20 % deletes of its own inserts (seed 7). `steady` commits so many one-row updates a second over eight
-connections. Ids and order are deterministic, only `updated_at` differs from run to run.
+`load` fills public.bench_orders. `churn` makes exactly so many row changes, 50 a transaction: 40 % inserts, 40 %
+updates of loaded rows, 20 % deletes of its own inserts (seed 7). `steady` commits so many one-row updates a second over
+eight connections. Ids and order are deterministic, only `updated_at` differs from run to run.
 """
 
 import argparse
@@ -31,6 +31,8 @@ _PREPARED = (
     " updated_at=clock_timestamp(), score=score+0.5 WHERE id=$1",
     "PREPARE d(bigint) AS DELETE FROM public.bench_orders WHERE id=$1",
 )
+
+_STEADY = "PREPARE s(bigint,int) AS UPDATE public.bench_orders SET qty=$2, updated_at=clock_timestamp() WHERE id=$1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,7 @@ def steady(dsn: str, tps: float, seconds: float, rows: int, connections: int = 8
         rng = random.Random(11 + number)
         total, rate, late = int(tps * seconds) // connections, tps / connections, 0.0
         with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(
-                "PREPARE s(bigint,int) AS UPDATE public.bench_orders SET qty=$2, updated_at=clock_timestamp() WHERE id=$1"
-            )
+            connection.execute(_STEADY)
             for count in range(total):
                 due = start + (count + number / connections) / rate
                 if (left := due - time.time()) > 0:
