@@ -163,8 +163,8 @@ def _place(
 def _type_changed(table: TableId, column: Column, have: pa.DataType, wanted: pa.DataType) -> SinkError:
     return SinkError(
         f"table {table}: column {column.name} is {type_name(have)} in Delta and now {type_name(wanted)} in the source.",
-        "Set `type_change: new_column` to keep both, or remove the Delta table and run: "
-        f"millrace resync {table}. Nothing was written.",
+        "Nothing was written. Set `type_change: new_column` to keep both, or begin the table anew: remove its folder "
+        "and its note below delta/ in the state folder, then: millrace resync",
     )
 
 

@@ -155,7 +155,7 @@ class DeltaStore:
         return folder
 
     def _remedy(self) -> str:
-        return f"Check {self.uri}; if it was removed on purpose, run: millrace resync {self.table}."
+        return f"Check {self.uri}; if it was removed on purpose, take a new snapshot with: millrace resync"
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -177,7 +177,7 @@ def test_a_table_that_vanished_is_lost_and_says_what_to_do(tmp_path: Path) -> No
     sink.prepare(ITEMS)
     sink.apply(numbers(range(10), 5))
     shutil.rmtree(tmp_path / "public.items")
-    with pytest.raises(Lost, match=r"public\.items.*millrace resync public\.items"):
+    with pytest.raises(Lost, match=r"public\.items.*millrace resync"):
         sink.apply(numbers(range(10), 6))
     with pytest.raises(SinkError, match=r"is gone.*remove .*public\.items\.id.*millrace resync"):
         opened(tmp_path).prepare(ITEMS)

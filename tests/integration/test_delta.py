@@ -211,6 +211,55 @@ def test_rows_without_a_primary_key_are_told_apart_with_their_nulls(open_sink: O
     assert sink.stored(schema).to_pylist() == [{"a": None, "b": "x"}]
 
 
+@pytest.mark.parametrize(
+    ("type_", "modifier", "keys"),
+    [
+        (
+            PgType(2950, "uuid"),
+            -1,
+            ['"0b6d91ad-808a-f0c4-1a32-5d48bb442752"', '"ffffffff-808a-f0c4-1a32-5d48bb442752"'],
+        ),
+        (NUMERIC, ((10 << 16) | 2) + 4, ["1.10", "-99999999.99"]),
+        (NUMERIC, -1, ["1.10", "1.1"]),
+        (PgType(1114, "timestamp"), -1, ['"2024-01-31T10:00:00.000001"', '"2024-01-31T10:00:00.000002"']),
+        (PgType(1184, "timestamptz"), -1, ['"2024-01-31T10:00:00.000001Z"', '"1900-01-31T10:00:00.000002Z"']),
+        (PgType(1082, "date"), -1, ['"2024-01-31"', '"0001-01-01"']),
+        (PgType(17, "bytea"), -1, ['"aGk="', '""']),
+        (PgType(16, "bool"), -1, ["true", "false"]),
+        (INT8, -1, ["9007199254740993", "9007199254740992"]),
+        (TEXT, -1, ['"it\'s"', '"' + "x" * 3000 + '"']),
+    ],
+)
+def test_keys_of_every_type_are_told_apart(open_sink: Open, type_: PgType, modifier: int, keys: list[str]) -> None:
+    schema = items(Column("id", type_, modifier, key=True), Column("label", TEXT))
+    sink = open_sink()
+    sink.prepare(schema)
+    for version in (5, 6):
+        rows = [put(schema, version, id=key, label=f'"{number} v{version}"') for number, key in enumerate(keys)]
+        sink.apply(batch(schema, rows))
+    sink.apply(batch(schema, [change("d", f'{{"id":{keys[0]}}}', 7)]))
+    sink.apply(batch(schema, [put(schema, 5, id=keys[0], label='"late"')]))
+    assert sink.stored(schema)["label"].to_pylist() == ["1 v6"]
+
+
+def test_keys_of_several_types_are_told_apart_together(open_sink: Open) -> None:
+    key = [Column("tenant", INT4, key=True), Column("at", PgType(1082, "date"), key=True), Column("k", TEXT, key=True)]
+    schema = items(*key, Column("label", TEXT))
+    sink = open_sink()
+    sink.prepare(schema)
+    rows = [
+        put(schema, 5, tenant=str(tenant), at=f'"2024-01-0{day}"', k=f'"{k}"', label='"a"')
+        for tenant in (1, 2)
+        for day in (1, 2)
+        for k in "xy"
+    ]
+    sink.apply(batch(schema, rows))
+    sink.apply(batch(schema, [put(schema, 6, tenant="1", at='"2024-01-02"', k='"y"', label='"b"')]))
+    stored = sink.stored(schema)
+    assert stored.num_rows == 8
+    assert [row["label"] for row in stored.to_pylist()] == ["a", "a", "a", "b", "a", "a", "a", "a"]
+
+
 def test_odd_names_of_tables_and_columns_are_only_names(lake: Path, open_sink: Open) -> None:
     odd = Column('We "ird"; DROP TABLE x --.`y', INT4)
     schema = TableSchema(TableId("../x", 'a"b/c'), (Column("Id'", TEXT, key=True), odd), 1)
