@@ -3,18 +3,21 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta, delta_write
+from sinks import delta, delta_layout, delta_write
 from sinks.context import SinkContext
+from sinks.delta_maintenance import Care, maintain
 from sinks.delta_merge import WRITER
 from tests.histories import INT4, INT8, INTEGERS, NUMERIC, TEXT, History, batch, change, cut, images, table
 
@@ -364,3 +367,20 @@ def test_young_tombstones_survive_maintenance(open_sink: Open) -> None:
     sink.maintain(LABELLED)
     sink.apply(numbers(LABELLED, range(3), 5))
     assert sink.stored(LABELLED)["id"].to_pylist() == [0, 2]
+
+
+def test_a_deleted_row_is_in_no_file_once_history_has_passed(lake: Path, open_sink: Open) -> None:
+    sink = open_sink()
+    sink.prepare(LABELLED)
+    sink.apply(numbers(LABELLED, range(10), 5))
+    sink.apply(batch(LABELLED, [change("d", '{"id":7}', 6)]))
+    layout = delta_layout.evolve(LABELLED, sink.store(LABELLED.table).schema()).layout
+    at_once = Care(timedelta(days=36_500), timedelta(0))
+    maintain(sink.store(LABELLED.table).current(), layout, at_once, datetime.now(UTC))
+    left = [label for file in lake.rglob("*.parquet") if "_delta_log" not in str(file) for label in _labels(file)]
+    assert len(left) == 10
+    assert "row 7" not in left
+
+
+def _labels(file: Path) -> list[Any]:
+    return pq.read_table(file)["label"].to_pylist()
