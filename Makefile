@@ -35,6 +35,9 @@ lock: .venv/ready ## Resolve the dependencies anew into requirements.lock
 docs: .venv/ready ## Generate the configuration reference
 	@$(BIN)/python -m cdc.cli.reference
 
+bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS)
+	@$(BIN)/python -m bench.capture
+
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi
 	@rm -rf .millrace
