@@ -156,14 +156,16 @@ class Handoff:
 
     def _publish(self, large: Large) -> None:
         spool = self._log.spool()
+        tally = Tally()
         try:
             for rows in large.parts():
                 spool.write(rows)
-                self._tally.add(rows)
+                tally.add(rows)
         except BaseException:
             spool.discard()
             raise
         spool.publish(large.end)
+        self._tally.merge(tally)
 
     def _patiently(self, append: Callable[[], None]) -> None:
         """A full log is waited for: the queue fills, reading stops, and the source keeps its WAL."""

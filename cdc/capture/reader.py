@@ -35,7 +35,7 @@ _WAIT_SECONDS = 0.2
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 15.0
 _LONGEST_SILENCE = 900.0
 _BUSY_SECONDS = 30.0
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Reader:
         self._reconnects = 0
         self._watermark = self._received = log.progress().end
         self._failure: SourceError | None = None
+        self._sender = 0
 
     @property
     def status(self) -> ReaderStatus:
@@ -167,6 +168,7 @@ class Reader:
         try:
             self._check_slot(slot.identify(replication), after)
             wire.start(self._source.slot, self._source.publication, after)
+            self._sender = replication.info.backend_pid
         except BaseException:
             wire.close()
             raise
@@ -176,6 +178,8 @@ class Reader:
         """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
         with connect(self._source) as connection:
             found = slot.find(connection, self._source.slot)
+            if found is not None and found.active_pid and found.active_pid == self._sender:
+                slot.evict(connection, found)
         stored = slot.SourceIdentity.of_mark(self._log.progress().marks[slot.MARK])
         slot.check(stored, found, server, after)
 

@@ -232,6 +232,17 @@ class _Blockers:
         return ", ".join("a prepared transaction" if pid == 0 else f"pid {pid}" for pid in pids)
 
 
+def evict(connection: Connection, facts: SlotFacts) -> None:
+    """End the server process that reads the slot: one of our own whose connection is dead, which the server would
+    only notice after wal_sender_timeout."""
+    with explained(f"Freeing slot {facts.name}"):
+        connection.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots"
+            " where slot_name = %s and active_pid = %s",
+            (facts.name, facts.active_pid),
+        )
+
+
 def drop(connection: Connection, name: str) -> None:
     """Give the slot up; no error if it is gone already."""
     with explained(f"Dropping slot {name}"):

@@ -43,6 +43,14 @@ class Tally:
             self._size += rows.nbytes
             self._last = last
 
+    def merge(self, other: "Tally") -> None:
+        """What another one counted is in the log as well."""
+        counted = other.counted()
+        with self._lock:
+            self._changes.update(counted.changes)
+            self._size += counted.size
+            self._last = counted.last_commit or self._last
+
     def counted(self) -> Counted:
         """The counts so far."""
         with self._lock:

@@ -14,6 +14,7 @@ import cdc.log
 from cdc.capture import doctor, publication, slot, watch
 from cdc.capture.connect import connect
 from cdc.capture.doctor import Verdict
+from cdc.capture.policy import PolicedLog
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings, stop: threading.Event) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(settings.state) as status:
-        Capture(settings, log, status, stop).run()
+        Capture(settings, PolicedLog(log, settings.source.schema_policy), status, stop).run()
 
 
 @dataclass(frozen=True, slots=True)

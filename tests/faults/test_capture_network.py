@@ -49,6 +49,23 @@ def test_a_black_hole_is_noticed_within_two_keepalives_and_left_behind(items: Ri
     items.assert_equal()
 
 
+def test_our_own_dead_connection_does_not_hold_the_slot_until_the_server_notices(items: Rig, way: Proxy) -> None:
+    """The server keeps a silent reader for a minute; we know that it was us, and end it."""
+    with items.following() as following:
+        items.database.execute("insert into items values (1, 'a')")
+        following.reaches(items.now())
+        active = "select active_pid from pg_replication_slots where slot_name = %s"
+        old = items.ask(active, items.source["slot"])
+        way.stall()
+        wait_until(lambda: following.status.state == "reconnecting", 10, "the silence to be noticed")
+        assert items.ask(active, items.source["slot"]) == old
+        way.pass_on()
+        items.database.execute("insert into items values (2, 'b')")
+        following.reaches(items.now(), 20)
+        assert items.ask(active, items.source["slot"]) != old
+    items.assert_equal()
+
+
 def test_a_way_back_that_is_deaf_is_noticed_too(items: Rig, way: Proxy) -> None:
     """Our words arrive, the server's do not: from our side the same silence."""
     with items.following() as following:

@@ -1,0 +1,120 @@
+"""What a table may do to its columns: the schema policy, kept where schemas are recorded.
+
+Stream, snapshots and backfills all record through it, so none of them can follow a change that the others refuse.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from cdc.errors import SchemaRefused
+from cdc.model import Column, Entry, Progress, TableId, TableSchema
+from cdc.ports import LogWriter, Schemas, Spool
+
+Policy = Literal["evolve", "lenient", "ignore", "exception"]
+
+_WIDER = {
+    "int2": {"int4", "int8", "numeric"},
+    "int4": {"int8", "numeric"},
+    "int8": {"numeric"},
+    "float4": {"float8"},
+    "bpchar": {"varchar"},
+}
+"""Types that hold every value of the former one. Text holds the text of all."""
+
+
+class PolicedSchemas:
+    """A registry that refuses what the policy forbids. `record` is the only way in."""
+
+    def __init__(self, schemas: Schemas, policy: Policy) -> None:
+        self._schemas = schemas
+        self._policy = policy
+        self._newest = {schema.table: schema for schema in schemas.newest()}
+
+    def record(self, schema: TableSchema) -> TableSchema:
+        """Record it, or keep the former one (`ignore`). Raises SchemaRefused; durable on return."""
+        before = self._newest.get(schema.table)
+        if before is not None and self._policy != "evolve":
+            found = list(_changes(before, schema))
+            if found and self._policy == "ignore":
+                return before
+            refused = [what for what, harmless in found if self._policy == "exception" or not harmless]
+            if refused:
+                raise SchemaRefused(
+                    f"{schema.table} changed: {'; '.join(refused)}. The policy `{self._policy}` forbids it.",
+                    "Undo the change, or follow it with source.schema_policy: evolve",
+                )
+        recorded = self._newest[schema.table] = self._schemas.record(schema)
+        return recorded
+
+    def get(self, table: TableId, schema_id: int) -> TableSchema:
+        """The schema that a change was written with."""
+        return self._schemas.get(table, schema_id)
+
+    def newest(self) -> Sequence[TableSchema]:
+        """The newest schema of every table."""
+        return self._schemas.newest()
+
+
+def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, bool]]:
+    """What changed, in words, and whether it loses nothing."""
+    old = {column.name: column for column in before.columns}
+    new = {column.name: column for column in after.columns}
+    yield from ((f"column {name} is gone", False) for name in old if name not in new)
+    yield from ((f"column {name} is new", True) for name in new if name not in old)
+    for name in old.keys() & new.keys():
+        if (old[name].type.name, old[name].modifier) != (new[name].type.name, new[name].modifier):
+            said = f"column {name} was {old[name].type.name} and is {new[name].type.name}"
+            yield said, _holds(new[name], old[name])
+    if {column.name for column in before.key} != {column.name for column in after.key}:
+        yield "its key is another", False
+
+
+def _holds(new: Column, old: Column) -> bool:
+    """Whether the new type has room for every value of the old one."""
+    if new.type.name == "text" or (new.type.name in _WIDER.get(old.type.name, set()) and new.modifier == -1):
+        return True
+    if new.type.name != old.type.name or new.modifier == -1:
+        return new.type.name == old.type.name
+    if old.modifier == -1:
+        return False
+    if new.type.name != "numeric":
+        return new.modifier >= old.modifier
+    (precision, scale), (former, digits) = _numeric(new.modifier), _numeric(old.modifier)
+    return scale >= digits and precision - scale >= former - digits
+
+
+def _numeric(modifier: int) -> tuple[int, int]:
+    return (modifier - 4) >> 16, (modifier - 4) & 0x7FF
+
+
+class PolicedLog:
+    """A log whose registry keeps to the policy; everything else is the log's own."""
+
+    def __init__(self, log: LogWriter, policy: Policy) -> None:
+        self._log = log
+        self._schemas = PolicedSchemas(log.schemas, policy)
+
+    def progress(self) -> Progress:
+        """What is durable."""
+        return self._log.progress()
+
+    def append(self, entry: Entry) -> None:
+        """Durable on return."""
+        self._log.append(entry)
+
+    def spool(self) -> Spool:
+        """Begin a large transaction."""
+        return self._log.spool()
+
+    @property
+    def schemas(self) -> Schemas:
+        """The registry, policed."""
+        return self._schemas
+
+    def maintain(self) -> None:
+        """The log's upkeep."""
+        self._log.maintain()
+
+    def close(self) -> None:
+        """Let go of locks."""
+        self._log.close()
