@@ -1,6 +1,6 @@
 """The Kafka log: one topic a table in Debezium's envelope, rows and position committed together.
 
-See docs/kafka.md for the topics and their settings, docs/adr/0005-kafka-log.md for the reasons.
+See docs/kafka.md for the topics and their settings, docs/adr/0008-kafka-log.md for the reasons.
 """
 
 from cdc.config import Settings
