@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cdc.errors import EnvironmentFault, LogFenced, LogFull
+from cdc.errors import EnvironmentFault, LogError, LogFenced, LogFull
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FILE_MODE = 0o600
@@ -31,7 +31,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def room(path: Path) -> Iterator[None]:
-    """Translate the errors of writing: nothing is visible yet when they come."""
+    """Translate the errors of writing: nothing is visible yet when they come, so the caller may try again."""
     try:
         yield
     except FileNotFoundError:
@@ -41,7 +41,9 @@ def room(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise LogFull(f"No room left under {path.parent}.", "Free space or raise the quota; it goes on.") from None
-        raise
+        raise LogError(
+            f"Writing under {path.parent} failed: {error.strerror}.", "Look at the disk and the folder's permissions."
+        ) from None
 
 
 def write_new(path: Path, data: bytes | memoryview) -> None:

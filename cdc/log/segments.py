@@ -30,6 +30,8 @@ from cdc.log.spool import SegmentSpool
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
+_REOPEN = "Restart: what is durable is read again."
+
 
 class SegmentSettings(LogSettings):
     """A log of Parquet files under the state folder."""
@@ -97,17 +99,17 @@ class SegmentWriter:
         """Rename a synced file or folder into place as the next sequence number; False if the log has it already."""
         with self._lock:
             if self._broken:
-                raise LogError("An earlier sync of the log folder failed.", "Restart: what is durable is read again.")
+                raise LogError("An earlier sync of the log folder failed.", _REOPEN)
             if self._is_repeat(end, marks):
                 return False
             segment = self._named(extent, max(end, self._progress.end), bool(marks))
             failpoint.reached("log.before_rename")
             try:
                 self._lease.publish(aside, self._folder.hot / str(segment))
-            except OSError:
+            except OSError as error:
                 # Visible but perhaps not durable: only a fresh look at the folder can tell.
                 self._broken = True
-                raise
+                raise LogError(f"The log folder could not be synced: {error.strerror}.", _REOPEN) from None
             self._sequence = segment.stop
             self._progress = Progress(segment.end, {**self._progress.marks, **marks})
             return True

@@ -52,7 +52,8 @@ class SegmentSpool:
         self._must_be_open()
         if self._held or not self._parts:
             self._flush()
-        sync_folder(self._folder)
+        with room(self._aside):
+            sync_folder(self._folder)
         failpoint.reached("log.spool_publish")
         if not self._writer.publish(self._folder, self._extent, end, {}):
             self.discard()
