@@ -7,13 +7,13 @@ done per row in Python. Stream and snapshot both come here, so that their images
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
-from cdc.capture.buffers import binary, regrouped, take
+from cdc.capture.buffers import binary, bounds_of, octets_of, regrouped, take
 from cdc.capture.spans import Flags, Octets, Places, Spans, few, require_room
 from cdc.capture.types.rendering import Rendered
 from cdc.errors import DecodeError
@@ -48,7 +48,8 @@ class Template:
         if few(count):
             return _checked([self._one(cells, row) for row in range(count)])
         literals = self._literals
-        source, entries = _source(literals, [cell.rendered for cell in cells], shared, count)
+        columns, shared = _compacted([cell.rendered for cell in cells], shared, count)
+        source, entries = _source(literals, columns, shared, count)
         empty = len(literals) - 1
         index = np.empty((count, 2 * len(cells) + 1), np.int32)
         before: int | Places = _START
@@ -112,6 +113,25 @@ def _state(cell: Cell, count: int) -> "int | Places":
     if absent is not None:
         state[absent] = _ABSENT
     return state
+
+
+_PIECE = 100
+"""Bytes that are copied in the time that taking one piece costs."""
+
+
+def _compacted(columns: Sequence[Rendered], shared: Octets, count: int) -> tuple[Sequence[Rendered], Octets]:
+    """Move the columns together where they are a small part of the shared buffer, which would be copied as a whole:
+    a key, or one of many tables in a feed."""
+    mine = [column.spans for column in columns if column.spans.data is shared]
+    used = sum(int((spans.stop - spans.start).sum()) for spans in mine)
+    if not mine or used + _PIECE * len(mine) * count > len(shared):
+        return columns, shared
+    bounds = np.append(_interleaved(mine, 0, count), len(shared)).astype(np.int32)
+    pieces = take(binary(bounds, shared), np.arange(0, len(bounds) - 1, 2, dtype=np.int32))
+    ends, data = bounds_of(pieces).astype(np.int64), octets_of(pieces)
+    parts = iter([Spans(data, ends[at : -1 : len(mine)], ends[at + 1 :: len(mine)]) for at in range(len(mine))])
+    moved = [replace(column, spans=next(parts)) if column.spans.data is shared else column for column in columns]
+    return moved, data
 
 
 def _source(

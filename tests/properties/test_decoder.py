@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.capture import spans
+from cdc.capture import images, spans
 from cdc.capture.pgoutput import Decoder
 from cdc.errors import DecodeError
 from tests.corpus import pgoutput_encoder as pg
@@ -170,12 +170,15 @@ def typed(value: Any) -> Any:
 
 
 @settings(max_examples=150, deadline=None)
-@given(stories(), st.lists(st.integers(0, 60), max_size=4), st.sampled_from([0, spans.FEW]))
-def test_what_was_encoded_comes_back_however_the_stream_is_cut(story: Story, cuts: list[int], few: int) -> None:
+@given(stories(), st.lists(st.integers(0, 60), max_size=4), st.sampled_from([0, spans.FEW]), st.sampled_from([0, 100]))
+def test_what_was_encoded_comes_back_however_the_stream_is_cut(
+    story: Story, cuts: list[int], few: int, piece: int
+) -> None:
+    """`few` and `piece` are the thresholds between ways of the same result."""
     frames = [pg.frame(message, number) for number, message in enumerate(story.messages)]
     target = decoder()
     edges = [0, *sorted(cuts), len(frames)]
-    with patch.object(spans, "FEW", few):
+    with patch.object(spans, "FEW", few), patch.object(images, "_PIECE", piece):
         found = [row for a, b in itertools.pairwise(edges) for row in flat(target.feed(frames[a:b]).rows)]
     assert [typed(row) for row in found] == [typed(row) for row in story.rows]
 
