@@ -1,9 +1,15 @@
 """Fixtures come from the fix_*.py files beside this one."""
 
+import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = [f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py"))]
 # they import one another: marked first, none is imported without its assertions rewritten
 pytest.register_assert_rewrite(*pytest_plugins)
+
+# No test asserts a time: machines are shared. In CI the examples are the same in every run.
+hypothesis.settings.register_profile("millrace", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("millrace")
