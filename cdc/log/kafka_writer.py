@@ -7,7 +7,7 @@ either all of it or nothing; the next writer's `init_transactions` aborts what w
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,8 @@ from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
 
 _CHUNK_ROWS = 16_384
-"""Rows turned into messages at once: more of them no longer gain, and cost memory."""
+_CHUNK_BYTES = 64 << 20
+"""Rows turned into messages at once: more of them no longer gain, cost memory, and an Arrow array ends at 2 GB."""
 _BACKOFF_SECONDS = 0.5
 _INITIALISE_SECONDS = 60.0
 
@@ -147,8 +148,7 @@ class KafkaWriter:
         outlet = Outlet(producer, self._settings)
         newest, first = self._state.place.newest, 0
         for table in tables:
-            for at in range(0, table.num_rows, _CHUNK_ROWS):
-                rows = _checked(table.slice(at, _CHUNK_ROWS))
+            for rows in _chunks(_checked(table)):
                 newest = max(newest, pc.max(pc.cast(rows.column("commit_ts"), pa.int64())).as_py())
                 for messages in encode(rows, self._origin, now, first):
                     outlet.produce(self._topics.of(messages.table), messages)
@@ -280,6 +280,15 @@ def recovered(messages: list[Message]) -> _State:
         elif message.key.startswith(MARK_KEY):
             marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
     return _State(place, marks)
+
+
+def _chunks(rows: pa.Table) -> Iterator[pa.Table]:
+    if rows.num_rows > _CHUNK_ROWS or (rows.num_rows > 1 and rows.nbytes > _CHUNK_BYTES):
+        half = rows.num_rows // 2
+        yield from _chunks(rows.slice(0, half))
+        yield from _chunks(rows.slice(half))
+    elif rows.num_rows:
+        yield rows
 
 
 def _checked(rows: pa.Table) -> pa.Table:
