@@ -68,6 +68,20 @@ class Changes:
             rejected=self.rejected + items,
         )
 
+    def halves(self) -> tuple["Changes", "Changes"]:
+        """The lower and the upper half by key, for a batch that touches too much at once."""
+        order = sorted_places(self.rows, self.layout.key)
+        half = self.rows.num_rows // 2
+        return self._picked(order[:half]), self._picked(order[half:])
+
+    def with_rejected(self, *parts: "Changes") -> "Changes":
+        """These changes with what was set aside while their parts were written."""
+        new = (item for part in parts for item in part.rejected[len(self.rejected) :])
+        return replace(self, rejected=self.rejected + tuple(new))
+
+    def _picked(self, places: AnyArray) -> "Changes":
+        return replace(self, rows=self.rows.take(places), keys=self.keys.take(places))
+
 
 def rejected_items(layout: Layout, keys: AnyArray, versions: AnyArray, reason: str) -> tuple[RejectedItem, ...]:
     """One item per row, all with the same reason."""
@@ -125,8 +139,13 @@ def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.T
 
 def sorted_by(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Rows in ascending order of these columns."""
+    return rows.take(sorted_places(rows, names))
+
+
+def sorted_places(rows: pa.Table, names: Sequence[str]) -> AnyArray:
+    """The numbers of the rows, in ascending order of these columns."""
     order: list[tuple[str, Literal["ascending", "descending"]]] = [(name, "ascending") for name in names]
-    return rows.take(pc.sort_indices(rows, sort_keys=order))
+    return pc.sort_indices(rows, sort_keys=order)
 
 
 def _comparable(column: AnyArray) -> AnyArray:

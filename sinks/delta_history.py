@@ -51,7 +51,7 @@ def _write(table: DeltaTable, given: Changes) -> Changes:
     fair = target_size(int(stored.bytes.sum()))
     region = touched(given, stored, fair)
     if region is not None and region.bytes > REGION_LIMIT and given.rows.num_rows > 1:
-        return _halved(table, given)
+        return given.with_rejected(*(_write(table, half) for half in given.halves()))
     condition = region.condition() if region else ""
     rows = scanned(table, given.layout, given.layout.arrow.names, condition)
     result, orphans = put(rows, given)
@@ -60,18 +60,6 @@ def _write(table: DeltaTable, given: Changes) -> Changes:
     elif result is not None:
         overwrite(table, result, condition, file_size=fair, commit_properties=marks(table, given))
     return given.without(orphans, STORED_ROW_MISSING)
-
-
-def _halved(table: DeltaTable, given: Changes) -> Changes:
-    order: AnyArray = pc.sort_indices(given.rows, sort_keys=[(name, "ascending") for name in given.layout.key])
-    half = len(order) // 2
-    parts = [_write(table, _picked(given, order[:half])), _write(table, _picked(given, order[half:]))]
-    rejected = tuple(item for part in parts for item in part.rejected if item not in given.rejected)
-    return replace(given, rejected=given.rejected + rejected)
-
-
-def _picked(given: Changes, rows: AnyArray) -> Changes:
-    return replace(given, rows=given.rows.take(rows), keys=given.keys.take(rows))
 
 
 def put(stored: pa.Table, given: Changes) -> tuple[pa.Table | None, Bools]:

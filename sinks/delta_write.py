@@ -1,4 +1,4 @@
-"""How a batch is written: one rule, by what it touches. Each way is one commit, or none if nothing changes.
+"""How a batch is written: one rule, by what it touches. A way is one commit, or none if nothing changes.
 
 | the batch | way |
 |---|---|
@@ -6,7 +6,8 @@
 | at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
 | touches at most REGION_LIMIT of files | rewrite these files in memory, sorted by key |
 | touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
-| touches more otherwise, or truncates | `deltalake`'s merge |
+| touches more, in files that lie apart | half of its keys after the other, each by this rule: several commits |
+| touches more, in files that overlap, or truncates, or has keys without bounds | `deltalake`'s merge |
 
 The numbers are measured: docs/adr/0004-delta-writes.md.
 """
@@ -29,8 +30,8 @@ from sinks.delta_rewrite import places, rewrite, taken
 
 MEGABYTE = 1024 * 1024
 
-REGION_LIMIT = 64 * MEGABYTE
-"""Compressed bytes rewritten in memory at once: about 2.5 million rows of 100 bytes, some 600 MB of Arrow."""
+REGION_LIMIT = 32 * MEGABYTE
+"""Compressed bytes rewritten in memory at once: about a million rows of 100 bytes, 350 to 600 MB while it lasts."""
 
 SPARK_LIMIT = 1024 * MEGABYTE
 """Compressed bytes that `deltalake`'s merge, which runs in this process, is trusted with. Spark's MERGE takes ten times
@@ -57,16 +58,34 @@ def write(table: DeltaTable, given: Changes, by_spark: MergeBySpark | None = Non
     stored = files(table, given.layout)
     target = target_size(int(stored.bytes.sum()))
     region = touched(given, stored, target)
-    if not len(stored.bytes) or (region is not None and region.new and not region.files):
+    if not len(stored.bytes) or _only_new_keys(table, given, region):
         return _append(table, given, target)
-    if region is not None and region.bytes <= REGION_LIMIT and not _looks_like_a_load(given, region):
+    if region is not None and region.bytes <= REGION_LIMIT:
         return _rewrite(table, given, region, target)
-    return _merge(table, given, region, target, by_spark)
+    if by_spark is None or region is None or region.bytes <= SPARK_LIMIT:
+        halves = _halves(given, stored, region, target)
+        if halves:
+            return given.with_rejected(*(write(table, half) for half in halves))
+    return _merge(table, given, region, by_spark)
 
 
-def _looks_like_a_load(given: Changes, region: Region) -> bool:
-    """Many keys all over the table: if they turn out to be new, they need not be rewritten into its order at once."""
-    return LOAD_ROWS <= given.rows.num_rows < region.rows
+def _halves(given: Changes, stored: Files, region: Region | None, target: int) -> tuple[Changes, ...]:
+    """The batch in two, if that halves what it touches; not where files overlap and every key touches all of them."""
+    if region is None or given.rows.num_rows < 2:
+        return ()
+    halves = given.halves()
+    parts = [touched(half, stored, target) for half in halves]
+    size = sum(part.bytes for part in parts if part is not None)
+    return halves if size <= region.bytes * 5 // 4 else ()
+
+
+def _only_new_keys(table: DeltaTable, given: Changes, region: Region | None) -> bool:
+    """Whether no key is stored, by the bounds of the files, or for many keys all over the table by looking."""
+    if region is not None and region.new and not region.files:
+        return True
+    if given.rows.num_rows < LOAD_ROWS or (region is not None and region.rows <= given.rows.num_rows):
+        return False
+    return not _survey(table, given, region).found.any()
 
 
 def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
@@ -87,17 +106,11 @@ def _rewrite(table: DeltaTable, given: Changes, region: Region, target: int) -> 
     return given.without(result.orphans, STORED_ROW_MISSING)
 
 
-def _merge(
-    table: DeltaTable, given: Changes, region: Region | None, target: int, by_spark: MergeBySpark | None
-) -> Changes:
-    survey = _survey(table, given, region.condition() if region else "")
+def _merge(table: DeltaTable, given: Changes, region: Region | None, by_spark: MergeBySpark | None) -> Changes:
+    survey = _survey(table, given, region)
     given = given.without(survey.orphans, STORED_ROW_MISSING)
-    if not survey.found.any():
-        return _append(table, given, target)
     if not survey.newer.any():
         return given
-    if region is not None and region.bytes <= REGION_LIMIT:
-        return _rewrite(table, given, region, target)
     size = region.bytes if region else int(files(table, given.layout).bytes.sum())
     if by_spark is not None and size > SPARK_LIMIT:
         by_spark(table, given)
@@ -107,7 +120,7 @@ def _merge(
 
 
 def _truncate(table: DeltaTable, given: Changes) -> Changes:
-    given = given.without(_survey(table, given, "").orphans, STORED_ROW_MISSING)
+    given = given.without(_survey(table, given, None).orphans, STORED_ROW_MISSING)
     if not merge(table, given)["num_output_rows"]:
         append(table, given, LEAST_FILE)  # nothing to remove, yet the truncate must be remembered
     return given
@@ -122,9 +135,10 @@ class _Survey:
     orphans: npt.NDArray[np.bool_]
 
 
-def _survey(table: DeltaTable, given: Changes, condition: str) -> _Survey:
-    """Read keys and versions only."""
-    stored = scanned(table, given.layout, [*given.layout.key, VERSION, DELETED], condition)
+def _survey(table: DeltaTable, given: Changes, region: Region | None) -> _Survey:
+    """Read keys and versions only, of the region or of the whole table."""
+    columns = [*given.layout.key, VERSION, DELETED]
+    stored = scanned(table, given.layout, columns, region.condition() if region else "")
     below = places(stored, given)
     version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
     newer = given.rows[VERSION].to_numpy() > version

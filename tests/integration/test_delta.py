@@ -190,7 +190,7 @@ def test_new_keys_are_appended_and_no_file_is_touched(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_merge_of_deltalake_ends_as_the_rewrite_does(
-    open_sink: Open, monkeypatch: pytest.MonkeyPatch, seed: int
+    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
     schema = table("ints")
@@ -203,6 +203,48 @@ def test_the_merge_of_deltalake_ends_as_the_rewrite_does(
         sink.apply(current)
         sink.apply(batches[rng.randrange(number + 1)])
     assert sink.stored(schema).equals(sink.expected(schema, images(history.state())))
+    assert "MERGE" in {commit["operation"] for commit in opened_table(lake, "public.ints").history()}
+
+
+def test_a_batch_that_touches_too_much_at_once_is_written_in_parts(
+    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
+    sink = open_sink()
+    sink.prepare(LABELLED)
+    for start in range(0, 20_000, 2000):
+        sink.apply(numbers(LABELLED, range(start, start + 2000), 5))
+    size = sum(file.stat().st_size for file in lake.rglob("*.parquet"))
+    version = opened_table(lake).version()
+    monkeypatch.setattr(delta_write, "REGION_LIMIT", size // 3)
+    rows = [put(LABELLED, 6, id=str(number), label='"new"') for number in range(0, 20_000, 500)]
+    partial = change("u", '{"id":77777}', 6, '{"id":77777}', ["label"])
+    with pytest.raises(Rejected) as caught:
+        sink.apply(batch(LABELLED, [*rows, partial]))
+    assert [item.key for item in caught.value.items] == ['{"id":77777}']
+    commits = opened_table(lake).history(opened_table(lake).version() - version)
+    assert len(commits) > 1
+    assert {commit["operation"] for commit in commits} == {"WRITE"}
+    stored = sink.stored(LABELLED)
+    assert stored.num_rows == 20_000
+    assert [row["id"] for row in stored.to_pylist() if row["label"] == "new"] == list(range(0, 20_000, 500))
+
+
+def test_new_keys_in_random_order_are_appended_and_known_ones_are_found(
+    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_write, "LOAD_ROWS", 50)
+    schema = items(Column("id", TEXT, key=True), Column("label", TEXT))
+    keys = [f'"{number * 7919 % 1000:03}"' for number in range(1000)]
+    sink = open_sink()
+    sink.prepare(schema)
+    for start in range(0, 1000, 100):
+        chunk = [put(schema, 5, id=key, label='"a"') for key in keys[start : start + 100]]
+        sink.apply(batch(schema, chunk))
+        assert start < 200 or last_commit(lake)["num_removed_files"] == 0
+    sink.apply(batch(schema, [put(schema, 6, id=key, label='"b"') for key in keys[:60]]))
+    stored = sink.stored(schema)["label"].to_pylist()
+    assert (len(stored), stored.count("b")) == (1000, 60)
 
 
 def test_rows_without_a_primary_key_are_told_apart_with_their_nulls(open_sink: Open) -> None:
