@@ -1,13 +1,18 @@
 """Chunked snapshots beside the stream: the log stays right whatever happens at the same time."""
 
+import contextlib
 import json
+import random
+from typing import Any
 
+import psycopg
 import pytest
 
 from cdc.model import TableId
 from snapshots import pace
+from snapshots.reader import TableReader
 from snapshots.requests import Request
-from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, marks, own, writers
+from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, marks, own, write_once, writers
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 
@@ -44,10 +49,46 @@ def test_a_finished_backfill_is_not_repeated_after_a_restart(incremental: Rig) -
     assert len(incremental.rows()) == 500
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_live_changes_win_over_the_chunks(incremental: Rig, small_chunks: None, seed: int) -> None:
-    """Scenario 34."""
-    with writers(incremental, 3, seed, keys=520), backfilling(incremental) as scene:
+@pytest.mark.parametrize("seed", range(6))
+def test_changes_between_the_marks_win_over_the_chunk(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, small_chunks: None, seed: int
+) -> None:
+    """Scenario 34, with every chunk raced: before its read, after it, and by transactions open meanwhile."""
+    fill = FILL.replace("500)", "60)").replace("50)", "3000)")
+    rig.capture_tables(ITEMS, "alter table items alter big set storage external", fill, snapshot="incremental")
+    rig.begin()
+    rng = random.Random(seed)
+    read = TableReader._read
+
+    def raced(*arguments: Any) -> Any:
+        with rig.database.connect() as now, rig.database.connect(autocommit=False) as later:
+            now.execute("set lock_timeout = '20ms'")
+            later.execute("set lock_timeout = '20ms'")
+            _write_some(later, rng)
+            _write_some(now, rng)
+            rows = read(*arguments)
+            _write_some(now, rng)
+            with contextlib.suppress(psycopg.errors.InFailedSqlTransaction):
+                later.commit()
+        return rows
+
+    monkeypatch.setattr(TableReader, "_read", raced)
+    with backfilling(rig) as scene:
+        scene.wait(own())
+        for _ in range(3):
+            scene.wait(scene.ask(Request(ITEM)))
+        scene.catch_up()
+    assert_right(rig)
+
+
+def _write_some(connection: psycopg.Connection[Any], rng: random.Random) -> None:
+    with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.InFailedSqlTransaction):
+        for _ in range(rng.randint(1, 12)):
+            write_once(connection, rng, 70)
+
+
+def test_writers_at_full_speed_and_chunks_end_in_the_same_state(incremental: Rig, small_chunks: None) -> None:
+    with writers(incremental, 3, keys=520), backfilling(incremental) as scene:
         scene.wait(own())
     with incremental.following() as following:
         following.reaches(incremental.now())
