@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
 _GRACE = 20.0
 _ATTEND = 1.0
+_LARGEST_RESULT = (
+    "192m"  # of a folded batch; a larger one is taken in parts, so a huge transaction needs no huge driver
+)
 
 
 @dataclass(slots=True)
@@ -163,6 +166,7 @@ def spark_of(settings: Settings) -> "SparkSession":
         "spark.driver.memory": settings.spark.memory,
         "spark.local.dir": str(scratch.absolute()),
         "spark.scheduler.mode": "FAIR",
+        "spark.driver.maxResultSize": _LARGEST_RESULT,
         **settings.spark.conf,
     }
     return spark_session("millrace", spark_jars(), conf, scratch.absolute(), settings.spark.master)

@@ -24,7 +24,8 @@ def start(run_program: RunProgram, state_dir: Path, tmp_path: Path) -> Callable[
 
     def run(*sinks: dict[str, Any], env: dict[str, str] | None = None) -> Program:
         config = tmp_path / "millrace.yaml"
-        config.write_text(yaml.safe_dump({"state": str(state_dir), "sinks": list(sinks)}))
+        spark = {"conf": {"spark.driver.maxResultSize": "2m"}}
+        config.write_text(yaml.safe_dump({"state": str(state_dir), "sinks": list(sinks), "spark": spark}))
         return run_program("-m", "cdc.service.apply", "--config", str(config), env=env)
 
     return run
@@ -39,7 +40,7 @@ def row(key: int, version: int, label: str) -> dict[str, Any]:
     return change("u", f'{{"id":{key}}}', version, f'{{"id":{key},"label":"{label}"}}')
 
 
-def test_a_dead_store_does_not_stop_the_others_and_sigterm_ends_tidily(
+def test_a_dead_store_does_not_stop_the_others_nor_does_a_huge_transaction_and_sigterm_ends_tidily(
     start: Callable[..., Program], filled_log: FilledLog, redis_url: str, state_dir: Path
 ) -> None:
     filled_log.record(ITEMS)
@@ -50,14 +51,16 @@ def test_a_dead_store_does_not_stop_the_others_and_sigterm_ends_tidily(
     )
     client = redis.Redis.from_url(redis_url)
     wait_until(lambda: client.get("public.items:1"), 90, "the first row")
-    end = filled_log.append([row(1, 20, "two"), row(2, 21, "other")])
+    filled_log.append([row(1, 20, "two"), row(2, 21, "other")])
     wait_until(lambda: json.loads(client.get("public.items:1") or b"{}").get("label") == "two", 30)
-    wait_until(lambda: said(state_dir, "redis").get("changes") == {"public.items": 3}, 30)
+    huge = filled_log.append([row(key, 30, "x" * 1000) for key in range(3, 6003)])
+    wait_until(lambda: said(state_dir, "redis").get("changes") == {"public.items": 6003}, 60, "a huge transaction")
+    wait_until(lambda: {item.name: item.reached for item in filled_log.reader.consumers()}["redis"] == huge, 30)
     assert said(state_dir, "redis")["state"] == "running"
     assert said(state_dir, "redis")["facts"] == {"eviction policy": "noeviction"}
     assert said(state_dir, "dead")["state"] == "waiting"
     assert "cannot be reached" in said(state_dir, "dead")["error"]
-    assert {consumer.name: consumer.reached for consumer in filled_log.reader.consumers()} == {"redis": end, "dead": 0}
+    assert {item.name: item.reached for item in filled_log.reader.consumers()} == {"redis": huge, "dead": 0}
     assert program.terminate() == 0
     assert status.read(state_dir, "apply")["state"] == "stopped"
 
