@@ -22,7 +22,7 @@ from cdc.ports import Clock, LogWriter
 MERGE_BYTES = 32 * 2**20
 """A merged entry is cut about here: a larger one would take long to become visible, and memory."""
 _RETRY_SECONDS = 1.0
-_PACE_SECONDS = 0.025
+_PACE_SECONDS = 0.03
 """Least time between two appends: each is a few syncs and a segment. The first change after a pause never waits."""
 
 
