@@ -9,7 +9,7 @@ from typing import Literal
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cdc.config import SecretField, SinkSettings, TableField
 from cdc.errors import Rejected
@@ -18,6 +18,7 @@ from cdc.model import TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
 from sinks.delta_care import Caretaker
+from sinks.delta_changelog import newest, write_changelog
 from sinks.delta_changes import Changes, changes, expected, in_source_order
 from sinks.delta_history import write_history
 from sinks.delta_known import KnownTables
@@ -42,6 +43,8 @@ class DeltaSettings(SinkSettings):
     """1: rows as they are. 2: every version of a row, with `__START_AT` and `__END_AT`; the current one has no end."""
     sequence_by: SequenceBy = "version"
     """What `__START_AT` and `__END_AT` hold: the change's LSN, or the time of its commit."""
+    append_only: bool = False
+    """Keep the changes themselves, one row each, instead of the rows that they add up to."""
     maintain_minutes: float = Field(60.0, ge=0)
     """How often a table that is written is sorted, purged and vacuumed, beside the stream; 0: never."""
     keep_tombstones_hours: float = Field(24.0 * 30, gt=0)
@@ -51,6 +54,12 @@ class DeltaSettings(SinkSettings):
     it rewrote, so a week of batches every second is half a million of them."""
     type_change: TypeChange = "stop"
     """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "DeltaSettings":
+        if self.append_only and self.stored_as_scd_type == 2:
+            raise ValueError("append_only and stored_as_scd_type: 2 exclude each other; use two sinks")
+        return self
 
 
 SETTINGS = DeltaSettings
@@ -106,8 +115,12 @@ class DeltaSink:
         layout = self._layout(schema)
         if not self.store(schema.table).exists():
             return self.expected(schema, _NO_IMAGES)  # no row has come yet
-        rows = self.store(schema.table).read(layout, [one.name for one in layout.placed], f"NOT {DELETED}")
-        return in_source_order(schema, layout, rows)
+        store = self.store(schema.table)
+        if layout.changelog:
+            return in_source_order(schema, layout, store.guarded(lambda: newest(store.current(), layout)))
+        return in_source_order(
+            schema, layout, store.read(layout, [one.name for one in layout.placed], f"NOT {DELETED}")
+        )
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         """What `stored` would give. A value that does not fit its column is null: its row was refused, and differs."""
@@ -163,9 +176,17 @@ class DeltaSink:
     def _wishes(self, table: TableId) -> Wishes:
         settings = self._settings
         as_text = frozenset(settings.as_text.get(table, ()))
-        return Wishes(as_text, settings.type_change, settings.stored_as_scd_type, settings.sequence_by)
+        return Wishes(
+            as_text,
+            settings.type_change,
+            settings.stored_as_scd_type,
+            settings.sequence_by,
+            settings.append_only,
+        )
 
     def _write(self, table: DeltaTable, given: Changes) -> Changes:
+        if self._settings.append_only:
+            return write_changelog(table, given)
         if self._settings.stored_as_scd_type == 2:
             return write_history(table, given, datetime.now(UTC))
         return write(table, given, self._by_spark())

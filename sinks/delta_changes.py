@@ -3,6 +3,7 @@
 What cannot be typed is set aside here, row by row, before anything is written.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,7 +18,7 @@ from cdc.model import TableSchema
 from cdc.ports import Batch
 from sinks.delta_images import no_values, typed
 from sinks.delta_json import AnyArray
-from sinks.delta_layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, VERSION, Layout
+from sinks.delta_layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, Layout
 
 PARTIAL = PREFIX + "partial"
 """Source-side only: the row lacks columns whose stored values must stay."""
@@ -112,8 +113,18 @@ def changes(batch: Batch, layout: Layout) -> Changes:
             **flags,
         }
     )
+    if layout.changelog:
+        kept, table = (), as_log(table, rows)
     typed_rows = Changes(layout, table, _plain(rows["key"]), kept, (), batch.truncated, lsn)
     return _without_misfits(typed_rows, misfits)
+
+
+def as_log(table: pa.Table, rows: pa.Table) -> pa.Table:
+    """For a changelog: a partial change is whole in itself, and names the columns that it did not bring."""
+    names = [json.dumps(missing) if missing else None for missing in rows["unchanged"].to_pylist()]
+    flags = np.zeros(rows.num_rows, np.bool_)
+    table = table.set_column(table.column_names.index(UNCHANGED), UNCHANGED, pa.array(names, pa.string()))
+    return table.set_column(table.column_names.index(PARTIAL), PARTIAL, pa.array(flags))
 
 
 def expected(schema: TableSchema, layout: Layout, images: pa.Table) -> pa.Table:

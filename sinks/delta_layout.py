@@ -23,6 +23,7 @@ COMMITTED = "_millrace_commit_ts"
 KEY_TEXT = "_millrace_key"
 PREFIX = "_millrace_"
 START_AT, END_AT = "__START_AT", "__END_AT"
+UNCHANGED = "_millrace_unchanged"
 
 OURS = (
     pa.field(VERSION, pa.int64()),
@@ -58,7 +59,7 @@ class Layout:
     placed: tuple[Placed, ...]
     key: tuple[str, ...]
     history: tuple["AnyField", ...] = ()
-    """Type 2 only: where each version of a row begins and ends."""
+    """Type 2: where each version of a row begins and ends. Changelog: which columns a change did not bring."""
     leftover: tuple["AnyField", ...] = ()
     """Columns of the Delta table that the source no longer has: null in every row written from now on."""
 
@@ -72,7 +73,12 @@ class Layout:
     @property
     def by_text(self) -> bool:
         """Whether rows are told apart by the key's JSON text: tables whose whole row is the key, nulls included."""
-        return self.key == (KEY_TEXT,)
+        return KEY_TEXT in self.key
+
+    @property
+    def changelog(self) -> bool:
+        """Whether every change is a row of its own."""
+        return VERSION in self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +107,13 @@ class Wishes:
     type_change: TypeChange = "stop"
     scd_type: Literal[1, 2] = 1
     sequence_by: SequenceBy = "version"
+    append_only: bool = False
 
     @property
     def history(self) -> tuple["AnyField", ...]:
-        """The columns that type 2 adds."""
+        """The columns that type 2 or a changelog adds."""
+        if self.append_only:
+            return (pa.field(UNCHANGED, pa.string()),)
         if self.scd_type == 1:
             return ()
         type_ = pa.int64() if self.sequence_by == "version" else INSTANT
@@ -115,16 +124,17 @@ def new_layout(schema: TableSchema, wishes: Wishes = Wishes()) -> Layout:  # noq
     """The layout of a table that does not exist yet."""
     _check(schema)
     placed = tuple(Placed(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
-    return Layout(schema.table, placed, _key(schema, _whole_row_is_key(schema)), wishes.history)
+    return Layout(schema.table, placed, _key(schema, _whole_row_is_key(schema), wishes), wishes.history)
 
 
 def evolve(schema: TableSchema, stored: pa.Schema, wishes: Wishes = Wishes()) -> Evolution:  # noqa: B008 - frozen
     """How rows of this schema fit into a table that exists. Raises SinkError if the wishes forbid it."""
     _check(schema)
-    if any(field not in stored for field in wishes.history) or (START_AT in stored.names and not wishes.history):
+    if {field.name: field.type for field in wishes.history} != _history(stored):
         raise SinkError(
-            f"table {schema.table}: `stored_as_scd_type` or `sequence_by` is not what its Delta table was made with.",
-            "Set it back, or give the sink another path.",
+            f"table {schema.table}: `stored_as_scd_type`, `sequence_by` or `append_only` is not what its Delta table "
+            "was made with.",
+            "Set it back, or add a sink with another name and path.",
         )
     placed, added, widened = [], [], []
     for column in _keys_first(schema):
@@ -132,9 +142,10 @@ def evolve(schema: TableSchema, stored: pa.Schema, wishes: Wishes = Wishes()) ->
         placed.append(one)
         added += [pa.field(one.name, one.type)] if is_new else []
         widened += [pa.field(one.name, one.type)] if is_wider else []
-    taken = {*(one.name for one in placed), *(field.name for field in OURS), KEY_TEXT, START_AT, END_AT}
+    taken = {*(one.name for one in placed), *(field.name for field in OURS), KEY_TEXT, *_HISTORY}
     leftover = tuple(field.with_nullable(True) for field in stored if field.name not in taken)
-    layout = Layout(schema.table, tuple(placed), _key(schema, KEY_TEXT in stored.names), wishes.history, leftover)
+    key = _key(schema, KEY_TEXT in stored.names, wishes)
+    layout = Layout(schema.table, tuple(placed), key, wishes.history, leftover)
     return Evolution(layout, tuple(added), tuple(widened))
 
 
@@ -172,8 +183,16 @@ def _keys_first(schema: TableSchema) -> Sequence[Column]:
     return [*schema.key, *(column for column in schema.columns if not column.key)]
 
 
-def _key(schema: TableSchema, by_text: bool) -> tuple[str, ...]:
-    return (KEY_TEXT,) if by_text else tuple(column.name for column in schema.key)
+def _key(schema: TableSchema, by_text: bool, wishes: Wishes) -> tuple[str, ...]:
+    key = (KEY_TEXT,) if by_text else tuple(column.name for column in schema.key)
+    return (*key, VERSION) if wishes.append_only else key
+
+
+_HISTORY = (START_AT, END_AT, UNCHANGED)
+
+
+def _history(stored: pa.Schema) -> dict[str, pa.DataType]:
+    return {name: stored.field(name).type for name in _HISTORY if name in stored.names}
 
 
 def _whole_row_is_key(schema: TableSchema) -> bool:
