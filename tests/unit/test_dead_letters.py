@@ -1,0 +1,110 @@
+"""Dead letters: kept, counted, tried again, given up; and never shown to others."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cdc.cli import dlq
+from cdc.errors import ConfigError
+from sinks.dead_letters import DeadLetters, Letter
+from tests.histories import WHEN
+
+LETTER = Letter(
+    table="public.items",
+    key='{"id":1}',
+    op="u",
+    after='{"id":1,"amount":12345678901234567890.10}',
+    unchanged=("big",),
+    version=1 << 62,
+    commit_lsn=(1 << 62) + 1,
+    commit_ts=WHEN,
+    schema_id=3,
+    reason="refused",
+    parked_at=WHEN,
+)
+
+
+@pytest.fixture
+def letters(state_dir: Path) -> DeadLetters:
+    return DeadLetters(state_dir / "dead-letters" / "memory")
+
+
+def test_a_letter_comes_back_as_it_was(letters: DeadLetters) -> None:
+    letters.park([LETTER])
+    assert letters.list() == [LETTER]
+
+
+def test_only_the_owner_can_read_them(letters: DeadLetters, state_dir: Path) -> None:
+    letters.park([LETTER])
+    files = list((state_dir / "dead-letters" / "memory").iterdir())
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_a_newer_change_of_the_key_replaces_the_letter_and_an_older_one_does_not(letters: DeadLetters) -> None:
+    letters.park([LETTER])
+    letters.park([replace(LETTER, version=LETTER.version + 1, reason="again")])
+    letters.park([replace(LETTER, version=5, reason="stale")])
+    assert [(letter.reason, letter.attempts) for letter in letters.list()] == [("again", 2)]
+
+
+def test_a_letter_is_settled_only_by_its_own_version_or_a_newer_one(letters: DeadLetters) -> None:
+    letters.park([LETTER])
+    letters.resolve("public.items", [(LETTER.key, LETTER.version - 1)])
+    assert letters.count() == 1
+    letters.resolve("public.items", [(LETTER.key, LETTER.version)])
+    assert letters.count() == 0
+
+
+def test_a_truncate_overtakes_older_letters(letters: DeadLetters) -> None:
+    letters.park([replace(LETTER, version=5), replace(LETTER, key='{"id":2}', version=9)])
+    letters.truncate("public.items", 7)
+    assert [letter.version for letter in letters.list()] == [9]
+
+
+@pytest.fixture
+def config(tmp_path: Path, state_dir: Path) -> str:
+    path = tmp_path / "millrace.yaml"
+    path.write_text(yaml.safe_dump({"state": str(state_dir), "sinks": [{"kind": "memory"}]}))
+    return str(path)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(dlq.app, arguments)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_list_shows_keys_and_reasons_but_no_values(letters: DeadLetters, config: str) -> None:
+    letters.park([LETTER])
+    plain = run("list", "--config", config)
+    assert "refused" in plain
+    assert '{"id":1}' in plain
+    assert "12345678901234567890" not in plain
+    assert json.loads(run("list", "--config", config, "--json"))[0]["lsn"] == "40000000/0"
+
+
+def test_showing_a_letter_gives_its_values(letters: DeadLetters, config: str) -> None:
+    letters.park([LETTER])
+    assert json.loads(run("show", LETTER.key, "--config", config))[0]["after"] == LETTER.after
+    with pytest.raises(ConfigError, match="no dead letter"):
+        run("show", '{"id":9}', "--config", config)
+
+
+def test_a_retry_is_asked_for_and_a_drop_is_confirmed(letters: DeadLetters, config: str) -> None:
+    letters.park([LETTER, replace(LETTER, key='{"id":2}')])
+    assert "1 change(s) will be tried again" in run("retry", "--config", config, "--key", LETTER.key)
+    assert [letter.key for letter in letters.list(retry=True)] == [LETTER.key]
+    assert "1 change(s) given up" in run("drop", "--config", config, "--key", LETTER.key, "--yes")
+    assert [letter.key for letter in letters.list()] == ['{"id":2}']
+
+
+def test_an_unknown_sink_is_named(config: str) -> None:
+    with pytest.raises(ConfigError, match="no sink 'redis'"):
+        run("list", "--config", config, "--sink", "redis")
