@@ -138,6 +138,23 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 
 
 @app.command()
+def forget(
+    consumer: Annotated[str, typer.Argument(help="The consumer's name, from: millrace log positions")],
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Release what the log keeps for a consumer that is gone, such as a sink that was taken out of the pipeline.
+
+    Example: millrace log forget old_lake
+    """
+    _, reader = _opened(config)
+    names = [item.name for item in reader.consumers()]
+    if consumer not in names:
+        raise ConfigError(f"No consumer {consumer!r} is registered.", f"Registered: {', '.join(names) or 'none'}.")
+    reader.forget(consumer)
+    OUT.print(f"Forgot {consumer}: retention no longer waits for it.", markup=False)
+
+
+@app.command()
 def quarantine(
     sequence: Annotated[int, typer.Argument(min=1, help="A sequence number inside the bad segment, from its name.")],
     config: ConfigOption = DEFAULT_CONFIG,

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc.cli.log import app
+from cdc.errors import ConfigError
 from cdc.log.reading import SegmentReader
 from cdc.log.segments import SegmentSettings, SegmentWriter
 from cdc.model import Lsn
@@ -58,6 +59,13 @@ def test_values_are_printed_only_when_asked_for(config: Path) -> None:
     lines = run("tail", "-n", "1", "--values", "--config", str(config)).splitlines()
     assert [json.loads(line)["op"] for line in lines] == ["u", "u", "u"]
     assert json.loads(json.loads(lines[0])["after"])["name"] == "n5@500"
+
+
+def test_a_consumer_that_is_gone_is_forgotten_by_name(config: Path) -> None:
+    assert "Forgot lake" in run("forget", "lake", "--config", str(config))
+    assert json.loads(run("positions", "--json", "--config", str(config)))["consumers"] == []
+    with pytest.raises(ConfigError, match="No consumer 'lake'"):
+        run("forget", "lake", "--config", str(config))
 
 
 def test_a_bad_segment_is_set_aside_by_its_sequence_number(config: Path, tmp_path: Path) -> None:

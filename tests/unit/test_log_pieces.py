@@ -7,10 +7,12 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import LogCorrupt
+from cdc.log import content
 from cdc.log.reading import SegmentReader
 from cdc.log.segments import SegmentSettings, SegmentWriter
 from cdc.log.spark.pieces import Piece, advance, pieces, progress_row, reached, read, spread
-from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
+from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Entry
+from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history
 
 PLENTY = 1 << 40
@@ -57,6 +59,22 @@ def test_any_range_of_offsets_is_read_exactly(root: Path, writer: SegmentWriter,
     view = SegmentReader(root).view()
     for end in range(start + 1, 13):
         assert table(root, pieces(view, start, end)).equals(history(*range(start + 1, end + 1)))
+
+
+def test_entries_are_cut_right_wherever_row_groups_begin(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "GROUP_ROWS", 4)
+    writer = SegmentWriter(root, SegmentSettings(hot_segments=1, retention_hours=1e6))
+    for number in range(1, 9):
+        writer.append(Entry(entry(number, size=number).rows, entry(number).end))
+    writer.maintain()
+    reader = SegmentReader(root)
+    whole = pa.concat_tables([entry(number, size=number).rows for number in range(1, 9)])
+    assert pa.concat_tables([piece.rows for piece in reader.read(reader.start())]).equals(whole)
+    assert [piece.rows.num_rows for piece in reader.read(Offset("3"))] == [4, 5, 6, 7, 8]
+    for tasks in (1, 3, 36):
+        shares = spread(pieces(reader.view(), 2, 8), tasks, 1)
+        assert table(root, [piece for share in shares for piece in share]).equals(whole.slice(3))
+    writer.close()
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])

@@ -4,6 +4,7 @@ See docs/adr/0003-spark-source.md for why it is a Python data source.
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from cdc.errors import LogCorrupt
+from cdc.log.folder import View
 from cdc.log.reading import SegmentReader
 from cdc.log.spark import pieces
 from cdc.log.spark.pieces import Piece
@@ -29,6 +31,10 @@ _FORMAT = "millrace_segments"
 _DEFAULT_ROWS = 50_000
 _BATCH_BYTES = 64 << 20
 """Bytes on disk of one micro-batch: JSON images inflate five- to tenfold, and two batches live at once."""
+_PATIENCE = 0.2
+_GLANCE = 0.01
+"""An idle query looks every 10 ms and answers Spark five times a second: 2.4 % of a core, against 6.1 % when each question is
+answered at once."""
 _TASK_ROWS = 20_000
 """Least rows of a task: below this a second task costs more than it saves."""
 
@@ -114,8 +120,8 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """The end of the next batch: whole entries, at least one if there is any."""
-        view = self._segments().view()
         begin = start["sequence"]
+        view = self._segments().view() if self._target is not None else self._next(begin)
         if begin > view.chain.head:
             raise LogCorrupt(
                 f"The checkpoint stands at offset {begin}, the log ends at {view.chain.head}.",
@@ -127,6 +133,13 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
             reached = pieces.advance(view, begin, rows, _BATCH_BYTES)
         return {"sequence": reached if self._target is None else max(min(reached, self._target), begin)}
+
+    def _next(self, begin: int) -> View:
+        """The log once there is something new, or after a while: Spark itself would ask a hundred times a second."""
+        deadline = time.monotonic() + _PATIENCE
+        while (view := self._segments().view()).chain.head == begin and time.monotonic() < deadline:
+            time.sleep(_GLANCE)
+        return view
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """The head, for the query's status."""
