@@ -115,7 +115,14 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[SourceError], str], ...] = (
 )
 """SQLSTATE prefixes in order. 57014 (cancelled) is not among them: somebody meant it."""
 
-_REFUSALS = ("FATAL:  password authentication", "FATAL:  no pg_hba", "FATAL:  role ", "FATAL:  database ", "SSL")
+_REFUSALS = (
+    "FATAL:  password authentication",
+    "FATAL:  no pg_hba",
+    "FATAL:  role ",
+    "FATAL:  database ",
+    "SSL",
+    "certificate",
+)
 
 
 def _unreachable(error: psycopg.Error, doing: str) -> SourceError:
