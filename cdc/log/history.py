@@ -166,7 +166,10 @@ def sizes_of(view: View) -> dict[Segment, int]:
 def _successor(run: Sequence[Segment], extent: content.Extent, marks: bool, expired: bool) -> Segment:
     end = run[-1].end
     first, last = (extent.first, extent.last) if extent.rows else (run[0].first, run[-1].last)
-    generation = max(segment.generation for segment in run) + 1
+    generation = max(segment.generation for segment in run)
+    # What expires again and again must not climb for ever: a longer range of the same generation counts as newer too.
+    if not expired or len(run) == 1 or generation == 0:
+        generation += 1
     return Segment(
         run[0].start, run[-1].stop, generation, Lsn(first), Lsn(last), end, extent.rows, extent.newest, marks, expired
     )

@@ -193,6 +193,19 @@ def test_a_log_may_expire_entirely_and_goes_on(root: Path) -> None:
     assert commits(read_all(reader)) == [400]
 
 
+def test_a_log_may_expire_ten_thousand_times(root: Path) -> None:
+    writer = SegmentWriter(root, small(hours=5))
+    for number in range(1, 31):
+        writer.append(recent(number, timedelta(hours=10)))
+        writer.maintain()
+    floor = SegmentReader(root).view().chain.floor
+    assert floor is not None
+    assert (floor.start, floor.stop) == (1, 30)
+    assert floor.generation < 3, "a name has room for four digits"
+    assert files(root) == 1
+    assert len(writer.progress().marks) == 30
+
+
 def test_reading_what_retention_removed_is_an_error_and_not_a_gap(root: Path) -> None:
     writer = aged_log(root, small(hours=5))
     reader = SegmentReader(root)

@@ -33,8 +33,8 @@ _BATCH_BYTES = 64 << 20
 """Bytes on disk of one micro-batch: JSON images inflate five- to tenfold, and two batches live at once."""
 _PATIENCE = 0.2
 _GLANCE = 0.01
-"""An idle query looks every 10 ms and answers Spark five times a second: 2.4 % of a core, against 6.1 % when each question is
-answered at once."""
+"""An idle query looks every 10 ms and answers Spark five times a second: 2.4 % of a core, against 6.1 % when it answers
+each question at once."""
 _TASK_ROWS = 20_000
 """Least rows of a task: below this a second task costs more than it saves."""
 
