@@ -27,7 +27,7 @@ def sync(folder: Path, after: int, until: int) -> None:
 
 
 def _added(commit: Path) -> Iterator[str]:
-    for line in commit.read_text().splitlines():
+    for line in filter(None, commit.read_bytes().split(b"\n")):  # statistics hold values, some with other line breaks
         added = json.loads(line).get("add")
         if added is not None:
             yield unquote(added["path"])

@@ -60,6 +60,8 @@ _PLAIN: dict[str, pa.DataType] = {
 }
 
 _JSON = frozenset({"json", "jsonb"})
+_VECTORS = frozenset({"int2vector", "oidvector"})
+"""Arrays by the catalog, but written as plain text."""
 
 
 def root(type_: PgType) -> PgType:
@@ -93,7 +95,7 @@ def _decimal(modifier: int) -> pa.DataType:
 def form(column: Column, stored: pa.DataType) -> Form:
     """How this column's JSON values are read into a column of the stored type."""
     type_ = root(column.type)
-    if type_.kind is TypeKind.ARRAY or type_.name in _JSON:
+    if (type_.kind is TypeKind.ARRAY and type_.name not in _VECTORS) or type_.name in _JSON:
         return Form.JSON
     if stored == pa.binary():
         return Form.BASE64
