@@ -7,6 +7,7 @@ either all of it or nothing; the next writer's `init_transactions` aborts what w
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -116,7 +117,9 @@ class KafkaWriter:
 
     def close(self) -> None:
         """Let go of the connections; an open transaction is aborted by the next writer."""
-        with self._lock:
+        with self._lock, warnings.catch_warnings():
+            # A fenced producer cannot abort any more, and says so; its successor has done it.
+            warnings.simplefilter("ignore", RuntimeWarning)
             self._producer.close()
             self._watch.close()
 
