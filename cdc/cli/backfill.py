@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cdc.capture.connect import connect
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
-from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import TableId
-from cdc.service import status
-from snapshots.control import control_key
-from snapshots.messages import say
 from snapshots.requests import Request, ask, steer
+
+if TYPE_CHECKING:
+    from cdc.config import Settings
 
 Facts = dict[str, Any]
 _ENDED = ("done", "failed", "cancelled")
@@ -59,7 +57,9 @@ def backfill(
         _list(settings, as_json)
 
 
-def _read_again(settings: Settings, request: Request, wait: bool, as_json: bool) -> None:
+def _read_again(settings: "Settings", request: Request, wait: bool, as_json: bool) -> None:
+    from snapshots.control import control_key
+
     if request.table not in {captured.name for captured in settings.source.tables}:
         known = ", ".join(str(captured.name) for captured in settings.source.tables)
         raise ConfigError(f"Table {request.table} is not captured.", f"Tables: {known}.")
@@ -97,14 +97,19 @@ def _keys(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str, key)) if isinstance(key, list) else (str(key),) for key in listed)
 
 
-def _send(settings: Settings, message: str) -> str:
+def _send(settings: "Settings", message: str) -> str:
     """Write a message into the WAL; returns the id that a request has by its place there."""
+    from cdc.capture.connect import connect
+    from snapshots.messages import say
+
     with connect(settings.source, "millrace cli") as connection:
         return f"{say(connection, message):X}"
 
 
-def _follow(settings: Settings, identity: str, quiet: bool) -> Facts:
+def _follow(settings: "Settings", identity: str, quiet: bool) -> Facts:
     """Show the progress until the backfill has ended."""
+    from cdc.service import status
+
     with _screen(quiet) as show:
         while True:
             seen = status.read(settings.state, "capture")
@@ -160,7 +165,9 @@ def _said(facts: Facts) -> str:
     return f"{facts['table']} {facts['state']}{waiting}"
 
 
-def _list(settings: Settings, as_json: bool) -> None:
+def _list(settings: "Settings", as_json: bool) -> None:
+    from cdc.service import status
+
     found = _backfills(status.read(settings.state, "capture"))
     if as_json:
         print_json(found)

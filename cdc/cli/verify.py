@@ -1,12 +1,14 @@
 """`verify`: prove that the stores equal the source."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
-from snapshots.verify import Differences
+
+if TYPE_CHECKING:
+    from snapshots.verify import Differences
 
 
 def verify(
@@ -34,7 +36,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _show(found: Sequence[Differences]) -> None:
+def _show(found: "Sequence[Differences]") -> None:
     headings = ("sink", "table", "rows", "verdict", "missing", "extra", "different")
     rows = []
     for item in found:

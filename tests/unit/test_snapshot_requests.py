@@ -1,0 +1,111 @@
+"""Requests and jobs: what may be asked through the WAL, and that a mark brings a backfill back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.config import TableSettings
+from cdc.model import TableId
+from snapshots.jobs import Job, State, known, missing, own_id
+from snapshots.plan import Leaf, TablePlan, mark_name
+from snapshots.requests import Edge, Ended, Refused, Request, Steer, ask, edge, ended, steer, understand
+
+KEY = b"k" * 32
+ITEM = TableId("public", "items")
+texts = st.text(max_size=8)
+requests = st.builds(
+    Request,
+    st.just(ITEM),
+    texts,
+    st.none() | st.tuples(texts, texts),
+    st.lists(st.lists(texts, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
+)
+
+
+@given(requests)
+def test_a_signed_request_is_understood_as_it_was_meant(request: Request) -> None:
+    assert understand(ask(request, KEY).encode(), KEY) == request
+
+
+@given(requests)
+def test_a_condition_needs_our_signature(request: Request) -> None:
+    understood = understand(ask(request, b"another").encode(), KEY)
+    assert isinstance(understood, Refused) if request.where else understood == request
+
+
+def test_a_condition_put_into_a_signed_request_is_refused() -> None:
+    said = json.loads(ask(Request(ITEM, keys=(("1",),)), KEY))
+    said["backfill"]["where"] = "true"
+    assert isinstance(understand(json.dumps(said).encode(), KEY), Refused)
+
+
+@given(
+    st.binary(max_size=40)
+    | st.recursive(st.none() | texts, lambda inner: st.dictionaries(texts, inner)).map(json.dumps).map(str.encode)
+)
+def test_no_message_does_harm(content: bytes) -> None:
+    understand(content, KEY)
+
+
+def test_every_message_of_ours_is_understood() -> None:
+    assert understand(edge(True, "t").encode(), KEY) == Edge(True, "t")
+    assert understand(edge(False, "t").encode(), KEY) == Edge(False, "t")
+    assert understand(steer("pause", "all").encode(), KEY) == Steer("pause", "all")
+    assert understand(ended("1", "t", "why").encode(), KEY) == Ended("1", "t", "why")
+
+
+@given(
+    requests, st.sampled_from(State), st.none() | st.lists(texts, max_size=2).map(tuple), st.integers(0), st.booleans()
+)
+def test_a_job_is_the_same_after_being_marked_and_read(
+    request: Request, state: State, place: tuple[str, ...] | None, rows: int, fresh: bool
+) -> None:
+    job = Job("1F", request, state, place, rows, "why", fresh)
+    assert known(dict([job.mark(), ("snapshot", "{}")])) == {"1F": job}
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "after"),
+    [
+        ("pause", State.RUNNING, State.PAUSED),
+        ("resume", State.PAUSED, State.RUNNING),
+        ("resume", State.FAILED, State.RUNNING),
+        ("cancel", State.PAUSED, State.CANCELLED),
+        ("pause", State.DONE, State.DONE),
+        ("resume", State.CANCELLED, State.CANCELLED),
+        ("cancel", State.DONE, State.DONE),
+    ],
+)
+def test_steering_changes_only_what_can_be_changed(verb: str, before: State, after: State) -> None:
+    assert Job("1", Request(ITEM), before).steered(verb).state is after
+
+
+def plan(done: bool) -> dict[str, str]:
+    made = TablePlan(ITEM, (Leaf(ITEM, 1, 10),), 1024)
+    return {mark_name(ITEM): (made.advanced(5, 0) if done else made).mark()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "marks", "expected"),
+    [
+        ("initial", plan(done=True), None),
+        ("initial", plan(done=False), False),
+        ("initial", {}, True),
+        ("incremental", {}, True),
+        ("never", {}, None),
+        ("never", plan(done=False), None),
+    ],
+    ids=["read", "cut short", "added", "incremental", "never", "given up"],
+)
+def test_tables_that_lack_their_first_snapshot_are_found(
+    mode: str, marks: dict[str, str], expected: bool | None
+) -> None:
+    jobs = missing([TableSettings.model_validate({"name": ITEM, "snapshot": mode})], marks)
+    assert [job.fresh for job in jobs] == ([] if expected is None else [expected])
+
+
+def test_a_backfill_that_the_log_knows_is_not_begun_again() -> None:
+    job = Job(own_id(ITEM), Request(ITEM), State.DONE)
+    assert missing([TableSettings(name=ITEM, snapshot="incremental")], dict([job.mark()])) == []
