@@ -47,12 +47,12 @@ def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
 def overwrite(
     table: DeltaTable, rows: pa.Table, condition: str, *, file_size: int, commit_properties: CommitProperties
 ) -> None:
-    """Replace the rows that meet the condition, in one commit. Every new row must meet it too."""
+    """Replace the rows that meet the condition (all, if it is empty) in one commit. Every new row must meet it too."""
     write_deltalake(
         table,
         rows,
         mode="overwrite",
-        predicate=condition,
+        predicate=condition or None,
         target_file_size=file_size,
         commit_properties=commit_properties,
     )

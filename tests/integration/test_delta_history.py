@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import Rejected, SinkError
-from cdc.model import Column, TableId, TableSchema
+from cdc.model import Column, PgType, TableId, TableSchema
 from sinks import delta, delta_history
 from sinks.context import SinkContext
 from sinks.delta_write import REGION_LIMIT
@@ -75,6 +75,18 @@ def test_a_partial_version_takes_what_it_lacks_from_the_one_before(tmp_path: Pat
         sink.apply(batch(ITEMS, [row(1, 40, "z", None), row(2, 41, "whole")]))
     assert [item.reason for item in caught.value.items] == ["stored row missing"]
     assert (2, "whole", "b", 41, None) in history(tmp_path)
+
+
+def test_keys_without_bounds_have_their_history_too(tmp_path: Path) -> None:
+    day = TableSchema(TableId("public", "days"), (Column("id", PgType(1082, "date"), key=True), Column("a", TEXT)), 1)
+    sink = opened(tmp_path)
+    sink.prepare(day)
+    for version in (5, 6, 6):
+        keys = [f'{{"id":"2024-01-0{number}"' for number in (1, 2)]
+        sink.apply(batch(day, [change("u", key + "}", version, f'{key},"a":"v{version}"}}') for key in keys]))
+    rows = DeltaTable(tmp_path / "public.days").to_pyarrow_table(columns=["a", "__END_AT"]).to_pylist()
+    assert sorted(row["a"] for row in rows) == ["v5", "v5", "v6", "v6"]
+    assert sink.stored(day)["a"].to_pylist() == ["v6", "v6"]
 
 
 def test_a_delete_of_a_row_never_seen_is_remembered(tmp_path: Path) -> None:
