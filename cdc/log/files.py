@@ -26,6 +26,8 @@ def make_folder(path: Path) -> None:
             raise EnvironmentFault(f"{path} is a symbolic link.", "Put a real folder there, or change `state`.")
         path.chmod(FOLDER_MODE)
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise LogFull(f"No room left for {path}.", "Free space or raise the quota; it goes on.") from None
         raise EnvironmentFault(f"{path}: {error.strerror}.", "Make it writable for this user.") from None
 
 

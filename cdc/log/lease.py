@@ -30,10 +30,12 @@ class Lease:
     def take(cls, root: Path, takeover: bool = False) -> Self:
         """Become the writer. Raises LogFenced while another has the lock, unless told to take over."""
         make_folder(root)
-        lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        with room(root / "lock"):
+            lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
-            _seize(lock, root, takeover)
-            aside = _next_epoch(root)
+            with room(root / "lock"):
+                _seize(lock, root, takeover)
+                aside = _next_epoch(root)
         except BaseException:
             os.close(lock)
             raise

@@ -88,6 +88,20 @@ def test_a_full_disk_says_so_shows_nothing_and_goes_on_when_there_is_room(tiny_d
     writer.close()
 
 
+def test_a_writer_that_starts_on_a_full_disk_says_so_and_starts_later(tiny_disk: Path) -> None:
+    writer = SegmentWriter(tiny_disk / "log", SETTINGS)
+    writer.append(entry(1))
+    writer.close()
+    ballast = fill(tiny_disk)
+    with pytest.raises(LogFull):
+        SegmentWriter(tiny_disk / "log", SETTINGS).append(entry(2))
+    ballast.unlink()
+    again = SegmentWriter(tiny_disk / "log", SETTINGS, takeover=True)
+    again.append(entry(2))
+    assert read_all(SegmentReader(tiny_disk / "log")).equals(history(1, 2))
+    again.close()
+
+
 def test_a_spool_meets_a_full_disk_and_goes_on_when_there_is_room(tiny_disk: Path) -> None:
     writer = SegmentWriter(tiny_disk / "log", SETTINGS)
     spool = writer.spool()
