@@ -109,11 +109,14 @@ class Chain:
 
 
 def chain(segments: Iterable[Segment]) -> Chain:
-    """Put segments in order; raises Hole if a sequence number is missing, LogCorrupt if two overlap."""
+    """Put segments in order; raises Hole if a sequence number is missing, LogCorrupt if two overlap.
+
+    A log begins with sequence number 1 for ever: what retention removes leaves an expired segment in its place.
+    """
     kept: list[Segment] = []
     superseded: list[Segment] = []
     for segment in sorted(set(segments), key=lambda item: (item.start, -item.generation, -item.stop)):
-        reached = kept[-1].stop if kept else segment.start - 1
+        reached = kept[-1].stop if kept else 0
         if segment.stop <= reached:
             superseded.append(segment)
         elif segment.start == reached + 1:

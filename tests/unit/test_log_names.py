@@ -54,6 +54,11 @@ def test_a_missing_sequence_number_is_an_error_and_never_skipped() -> None:
         chain([segment(1), segment(4)])
 
 
+def test_a_missing_beginning_is_an_error_too() -> None:
+    with pytest.raises(Hole, match="sequence 1 to 1 is missing"):
+        chain([segment(2), segment(3)])
+
+
 def test_a_merged_segment_supersedes_its_parts() -> None:
     found = chain([segment(1), segment(2), segment(3), segment(1, 2, 1)])
     assert found.kept == (segment(1, 2, 1), segment(3))
