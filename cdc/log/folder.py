@@ -43,19 +43,36 @@ def _changed(path: Path) -> int:
 
 def _listed(path: Path) -> Listing:
     changed = _changed(path)
+    names = _names(path)
+    places, strangers = _sorted(path, names)
+    if not changed or _changed(path) != changed:
+        # The folder changes while it is read, and may have shown a newer name without an older one. All names up to
+        # the newest that was seen were there before a second look began, so that look has every one of them.
+        newest = max((segment.stop for segment in places), default=0)
+        places, strangers = _sorted(path, _names(path))
+        places = {segment: place for segment, place in places.items() if segment.stop <= newest}
+        changed = 0
+    return Listing(changed, places, tuple(sorted(strangers)))
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)  # noqa: PTH208 -- ten thousand names: Path objects only for those that are ours
+    except FileNotFoundError:
+        return []
+
+
+def _sorted(path: Path, names: list[str]) -> tuple[dict[Segment, Path], list[str]]:
+    """Our segments, and what else lies there."""
     places: dict[Segment, Path] = {}
     strangers = []
-    try:
-        names = os.listdir(path)  # noqa: PTH208 -- ten thousand names: Path objects only for those that are ours
-    except FileNotFoundError:
-        return _NOTHING
     for name in names:
         segment = parse(name)
         if segment is None:
             strangers.append(name)
         else:
             places[segment] = path / name
-    return Listing(changed, places, tuple(sorted(strangers)))
+    return places, strangers
 
 
 @dataclass(frozen=True, slots=True)

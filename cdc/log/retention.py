@@ -15,18 +15,20 @@ def expired(
     """The leading segments that may go: past the age or beyond the size, and read by everybody. Pure.
 
     `oldest` is the commit time (µs) before which rows are past their age, `protected` the last sequence number that
-    every registered consumer has read (None: nobody is registered).
+    every registered consumer has read (None: nobody is registered). A segment without rows has no age of its own: it
+    goes with the next one that does, lest a log of an hour lose its beginning while a first reader opens it.
     """
     total = sum(sizes[segment] for segment in kept)
-    gone: list[Segment] = []
-    for segment in kept:
+    going = 0
+    for place, segment in enumerate(kept, start=1):
         if protected is not None and segment.stop > protected:
             break
-        if segment.newest >= oldest and total <= room:
+        if total > room or (segment.rows and segment.newest < oldest):
+            going = place
+        elif segment.rows:
             break
-        gone.append(segment)
         total -= sizes[segment]
-    return gone
+    return kept[:going]
 
 
 class Retention:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -18,7 +19,7 @@ from cdc.errors import MillraceError
 from cdc.model import Lsn, parse_lsn
 from cdc.service import status
 from cdc.service.flow import count
-from cdc.service.health import nested
+from cdc.service.health import nested, reasons
 from cdc.service.part import settings_from
 from cdc.service.reached import Positions
 from cdc.service.verification import differences
@@ -40,6 +41,7 @@ class Demo:
     seconds: float = 20.0
     rate: float = 60.0
     started: float = field(default_factory=time.monotonic)
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
     committed: int = 0
     marks: dict[str, float] = field(default_factory=dict)
 
@@ -124,6 +126,13 @@ class Demo:
             tuple(sinks),
         )
 
+    def is_ready(self, settings: Settings, positions: Positions) -> bool:
+        """Whether every part of this run works and every store has rows."""
+        said = [status.read(settings.state, part) for part in ("capture", "apply")]
+        if any(status.age(facts, self.began) > 0 for facts in said):
+            return False  # left by an earlier run
+        return all(positions.reached().values()) and not reasons(said[0], said[1], (), datetime.now(UTC))
+
     def source_lsn(self, settings: Settings) -> Lsn:
         with _reader(settings) as connection:
             row = connection.execute("select pg_current_wal_lsn()").fetchone()
@@ -171,7 +180,7 @@ def run(home: Path, console: Console, keep: bool = False, seconds: float = 20.0)
 def _prove(demo: Demo, settings: Settings, servers: Servers, process: subprocess.Popen[bytes]) -> bool:
     positions = Positions(settings)
     with Screen(demo.console) as screen:
-        demo.watch(settings, positions, process, screen, lambda: all(positions.reached().values()))
+        demo.watch(settings, positions, process, screen, lambda: demo.is_ready(settings, positions))
         demo.mark("first rows in every store")
         done = threading.Event()
         customers = threading.Thread(target=_shop, args=(demo, servers, done), daemon=True)
