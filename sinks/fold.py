@@ -40,7 +40,7 @@ def fold(changes: "DataFrame") -> "DataFrame":
 
     Older ones are there only for keys whose newest change is partial. Truncates and progress markers have no key, and
     so come out as one row per table. One partition, no exchange, one job: a batch is small, and a shuffle costs more
-    than it saves (measured: docs/adr).
+    than it saves (docs/adr/0010-fold.md).
     """
     lean = changes.where(f"op <> 'm' or `table` = '{PROGRESS_TABLE}'").selectExpr(
         "`table`", "key", _OP, "after", "unchanged", "version", "commit_lsn", "ordinal", "commit_ts", "schema_id"

@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
 from cdc.config import SinkSettings
 from cdc.errors import EnvironmentFault
 from cdc.model import PROGRESS_TABLE, ZERO_LSN
@@ -31,9 +34,13 @@ _log = logging.getLogger(__name__)
 _MORE_PARTS = 16
 _MOST_PARTS = 4096
 _LIMIT = "spark.driver.maxResultSize"
-# Ten rows planned, compiled and run: 284 ms of CPU with Spark's defaults, 246 ms without these two; 60,000 rows cost
-# a third less as well, since a plan that is used once is not worth compiling.
-_PLAIN = {"spark.sql.adaptive.enabled": "false", "spark.sql.codegen.wholeStage": "false"}
+# Ten rows planned, compiled and run: 284 ms of CPU with Spark's defaults, 246 ms without the first two; 60,000 rows
+# cost a third less as well, since a plan that is used once is not worth compiling (docs/adr/0010-fold.md).
+_PLAIN = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.streaming.stopTimeout": "15s",  # for ever by default, though a batch may hang in a store
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,10 @@ class SinkQuery:
         """Let the batch in hand end, then stop. The process's stop event must be set before."""
         self.applier.finish(deadline)
         if self._query is not None:
-            self._query.stop()
+            try:
+                self._query.stop()
+            except (PySparkException, Py4JJavaError):
+                _log.warning("sink %s: its query does not end; it is left behind", self.settings.name)
         self._lock.release()
 
     def _batch(self, changes: "DataFrame", batch_id: int) -> None:
@@ -140,9 +150,6 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
 
 def _part(changes: "DataFrame", part: int, parts: int) -> "pa.Table | None":
     """None if the result is larger than Spark lets the driver hold."""
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
     mine = changes if parts == 1 else changes.where(f"key is null or pmod(xxhash64(`table`, key), {parts}) = {part}")
     try:
         return fold(mine).toArrow()

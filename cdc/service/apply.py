@@ -5,6 +5,7 @@ the whole process is the loss of Spark itself, and then the supervisor starts it
 """
 
 import logging
+import shutil
 import sys
 import threading
 import time
@@ -56,6 +57,8 @@ class Runner:
             self.query.start(spark)
         except MillraceError as error:
             self._ended(str(error))
+        else:
+            self.query.applier.status.state = "starting"
 
     def tend(self, spark: "SparkSession") -> None:
         """Start it again if it ended and its time has come."""
@@ -161,6 +164,7 @@ def spark_of(settings: Settings) -> "SparkSession":
     from sinks.session import spark_session
 
     scratch = settings.state / "spark"
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed driver leaves its files behind
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = {
         "spark.driver.memory": settings.spark.memory,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem
+from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, SinkError
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
+from cdc.service.apply import Runner
 from sinks.applier import Applier
 from sinks.dead_letters import DeadLetters
 from sinks.memory import MemorySettings, MemorySink, Store
@@ -31,9 +32,12 @@ class Fickle(MemorySink):
     """A memory sink that can be down, and that refuses rows whose label says so."""
 
     down = False
+    broken = False
     picky = True
 
     def apply(self, batch: Batch) -> None:
+        if self.broken:
+            raise SinkError("the store refuses these credentials.")
         if self.down:
             raise Lost("the store is down.")
         poison = [row for row in batch.rows.to_pylist() if self.picky and "poison" in (row["after"] or "")]
@@ -160,6 +164,25 @@ def test_a_letter_is_tried_again_when_asked(pipeline: Pipeline) -> None:
     assert pipeline.applier.retry_letters() == 0
     assert pipeline.letters.count() == 0
     pipeline.check(ITEMS, {'{"id":1}': '{"id":1,"label":"poison","big":"poison"}'})
+
+
+def test_a_failed_query_is_started_again_and_does_the_batch_over(pipeline: Pipeline, spark: "SparkSession") -> None:
+    reach(pipeline, pipeline.log.append([row(1, 10, "one")]))
+    pipeline.sink.broken = True
+    end = pipeline.log.append([row(1, 20, "two")])
+    runner = Runner(pipeline.query)
+    wait_until(lambda: pipeline.query.failure() == "the store refuses these credentials.", 30)
+    runner.tend(spark)
+    assert pipeline.applier.status.state == "failed"
+    assert runner.restart_at is not None
+    pipeline.sink.broken = False
+
+    def tended() -> bool:
+        runner.tend(spark)
+        return pipeline.applier.status.reached >= end
+
+    wait_until(tended, 30)
+    assert pipeline.applier.status.state == "running"
 
 
 def test_a_second_query_on_the_same_checkpoint_is_refused(pipeline: Pipeline) -> None:
