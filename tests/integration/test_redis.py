@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
+from cdc.secret import Secret
 from sinks.context import SinkContext
 from sinks.redis import RedisSettings, RedisSink, open_sink
 from tests.fix_processes import wait_until
@@ -112,3 +113,17 @@ def test_settings_that_cannot_work_are_refused_without_showing_them(wrong: dict[
     with pytest.raises(ValidationError) as caught:
         RedisSettings(**wrong)
     assert "secret" not in caught.value.errors(include_input=False)[0]["msg"]
+
+
+def test_the_rights_that_the_documentation_names_suffice(private_redis: MakeRedis) -> None:
+    server = private_redis()
+    rights = ["on", ">secret", "~app:*", "+@read", "+@write", "+@scripting", "+@connection"]
+    admin = redis.Redis.from_url(server.url)
+    admin.execute_command("ACL", "SETUSER", "millrace", *rights)  # type: ignore[no-untyped-call]
+    sink = opened(server.url, username="millrace", password=Secret("secret"), prefix="app:")
+    sink.apply(batch(ITEMS, [row(10), row(10, None, "d", '{"id":2}')]))
+    sink.apply(batch(ITEMS, [change("u", '{"id":1}', 11, '{"id":1,"label":"two"}', ["big"])]))
+    assert sink.stored(ITEMS).num_rows == 1
+    sink.apply(batch(ITEMS, [change("t", None, 20)]))
+    assert sink.stored(ITEMS).num_rows == 0
+    assert sink.facts() == {"eviction policy": "unknown"}
