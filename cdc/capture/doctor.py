@@ -184,6 +184,9 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
         else:
             yield _identity(fact)
         yield from _access(fact, source, bypass)
+        if fact.kind == "p":
+            message = "TRUNCATE, DETACH or DROP of a single partition is not published"
+            yield _warn("partitions", about, message, "Delete rows instead, or run millrace verify afterwards.")
 
 
 def _identity(fact: TableFacts) -> Finding:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from cdc.capture import catalog
 from cdc.capture.catalog import relation
-from cdc.capture.connect import explained
+from cdc.capture.connect import explain, explained
 from cdc.capture.identity import refuse_filters, refuse_unfit
 from cdc.config import SourceSettings, TableSettings
 from cdc.errors import LogCorrupt, SourceRefused
@@ -233,11 +233,27 @@ def _adopt(connection: Connection, source: SourceSettings, found: Publication, s
     added = [table for table in source.tables if table.name not in have]
     narrowed = source.model_copy(update={"tables": tuple(added)})
     refuse_unfit(catalog.tables(connection, (table.name for table in added)), narrowed)
-    alter = sql.SQL("ALTER PUBLICATION {} ").format(sql.Identifier(source.publication))
-    with explained(f"Changing publication {source.publication}"), connection.transaction():
-        if added:
-            connection.execute(alter + sql.SQL("ADD TABLE ") + sql.SQL(", ").join(map(_clause, added)))
+    statements = _alterations(source, added, sorted(surplus))
+    try:
+        with connection.transaction():
+            for change in statements:
+                connection.execute(change)
             refuse_filters(connection, source)
-        if surplus:
-            connection.execute(alter + sql.SQL("DROP TABLE ") + sql.SQL(", ").join(map(relation, sorted(surplus))))
+    except psycopg.errors.InsufficientPrivilege:
+        said = "; ".join(change.as_string(None) for change in statements)
+        raise SourceRefused(
+            f"Role {source.user} may not change publication {source.publication}.", f"Run as its owner: {said}"
+        ) from None
+    except psycopg.Error as error:
+        raise explain(error, f"Changing publication {source.publication}") from None
     return read(connection, source.publication) or found
+
+
+def _alterations(source: SourceSettings, added: list[TableSettings], surplus: list[TableId]) -> list[sql.Composed]:
+    alter = sql.SQL("ALTER PUBLICATION {} ").format(sql.Identifier(source.publication))
+    found = []
+    if added:
+        found.append(alter + sql.SQL("ADD TABLE ") + sql.SQL(", ").join(map(_clause, added)))
+    if surplus:
+        found.append(alter + sql.SQL("DROP TABLE ") + sql.SQL(", ").join(map(relation, surplus)))
+    return found

@@ -53,6 +53,19 @@ def test_the_least_role_is_enough_and_nothing_is_found_wrong(modest: Rig) -> Non
     modest.assert_equal()
 
 
+def test_a_role_that_may_not_change_the_publication_is_told_the_statement(modest: Rig) -> None:
+    with connect(modest.settings.source) as connection:
+        stored = publication.ensure(connection, modest.settings.source)
+    modest.database.execute(
+        "create table more (id int primary key)", f"grant select on more to {modest.source['user']}"
+    )
+    modest.source["tables"] = ["public.more"]
+    with connect(modest.settings.source) as connection, pytest.raises(SourceRefused) as raised:
+        publication.follow(connection, modest.settings.source, stored)
+    assert 'ALTER PUBLICATION "millrace" ADD TABLE "public"."more"' in raised.value.remedy
+    assert 'DROP TABLE "public"."items"' in raised.value.remedy
+
+
 def test_a_superuser_is_more_than_needed(rig: Rig) -> None:
     rig.capture_tables(ITEMS)
     assert _finding(rig, "role").verdict is Verdict.WARN

@@ -9,6 +9,7 @@ import pytest
 
 from cdc.capture.events import LogicalMessage
 from cdc.capture.stream import Deaf
+from cdc.capture.transactions import Large
 from cdc.errors import MillraceError, SchemaRefused
 from cdc.model import LOG_SCHEMA, Entry, Op, TableId
 from tests.fix_capture import Rig
@@ -138,12 +139,20 @@ def test_a_streamed_transaction_with_aborted_savepoints_keeps_only_survivors(
     wait_until(lambda: items.ask(streamed, items.source["slot"]), 10, "the server's count of streamed transactions")
 
 
+class _Peeks(Deaf):
+    """Looks at the beginning of each large transaction, as backfills do."""
+
+    def passed(self, item: Entry | Large) -> None:
+        if isinstance(item, Large):
+            next(item.parts())
+
+
 def test_a_transaction_larger_than_memory_is_set_aside_and_published_whole(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 200_000)
     monkeypatch.setattr("cdc.capture.stream._FEED_MESSAGES", 1000)
-    with items.following() as following:
+    with items.following(_Peeks()) as following:
         items.database.execute("insert into items select g, 'l' || g, g, 'x' from generate_series(1, 20000) g")
         items.database.execute("insert into items values (0, 'next')")
         following.reaches(items.now())
