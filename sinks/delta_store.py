@@ -51,10 +51,11 @@ class DeltaStore:
 
     def current(self) -> DeltaTable:
         """The table as of its newest commit."""
-        if self._handle is None:
-            self._handle = self.guarded(lambda: DeltaTable(self.uri, storage_options=self._options))
-        else:
-            self.guarded(self._handle.update_incremental)
+        if self._handle is not None:
+            with suppress(DeltaError, OSError):  # the commits since may have been cleaned up: then open it anew
+                self._handle.update_incremental()
+                return self._handle
+        self._handle = self.guarded(lambda: DeltaTable(self.uri, storage_options=self._options))
         return self._handle
 
     def schema(self) -> pa.Schema:

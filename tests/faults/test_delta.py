@@ -256,3 +256,19 @@ def test_maintenance_beside_the_stream_loses_no_change(tmp_path: Path) -> None:
     newest = {number: version for version in range(10, 40) for number in range(version, 500, 7)}
     expected = {number: f"v{newest[number]} {number}" if number in newest else f"x {number}" for number in range(500)}
     assert labels(sink) == expected
+
+
+def test_a_writer_that_slept_through_a_clean_up_of_the_log_wakes_up(tmp_path: Path) -> None:
+    sleeper, other = opened(tmp_path), opened(tmp_path)
+    for sink in (sleeper, other):
+        sink.prepare(ITEMS)
+    sleeper.apply(numbers(range(10), 5))
+    for version in range(6, 12):
+        other.apply(numbers(range(10), version, f"v{version}"))
+    table = DeltaTable(tmp_path / "public.items")
+    table.create_checkpoint()
+    for number in range(table.version()):
+        (tmp_path / "public.items" / "_delta_log" / f"{number:020}.json").unlink()
+    sleeper.apply(numbers(range(5), 20, "awake"))
+    found = labels(sleeper)
+    assert (found[0], found[9]) == ("awake 0", "v11 9")
