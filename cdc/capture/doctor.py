@@ -20,8 +20,8 @@ from cdc.errors import SourceError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-OLDEST_SERVER = 130_000
-"""12 has no wal_status and no publish_via_partition_root: a lost slot could not be told from a lost connection."""
+OLDEST_SERVER = 140_000
+"""13 sends no logical messages, which backfills need, and streams no open transactions."""
 
 
 class Verdict(StrEnum):
@@ -92,7 +92,7 @@ def _server(connection: Connection, source: SourceSettings) -> Iterator[Finding]
     version = connection.info.server_version
     shown = f"{version // 10_000}.{version % 10_000}"
     if version < OLDEST_SERVER:
-        yield _fail("version", "server", f"PostgreSQL {shown} is too old", "Use PostgreSQL 13 or newer.")
+        yield _fail("version", "server", f"PostgreSQL {shown} is too old", "Use PostgreSQL 14 or newer.")
     else:
         yield _ok("version", "server", f"PostgreSQL {shown}")
     if version < publication.FILTERS_FROM:

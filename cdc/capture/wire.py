@@ -45,13 +45,11 @@ class Drained:
 
 
 def protocol(server_version: int) -> dict[str, str]:
-    """pgoutput's options for this server: streaming of open transactions from 14 on, the newest protocol it knows.
+    """pgoutput's options for this server: the newest protocol it knows, open transactions streamed, our messages sent.
 
     `two_phase` is never asked for: a prepared transaction then arrives whole at COMMIT PREPARED, and a rolled back
     one never.
     """
-    if server_version < 140_000:
-        return {"proto_version": "1"}
     version = 2 if server_version < 150_000 else 3 if server_version < 160_000 else 4
     return {"proto_version": str(version), "streaming": "on", "messages": "true"}
 
