@@ -292,3 +292,54 @@ def test_a_very_large_transaction_between_the_marks_has_the_chunk_read_again(inc
         scene.wait(own())
         scene.catch_up()
     assert_right(incremental)
+
+
+@pytest.mark.parametrize("mode", ["initial", "incremental"])
+def test_writers_from_before_the_slot_to_the_end_see_an_equal_log(rig: Rig, mode: str) -> None:
+    rig.capture_tables(ITEMS, "alter table items alter big set storage external", FILL, snapshot=mode)
+    with writers(rig, 2, keys=100):
+        rig.begin()
+        with backfilling(rig) as scene:
+            if mode == "incremental":
+                scene.wait(own())
+            scene.wait(scene.ask(Request(ITEM)))
+    with backfilling(rig) as scene:
+        scene.catch_up()
+    assert_right(rig)
+
+
+def test_a_table_that_wants_no_snapshot_has_only_its_changes(rig: Rig) -> None:
+    rig.capture_tables(ITEMS, FILL, snapshot="never")
+    rig.begin()
+    with backfilling(rig) as scene:
+        assert scene.backfills.facts() == []
+        rig.database.execute("update items set label = 'new' where id = 1")
+        scene.catch_up()
+    assert [(row["op"], row["key"]) for row in rig.rows()] == [("u", '{"id":1}')]
+
+
+@pytest.mark.parametrize("victim", ["millrace backfill", "millrace capture"])
+def test_a_chunk_whose_connection_or_stream_is_cut_is_read_again(
+    incremental: Rig, monkeypatch: pytest.MonkeyPatch, small_chunks: None, victim: str
+) -> None:
+    read, cuts = TableReader._read, iter([3, 7])
+
+    def cut(*arguments: Any) -> Any:
+        rows = read(*arguments)
+        counted[0] += 1
+        if counted[0] == due[0]:
+            due[0] = next(cuts, 0)
+            incremental.ask(
+                "select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity"
+                " where datname = current_database() and application_name = %s",
+                victim,
+            )
+        return rows
+
+    counted, due = [0], [next(cuts)]
+    monkeypatch.setattr(TableReader, "_read", cut)
+    with backfilling(incremental) as scene:
+        assert scene.wait(own())["rows"] == 500
+        scene.catch_up()
+    assert_right(incremental)
+    assert due == [0]
