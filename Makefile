@@ -1,9 +1,8 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench-capture bench-snapshot bench-sinks soak clean
+.PHONY: help setup demo test lint format lock docs bench-capture bench-snapshot clean
 
 BIN := .venv/bin
-MINUTES ?= 30
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +36,9 @@ docs: .venv/ready ## Generate the configuration reference
 
 bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS)
 	@$(BIN)/python -m bench.capture
+
+bench-snapshot: .venv/ready ## A whole table into the log, beside psql's copy (ROWS, RUNS)
+	@$(BIN)/python -m bench.snapshot
 
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi
