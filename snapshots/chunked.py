@@ -52,6 +52,8 @@ class Backfills:
         self._secret = secrets.token_hex(8)
         self._end = log.progress().end
         self._interrupted = json.loads(marks.get(STATE_MARK, "{}")).get("state") == "reading"
+        self.history_exact_from = marks.get(EXACT_MARK, "")
+        """From this LSN on the log's history is exact; empty while a snapshot that was cut short is unfinished."""
         self._changed = threading.Condition()
         self._jobs = {**known(marks), **{job.id: job for job in missing(settings.source.tables, marks)}}
         self._paces: dict[str, Pace] = {}
@@ -155,8 +157,8 @@ class Backfills:
         left = [other for other in self._jobs.values() if other.automatic and not other.fresh and other.open]
         if not self._interrupted or left or job.fresh or not job.automatic or job.state is not State.DONE:
             return {}
-        self._interrupted = False
-        return {STATE_MARK: json.dumps({"state": "done"}), EXACT_MARK: format_lsn(lsn)}
+        self._interrupted, self.history_exact_from = False, format_lsn(lsn)
+        return {STATE_MARK: json.dumps({"state": "done"}), EXACT_MARK: self.history_exact_from}
 
     # -- the thread that reads tables
 

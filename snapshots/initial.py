@@ -100,12 +100,12 @@ def run_initial(
     writer: LogWriter,
     report: Report = lambda progress: None,
     stopping: threading.Event | None = None,
-) -> None:
-    """Append every row of every table whose `snapshot` is `initial`; on return all of it is durable.
+) -> bool:
+    """Append every row of every table whose `snapshot` is `initial`; on return True all of it is durable.
 
     Call it while the slot's connection idles, and start to stream afterwards. Raises SourceRefused where a table may
-    not be read in full, before anything is appended. Returns early when `stopping` is set: what is missing is then
-    read in chunks.
+    not be read in full, before anything is appended. Returns False, early, when `stopping` is set: what is missing is
+    then for the next start, in chunks beside the stream.
     """
     source = settings.source
     with _joined(source, slot) as coordinator:
@@ -115,8 +115,10 @@ def run_initial(
         with ExitStack() as stack:
             connections = [stack.enter_context(_joined(source, slot)) for _ in range(_workers(source, jobs))]
             _read_all(connections, jobs, _Appender(writer, slot, stamp, jobs, report), stopping)
-    if all(job.plan.finished for job in jobs.values()):
+    whole = all(job.plan.finished for job in jobs.values())
+    if whole:
         _end(writer, slot, jobs)
+    return whole
 
 
 def _workers(source: SourceSettings, jobs: dict[TableId, _Job]) -> int:

@@ -103,8 +103,8 @@ class Capture:
             marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), publication.MARK: published.mark()}
             self.log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, marks))
             self.status.say("snapshot")
-            run_initial(settings, made, self.log, self.status.snapshot, self.stop)
-        if again:
+            whole = run_initial(settings, made, self.log, self.status.snapshot, self.stop)
+        if again and whole:
             resync.finish(settings, self.log, made)
 
     def _claim(self) -> None:

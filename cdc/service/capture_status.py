@@ -64,6 +64,7 @@ class CaptureStatus:
             facts["slot_wal_status"] = self._watch.seen.wal_status
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
+            facts["history_exact_from"] = self._backfills.history_exact_from
         if self._reader is not None:
             facts |= self._of_reader(self._reader.status)
         status.publish(self._folder, "capture", facts)

@@ -305,7 +305,7 @@ def test_a_snapshot_that_is_asked_to_stop_says_what_is_left(database: Database, 
     writer = cdc.log.open_writer(settings)
     stopping = threading.Event()
     with slots.create(settings.source, 30, lambda text: None) as made:
-        run_initial(settings, made, writer, lambda progress: stopping.set(), stopping)
+        assert not run_initial(settings, made, writer, lambda progress: stopping.set(), stopping)
     marks = writer.progress().marks
     writer.close()
     assert json.loads(marks[STATE_MARK]) == {"state": "reading"}
