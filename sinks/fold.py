@@ -31,23 +31,31 @@ FOLDED = pa.schema(
 A row with a non-empty `unchanged` is partial: these columns are absent from `after`, and the stored values stay.
 """
 
-_NEWEST_FIRST = "partition by `table`, key order by version desc, commit_lsn desc, ordinal desc"
+_KEY = "marker, `table`, key"
+_AGE = "version desc, commit_lsn desc, ordinal desc"
+_NEWEST_FIRST = f"partition by {_KEY} order by {_AGE}"
 _OP = "case when op in ('d', 't', 'm') then op else 'u' end as op"
+# Older changes of a partial key weigh nothing, so that they share the sum of the newest one and stay beside it.
+_WEIGHT = "case when place = 1 then 200 + ifnull(octet_length(after), 0) else 0 end"
+_ROWS = ["`table`", "key", "op", "after", "unchanged", "version", "commit_lsn", "commit_ts", "schema_id", "place"]
 
 
 def fold(changes: "DataFrame") -> "DataFrame":
     """LOG_SCHEMA to the columns of FOLDED and `place`: 1 for the newest change of a key, 2 and on for older ones.
 
     Older ones are there only for keys whose newest change is partial. Truncates and progress markers have no key, and
-    so come out as one row per table. One partition, no exchange, one job: a batch is small, and a shuffle costs more
-    than it saves (docs/adr/0010-fold.md).
+    so come out as one row per table. `bytes` is the size of the batch up to and including the row's key; the marker,
+    which is the last row, has the size of the whole.
+    One partition, no exchange, one sort: a batch is small, and a shuffle costs more than it saves
+    (docs/adr/0010-fold.md).
     """
     lean = changes.where(f"op <> 'm' or `table` = '{PROGRESS_TABLE}'").selectExpr(
-        "`table`", "key", _OP, "after", "unchanged", "version", "commit_lsn", "ordinal", "commit_ts", "schema_id"
+        f"`table` = '{PROGRESS_TABLE}' as marker", "ordinal", *_ROWS[:2], _OP, *_ROWS[3:-1]
     )
     ranked = lean.coalesce(1).selectExpr(
         "*",
         f"row_number() over ({_NEWEST_FIRST}) as place",
         f"first_value(size(unchanged) > 0) over ({_NEWEST_FIRST}) as partial",
     )
-    return ranked.where("place = 1 or partial").drop("partial", "ordinal")
+    up_to_here = f"order by {_KEY}, {_AGE} rows between unbounded preceding and current row"
+    return ranked.where("place = 1 or partial").selectExpr(*_ROWS, f"sum({_WEIGHT}) over ({up_to_here}) as bytes")

@@ -1,7 +1,6 @@
 """One streaming query per sink: the log's frame, folded, into the applier; its own checkpoint, pool and pace.
 
-A query never fails because its store is down (the applier waits), so it never takes part in another's trouble. Where a
-batch is too large to be collected at once, it is taken in parts by a hash of the key.
+A query never fails because its store is down (the applier waits), so it never takes part in another's trouble.
 """
 
 import fcntl
@@ -14,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from cdc.config import SinkSettings
-from cdc.errors import EnvironmentFault
+from cdc.errors import EnvironmentFault, LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN
 from cdc.ports import LogReader
 from sinks.applier import Applier, Stopped
@@ -26,14 +27,12 @@ from sinks.fold import fold
 from sinks.folded import Folded, gather
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
-_MORE_PARTS = 16
-_MOST_PARTS = 4096
-_LIMIT = "spark.driver.maxResultSize"
+_PIECE_BYTES = 32 << 20
+"""Three sinks hold a piece each, in Arrow and in the JVM; with a driver of 1 GB, 200 MB each were too much."""
 # Ten rows planned, compiled and run: 284 ms of CPU with Spark's defaults, 246 ms without the first two; 60,000 rows
 # cost a third less as well, since a plan that is used once is not worth compiling (docs/adr/0010-fold.md).
 _PLAIN = {
@@ -130,30 +129,35 @@ class SinkQuery:
 
 
 def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
-    """The folded batch: in one piece, or, where a huge transaction does not fit, in parts by a hash of the key.
+    """The folded batch: in one piece, or, where it is larger than a driver should hold, in pieces of whole keys.
 
-    Every part has the truncates; only the last one says how far the batch brings the sink.
+    Every piece has the truncates; only the last one says how far the batch brings the sink.
     """
-    parts = 1
-    while (rows := _part(changes, 0, parts)) is None:
-        parts *= _MORE_PARTS
-    for part in range(parts):
-        part_rows = rows if part == 0 else _part(changes, part, parts)
-        if part_rows is None:
-            raise EnvironmentFault(
-                f"Part {part + 1} of {parts} of a batch is larger than spark.driver.maxResultSize.",
-                "Raise it in spark.conf.",
-            )
-        folded = gather(part_rows, log.schemas)
-        yield folded if part == parts - 1 else replace(folded, reached=ZERO_LSN)
+    from pyspark import StorageLevel
 
-
-def _part(changes: "DataFrame", part: int, parts: int) -> "pa.Table | None":
-    """None if the result is larger than Spark lets the driver hold."""
-    mine = changes if parts == 1 else changes.where(f"key is null or pmod(xxhash64(`table`, key), {parts}) = {part}")
+    whole = fold(changes)
+    rows = _piece(whole, 0)
+    last = _size(rows) // _PIECE_BYTES
+    if last == 0:
+        yield gather(rows, log.schemas)
+        return
+    whole.persist(StorageLevel.DISK_ONLY)  # the log is read once more, not once a piece
     try:
-        return fold(mine).toArrow()
-    except (PySparkException, Py4JJavaError) as error:
-        if _LIMIT in str(error) and parts < _MOST_PARTS:
-            return None
-        raise
+        for piece in range(last + 1):
+            folded = gather(rows if piece == 0 else _piece(whole, piece), log.schemas)
+            yield folded if piece == last else replace(folded, reached=ZERO_LSN)
+    finally:
+        whole.unpersist()
+
+
+def _piece(whole: "DataFrame", piece: int) -> "pa.Table":
+    low, high = piece * _PIECE_BYTES, (piece + 1) * _PIECE_BYTES
+    return whole.where(f"(bytes >= {low} and bytes < {high}) or op in ('t', 'm')").toArrow()
+
+
+def _size(rows: "pa.Table") -> int:
+    """Of the whole batch, as its marker says it."""
+    sizes = rows.filter(pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))).column("bytes").to_pylist()
+    if not sizes:
+        raise LogCorrupt("A batch of the log has no progress marker.", "Its end is unknown: report this.")
+    return max(size or 0 for size in sizes)

@@ -36,9 +36,6 @@ _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
 _GRACE = 20.0
 _ATTEND = 1.0
-_LARGEST_RESULT = (
-    "192m"  # of a folded batch; a larger one is taken in parts, so a huge transaction needs no huge driver
-)
 
 
 @dataclass(slots=True)
@@ -49,6 +46,7 @@ class Runner:
     attempts: Attempts = field(default_factory=Attempts)
     started: float = 0.0
     restart_at: float | None = None
+    never_ran: bool = False
 
     def start(self, spark: "SparkSession") -> None:
         """Start the query; a failure to start counts like one later on."""
@@ -57,8 +55,10 @@ class Runner:
             self.query.start(spark)
         except MillraceError as error:
             self._ended(str(error))
-        else:
-            self.query.applier.status.state = "starting"
+            self.never_ran = True
+            return
+        if self.never_ran:  # else the batch that failed comes again, and its outcome is the sink's state
+            self.query.applier.status.state, self.never_ran = "starting", False
 
     def tend(self, spark: "SparkSession") -> None:
         """Start it again if it ended and its time has come."""
@@ -170,7 +170,6 @@ def spark_of(settings: Settings) -> "SparkSession":
         "spark.driver.memory": settings.spark.memory,
         "spark.local.dir": str(scratch.absolute()),
         "spark.scheduler.mode": "FAIR",
-        "spark.driver.maxResultSize": _LARGEST_RESULT,
         **settings.spark.conf,
     }
     return spark_session("millrace", spark_jars(), conf, scratch.absolute(), settings.spark.master)
