@@ -4,8 +4,11 @@ Every session is pinned: TimeZone, DateStyle and the like change the text that P
 turns a silently filtered read into an error. Nothing here ever puts a password or a DSN into a message.
 """
 
+import os
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -15,7 +18,10 @@ from cdc.capture.types import SESSION
 from cdc.config import SourceSettings
 from cdc.errors import SlotBusy, SlotLost, SourceError, SourceLost, SourceRefused
 
+Connection = psycopg.Connection[tuple[Any, ...]]
+
 CONNECT_SECONDS = 10
+BRIEF_SECONDS = 20.0
 _LOOPBACK = ("localhost", "127.", "::1")
 _SESSION = {
     "row_security": "off",
@@ -58,12 +64,35 @@ def parameters(source: SourceSettings, application: str = "millrace", replicatio
     return found
 
 
-def connect(
-    source: SourceSettings, application: str = "millrace", replication: bool = False
-) -> psycopg.Connection[tuple[Any, ...]]:
+def connect(source: SourceSettings, application: str = "millrace", replication: bool = False) -> Connection:
     """Open an autocommit session. Raises SourceLost where trying again may help, SourceRefused where it cannot."""
     with explained(f"Connecting to {place(source)}"):
         return psycopg.connect(**parameters(source, application, replication), autocommit=True)
+
+
+@contextmanager
+def brief(
+    source: SourceSettings, application: str = "millrace", seconds: float = BRIEF_SECONDS
+) -> Iterator[Connection]:
+    """A session for a few quick questions: it is cut when the block takes longer, and the question raises SourceLost.
+
+    A server that is gone is found by TCP; one that is stalled behind a proxy would be waited for without end.
+    """
+    with connect(source, application) as connection:
+        link = socket.socket(fileno=os.dup(connection.fileno()))
+        timer = threading.Timer(seconds, _cut, [link])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield connection
+        finally:
+            timer.cancel()
+            link.close()
+
+
+def _cut(link: socket.socket) -> None:
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def place(source: SourceSettings) -> str:

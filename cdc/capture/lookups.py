@@ -6,7 +6,7 @@ Rare, so a connection is opened for each question instead of being kept.
 from collections.abc import Collection
 
 from cdc.capture import catalog
-from cdc.capture.connect import connect, explained
+from cdc.capture.connect import brief, explained
 from cdc.config import SourceSettings
 from cdc.model import PgType
 
@@ -25,10 +25,10 @@ class Lookups:
 
     def type_of(self, oid: int) -> PgType:
         """A type by oid."""
-        with connect(self._source) as connection:
+        with brief(self._source) as connection:
             return catalog.types(connection, [oid]).get(oid) or PgType(oid, f"type {oid}")
 
     def key_of(self, oid: int) -> Collection[str]:
         """The primary key's columns of a table; empty if it has none."""
-        with connect(self._source) as connection, explained("Reading the catalog"):
+        with brief(self._source) as connection, explained("Reading the catalog"):
             return tuple(row[0] for row in connection.execute(_KEY, (oid,)))

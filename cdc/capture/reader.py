@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cdc.capture import slot
-from cdc.capture.connect import connect
+from cdc.capture.connect import brief, connect
 from cdc.capture.handoff import Handoff
 from cdc.capture.lookups import Lookups
 from cdc.capture.mask import NO_MASK, Masking
@@ -176,7 +176,7 @@ class Reader:
 
     def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
         """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
-        with connect(self._source) as connection:
+        with brief(self._source) as connection:
             found = slot.find(connection, self._source.slot)
             if found is not None and found.active_pid and found.active_pid == self._sender:
                 slot.evict(connection, found)

@@ -13,10 +13,10 @@ from typing import Any, Self
 import psycopg
 from psycopg import pq
 
-from cdc.capture.connect import connect, explain_result, explained
+from cdc.capture.connect import BRIEF_SECONDS, connect, explain_result, explained
 from cdc.capture.wire import run_command
 from cdc.config import SourceSettings
-from cdc.errors import LogCorrupt, PositionMismatch, SlotLost, SourceError, SourceRefused
+from cdc.errors import LogCorrupt, PositionMismatch, SlotLost, SourceError, SourceLost, SourceRefused
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -116,8 +116,13 @@ def find(connection: Connection, name: str) -> SlotFacts | None:
 
 def identify(replication: Connection) -> ServerIdentity:
     """Ask a replication connection which server this is."""
-    row = _one_row(replication, "IDENTIFY_SYSTEM", "Identifying the server", lambda seconds: None)
+    row = _one_row(replication, "IDENTIFY_SYSTEM", "Identifying the server", _hurry)
     return ServerIdentity(row["systemid"], int(row["timeline"]), parse_lsn(row["xlogpos"]))
+
+
+def _hurry(seconds: float) -> None:
+    if seconds >= BRIEF_SECONDS:
+        raise SourceLost(f"The source has not answered for {seconds:.0f} seconds.", "It is tried again.")
 
 
 def check(stored: SourceIdentity, slot: SlotFacts | None, server: ServerIdentity, durable: Lsn) -> None:

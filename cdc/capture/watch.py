@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc.capture import publication, slot
-from cdc.capture.connect import connect
+from cdc.capture.connect import brief
 from cdc.capture.publication import Publication
 from cdc.config import SourceSettings
 from cdc.errors import SlotLost, SourceError, SourceLost, SourceRefused
@@ -39,9 +39,9 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking. A look under way is left to itself: it changes nothing, and its server may be silent."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -56,7 +56,7 @@ class Watch:
 
     def look(self) -> None:
         """Look once; raises what is wrong."""
-        with connect(self._source, "millrace watch") as connection:
+        with brief(self._source, "millrace watch") as connection:
             facts = slot.find(connection, self._source.slot)
             if facts is None:
                 raise SlotLost(f"Slot {self._source.slot} was dropped.", slot.RESYNC)

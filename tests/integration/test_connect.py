@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cdc.capture.connect import connect, parameters
+from cdc.capture.connect import brief, connect, explained, parameters
 from cdc.config import SourceSettings
 from cdc.errors import SourceLost, SourceRefused
 from cdc.secret import Secret
 from tests.fix_capture import Rig
+from tests.fix_proxy import MakeProxy
 from tests.fix_servers import Database, MakePostgres, PostgresServer
 
 
@@ -124,6 +125,23 @@ def test_a_server_that_is_not_there_is_worth_trying_again(unused_port: int) -> N
     with pytest.raises(SourceLost) as raised, connect(source):
         pass
     assert "MARKER" not in str(raised.value) and str(unused_port) in str(raised.value)
+
+
+def test_a_question_to_a_stalled_server_is_given_up(rig: Rig, proxy: MakeProxy) -> None:
+    way = proxy(rig.source["port"])
+    rig.source["port"] = way.port
+    with (
+        pytest.raises(SourceLost),
+        brief(rig.settings.source, seconds=1.0) as connection,
+        explained("Asking"),
+    ):
+        way.stall()
+        connection.execute("select 1")
+
+
+def test_a_quick_question_is_answered_and_nothing_is_cut(rig: Rig) -> None:
+    with brief(rig.settings.source, seconds=30.0) as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
 
 
 @pytest.fixture

@@ -211,7 +211,10 @@ def test_a_server_without_a_free_slot_names_the_setting(
 
 def test_a_slot_of_another_plugin_is_refused(rig: Rig) -> None:
     rig.capture_tables(ITEMS)
-    rig.database.execute(f"select pg_create_logical_replication_slot('{rig.source['slot']}', 'test_decoding')")
+    try:
+        rig.database.execute(f"select pg_create_logical_replication_slot('{rig.source['slot']}', 'test_decoding')")
+    except psycopg.errors.UndefinedFile:
+        pytest.skip("this server comes without test_decoding")
     assert "test_decoding" in _failed(rig, "slot")[0].message
 
 
