@@ -17,8 +17,7 @@ import pyarrow as pa
 Ints = npt.NDArray[np.int64]
 
 MAX_BOXES = 32
-"""Each box is a term of a predicate that is planned and checked for each file: beyond some dozens, planning costs more
-than reading a file too many."""
+"""Each box is two comparisons for every row that is read: 32 of them cost a million rows up to a second of CPU."""
 
 
 @dataclass(frozen=True, slots=True)

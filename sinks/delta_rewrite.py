@@ -61,7 +61,7 @@ def places(stored: pa.Table, changes: Changes) -> Ints:
 
 
 def _single_places(stored: AnyArray, changes: AnyArray) -> Ints:
-    """A hash look-up: three times as fast as a join, which keys of several columns need."""
+    """A hash look-up; keys of several columns need a join."""
     change: AnyArray = pc.index_in(stored, value_set=changes.combine_chunks())
     found = np.full(len(changes), -1)
     known = change.is_valid().to_numpy()
