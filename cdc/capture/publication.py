@@ -41,7 +41,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as the catalog has it."""
+    """A publication as the catalog has it; `all_tables` also for whole schemas."""
 
     name: str
     tables: tuple[Published, ...]
@@ -69,9 +69,10 @@ class Publication:
 
 
 _PUBLICATION = """
-select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
-  from pg_catalog.pg_publication where pubname = %s
+select puballtables or {schemas}, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+  from pg_catalog.pg_publication p where pubname = %s
 """
+_OF_SCHEMAS = "exists (select from pg_catalog.pg_publication_namespace n where n.pnpubid = p.oid)"
 _TABLES = """
 select n.nspname::text, c.relname::text,
        (select array_agg(a.attname::text order by a.attnum) from pg_catalog.pg_attribute a
@@ -91,7 +92,9 @@ select t.schemaname::text, t.tablename::text, null::text[], ''
 def read(connection: Connection, name: str) -> Publication | None:
     """The publication, or None."""
     with explained(f"Reading publication {name}"):
-        row = connection.execute(_PUBLICATION, (name,)).fetchone()
+        newer = connection.info.server_version >= FILTERS_FROM
+        schemas = sql.SQL(_OF_SCHEMAS if newer else "false")
+        row = connection.execute(sql.SQL(_PUBLICATION).format(schemas=schemas), (name,)).fetchone()
         if row is None:
             return None
         every, *publishes, via_root = row

@@ -162,6 +162,19 @@ def test_a_publication_that_sends_less_than_configured_is_found(rig: Rig, made: 
         rig.begin()
 
 
+@pytest.mark.parametrize("scope", ["for all tables", "for tables in schema public"])
+def test_a_publication_without_a_list_works_with_a_warning(rig: Rig, scope: str) -> None:
+    rig.capture_tables(ITEMS)
+    rig.database.execute(f"create publication millrace {scope} with (publish_via_partition_root)")
+    assert _failed(rig) == []
+    assert any(item.check == "publication" and item.verdict is Verdict.WARN for item in examine(rig.settings.source))
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute("insert into items values (1, 'a')")
+        following.reaches(rig.now())
+    rig.assert_equal()
+
+
 def test_views_and_unlogged_and_missing_tables_are_refused_by_name(rig: Rig) -> None:
     rig.capture_tables(ITEMS, "create view v as select 1 as id", "create unlogged table u (id int primary key)")
     rig.source["tables"] = ["public.items", "public.v", "public.u", "public.nowhere"]

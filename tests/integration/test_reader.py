@@ -493,3 +493,16 @@ def test_bytes_that_are_no_text_in_any_encoding_are_a_clear_error(
         assert len(rig.rows()) == 1
     finally:
         database.drop()
+
+
+def test_a_row_of_sixty_megabytes_arrives_whole_beside_small_ones(items: Rig) -> None:
+    with items.following() as following:
+        items.database.execute(
+            "insert into items values (1, 'small')",
+            "insert into items values (2, 'large', 1, repeat('0123456789', 6000000))",
+            "insert into items values (3, 'small')",
+        )
+        following.reaches(items.now())
+    rows = items.rows("public.items")
+    assert [len(row["after"]) > 60_000_000 for row in rows] == [False, True, False]
+    assert json.loads(rows[1]["after"])["big"] == "0123456789" * 6_000_000
