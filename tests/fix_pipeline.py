@@ -58,10 +58,10 @@ class Pipeline:
         """kill -9 of a part; the supervisor starts it again."""
         os.kill(self.part(name), signal.SIGKILL)
 
-    def settle(self, deadline: float = 120) -> None:
+    def settle(self, deadline: float = 240) -> None:
         """Wait until every store holds what the source holds now."""
         with self.database.connect() as connection:
-            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+            row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
         assert row is not None
         wanted = parse_lsn(row[0])
         try:

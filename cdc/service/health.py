@@ -10,6 +10,8 @@ from datetime import datetime
 from cdc.model import Lsn
 from cdc.service.status import Facts, age
 
+_PAGE = 8192
+_HEADERS = (24, 40)  # of a page, and of the first page of a WAL file
 _SILENT_AFTER = 15.0  # parts speak about once a second; a long garbage collection stays below this
 
 
@@ -61,4 +63,11 @@ def has_reached(wanted: Lsn, reached: Lsn, head: Lsn, watermark: Lsn) -> bool:
     Either it applied an entry that ends there or beyond, or it applied all that the log has and the reader knows that
     the source sent nothing else up to there (most LSNs end no captured transaction).
     """
+    wanted = _before_page_header(wanted)
     return reached >= wanted or (reached >= head and watermark >= wanted)
+
+
+def _before_page_header(lsn: Lsn) -> Lsn:
+    """At a page's end Postgres names the place behind the next page's header, where no stream gets before more is
+    written. Nothing lies in a header, so the page's end means the same."""
+    return Lsn(lsn - lsn % _PAGE) if lsn % _PAGE in _HEADERS else lsn

@@ -116,6 +116,13 @@ def test_a_sink_has_reached_an_lsn_that_ended_no_captured_transaction() -> None:
     assert has_reached(Lsn(50), reached=Lsn(50), head=Lsn(90), watermark=Lsn(0))
 
 
+def test_nothing_lies_in_a_pages_header() -> None:
+    page = 3 * 8192
+    assert has_reached(Lsn(page + 24), reached=Lsn(0), head=Lsn(0), watermark=Lsn(page))
+    assert has_reached(Lsn(page + 40), reached=Lsn(0), head=Lsn(0), watermark=Lsn(page))
+    assert not has_reached(Lsn(page + 41), reached=Lsn(0), head=Lsn(0), watermark=Lsn(page))
+
+
 def test_status_files_are_replaced_whole_and_private(tmp_path: Path) -> None:
     status.publish(tmp_path, "capture", {"state": "a"})
     status.publish(tmp_path, "capture", {"state": "b"})
