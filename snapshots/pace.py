@@ -1,6 +1,6 @@
 """How fast a backfill goes, and how large its next chunk should be. Pure but for being told the time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _FIRST, _MOST = 2_000, 50_000
 _SECONDS = 0.5
@@ -12,7 +12,7 @@ _BYTES = 16 * 2**20
 class Pace:
     """Adapts to the table: rows, bytes and time of each chunk decide the next one's size."""
 
-    limit: int = _FIRST
+    limit: int = field(default_factory=lambda: _FIRST)
     read: int = 0
     rereads: int = 0
     estimate: int = 0
@@ -31,10 +31,10 @@ class Pace:
         most = min(_MOST, int(_BYTES / max(1.0, size / rows))) if rows else _MOST
         self.limit = max(1, min(most, int(self.limit * factor)))
 
-    def again(self) -> None:
-        """A chunk must be read again: a smaller one has a shorter window."""
+    def again(self, smaller: bool) -> None:
+        """A chunk must be read again."""
         self.rereads += 1
-        self.limit = max(1, self.limit // 2)
+        self.limit = max(1, self.limit // 2) if smaller else self.limit
 
     def facts(self, now: float, running: bool) -> dict[str, object]:
         """For the status."""

@@ -83,7 +83,7 @@ class TableReader:
                     raise
                 following, outcome = place, Reread("the table's columns have changed")
             if isinstance(outcome, Reread):
-                pace.again()
+                pace.again(outcome.smaller)
                 self._clock.wait(_REREAD_SECONDS)
                 table = self._table(job.request)
             elif outcome is None or following is None:
@@ -120,10 +120,10 @@ class TableReader:
         """Wait for what began before us.
 
         Transactions older than a table's publication write to it unseen, so a table new to the stream waits for all of
-        them. Otherwise a short while is enough: for commits, from before this process looked, that are not visible yet.
+        them. Otherwise a short while, once, is enough: for commits from before this process looked.
         """
         (newest,) = self._one("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-        deadline = self._clock.monotonic() + _SETTLE_SECONDS
+        deadline = self._clock.monotonic() + (0.0 if self._windows.settled else _SETTLE_SECONDS)
         while wanted(job.id) is not None and (job.fresh or self._clock.monotonic() < deadline):
             (oldest,) = self._one("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
             if oldest >= newest:
@@ -131,6 +131,7 @@ class TableReader:
             pace.waiting = "transactions that began before the backfill"
             self._clock.wait(0.05)
         pace.waiting = ""
+        self._windows.settled = True
 
     def _chunk(
         self, job: Job, table: _Table, place: Place | None, pace: Pace, wanted: Wanted

@@ -95,9 +95,10 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """The chunk proves nothing; read it again."""
+    """The chunk proves nothing; read it again, and where `smaller` less of it: a shorter window sees less go by."""
 
     reason: str
+    smaller: bool = False
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ class Window:
     def merge(self, chunk: Chunk) -> Merged | Reread:
         """What belongs into the log at the high mark."""
         if self.spoiled:
-            return Reread(self.spoiled)
+            return Reread(self.spoiled, smaller=True)
         if chunk.snapshot.hides(self.before).any():
             return Reread("a transaction in the log is not visible yet")
         if not self.changes:

@@ -42,6 +42,8 @@ class Windows:
         self._lock = threading.Lock()
         self._pending: dict[str, Pending] = {}
         self._committed = Committed()
+        self.settled = False
+        """Whether commits from before this process looked can no longer be invisible."""
 
     def expect(self, token: str, pending: Pending) -> None:
         """A low mark with this token is about to be written."""

@@ -76,11 +76,13 @@ def flapping(server: PostgresServer) -> Iterator[None]:
 
 
 def test_live_changes_win_while_commits_are_held_and_released(held_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_FIRST", 20)
     monkeypatch.setattr(pace, "_MOST", 60)
-    rereads = 0
+    rereads = rounds = 0
     with backfilling(held_rig) as scene, writers(held_rig, 3, seed=4), flapping(held_rig.database.server):
-        for _ in range(4):
+        while rounds < 3 or (not rereads and rounds < 30):
             rereads += scene.wait(scene.ask(Request(ITEM)))["rereads"]
+            rounds += 1
     with backfilling(held_rig) as scene:
         scene.catch_up()
     assert_right(held_rig)

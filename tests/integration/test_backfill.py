@@ -19,7 +19,7 @@ from tests.fix_processes import wait_until
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace.Pace.__init__, "__defaults__", (20, *pace.Pace.__init__.__defaults__[1:]))  # type: ignore[index]
+    monkeypatch.setattr(pace, "_FIRST", 20)
     monkeypatch.setattr(pace, "_MOST", 40)
 
 
