@@ -1,5 +1,6 @@
 """The others: pg_recvlogical into nothing, and Debezium in Kafka Connect into Kafka."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -45,13 +46,19 @@ class RecvLogical:
                    "--endpos", format_lsn(Lsn(target))]  # fmt: skip
         begun = time.monotonic()
         process = subprocess.Popen(command)
-        _, code, used = os.wait4(process.pid, 0)
+        peak, done = 0.0, 0
+        while not done:
+            # rusage's peak would count what the child shared with us before it became the program.
+            with contextlib.suppress(OSError):
+                peak = max(peak, peak_rss_mb(process.pid))
+            time.sleep(0.02)
+            done, code, used = os.wait4(process.pid, os.WNOHANG)
         seconds = time.monotonic() - begun
         process.returncode = os.waitstatus_to_exitcode(code)
         if process.returncode:
             raise RuntimeError(f"pg_recvlogical ended with {process.returncode}")
         cpu = used.ru_utime + used.ru_stime
-        return Throughput(churned.changes / seconds, cpu / churned.changes * 1e6, round(used.ru_maxrss / 1024, 1))
+        return Throughput(churned.changes / seconds, cpu / churned.changes * 1e6, peak)
 
     def watch(self) -> None:
         """Nothing is kept, so nothing can be consumed."""

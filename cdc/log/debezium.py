@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaException
 
 from cdc.config import Settings
-from cdc.errors import ConfigError, LogLost
+from cdc.errors import ConfigError
 from cdc.log.debezium_decode import PLACEHOLDER, DebeziumDecoder
 from cdc.log.debezium_schemas import DebeziumSchemas
-from cdc.log.kafka_client import Cluster, in_our_words, watermarks
+from cdc.log.kafka_client import Cluster, watermarks
 from cdc.log.kafka_envelope import join_table, topic_of
 from cdc.log.kafka_position import Extent, Place
 from cdc.log.kafka_ranges import Part, Range, RangeReader
@@ -205,13 +204,7 @@ class DebeziumReader:
 
     def _publish_schema(self, key: bytes, value: bytes) -> None:
         self._ensure("schemas")
-        producer = self._cluster.producer()
-        try:
-            producer.produce(self._settings.system_topic("schemas"), value, key, 0)
-        except KafkaException as error:
-            raise in_our_words(error.args[0], "storing a schema") from None
-        if producer.flush(30.0):
-            raise LogLost("Kafka did not acknowledge a schema.", "Look at the brokers.")
+        self._cluster.publish(self._settings.system_topic("schemas"), key, value)
 
 
 def _weight(extents: Mapping[str, Extent]) -> int:

@@ -82,6 +82,7 @@ class Cluster:
         self.settings = settings
         self._patience = patience
         self._admin: AdminClient | None = None
+        self._producer: Producer | None = None
 
     def producer(self, **options: str | int | float | bool) -> Producer:
         """A producer whose acknowledgements mean durable and whose retries neither repeat nor reorder."""
@@ -107,6 +108,24 @@ class Cluster:
             with _settled("admin client"):
                 self._admin = AdminClient(self.settings.options(), logger=_quiet)
         return self._admin
+
+    def publish(self, topic: str, key: bytes, value: bytes | None) -> None:
+        """Store one message outside of any transaction; durable on return."""
+        if self._producer is None:
+            self._producer = self.producer()
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _message: object) -> None:
+            if error is not None:
+                failures.append(error)
+
+        with speaking(f"writing to {topic}"):
+            self._producer.produce(topic, value, key, 0, on_delivery=delivered)
+        left = self._producer.flush(self._patience)
+        if failures:
+            raise in_our_words(failures[0], f"writing to {topic}")
+        if left:
+            raise LogLost(f"Kafka did not acknowledge a message to {topic}.", "Look at the brokers.")
 
     def topics(self, names: list[str]) -> dict[str, Topic]:
         """Those of the named topics that exist."""

@@ -53,6 +53,7 @@ class Outlet:
         self._producer = producer
         self._settings = settings
         self._ends: dict[Topic, dict[int, int]] = {}
+        self._counts: dict[Topic, dict[int, int]] = {}
         self._failure: KafkaError | None = None
         self._waiting = 0
 
@@ -65,6 +66,10 @@ class Outlet:
         partitions = partitions_of(messages.keys, topic.partitions)
         reports = _last_rows(partitions)
         special = reports | large | set(np.flatnonzero(messages.deletes.to_numpy(zero_copy_only=False)).tolist())
+        counts = self._counts.setdefault(topic, {})
+        for partition, count in enumerate(np.bincount(partitions, minlength=topic.partitions).tolist()):
+            if count:
+                counts[partition] = counts.get(partition, 0) + count
         produce, name = self._producer.produce, topic.name
         keys: list[bytes] = messages.keys.to_pylist()
         values: list[bytes] = messages.values.to_pylist()
@@ -78,10 +83,22 @@ class Outlet:
             parts: tuple[bytes | None, ...] = self._parts(key, value) if row in large else (value,)
             if messages.deletes[row].as_py():
                 parts = (*parts, None)
+            counts[partition] += len(parts) - 1
             for part in parts[:-1]:
                 self._send(name, part, key, partition)
             self._send(name, parts[-1], key, partition, self._report(topic) if row in reports else None)
         self._producer.poll(0)
+
+    def predicted(self, nexts: Mapping[tuple[str, int], int]) -> Acknowledged | None:
+        """Where the messages will end if each partition goes on at the offset given; None if one is not given."""
+        ends: dict[Topic, dict[int, int]] = {}
+        for topic, counts in self._counts.items():
+            for partition, count in counts.items():
+                start = nexts.get((topic.name, partition))
+                if start is None:
+                    return None
+                ends.setdefault(topic, {})[partition] = start + count
+        return ends
 
     def settle(self, patience: float) -> Acknowledged:
         """Wait until everything is acknowledged. Raises Undelivered."""

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import KafkaException, Producer
 
-from cdc.errors import LogLost
-from cdc.log.kafka_client import Cluster, in_our_words
+from cdc.log.kafka_client import Cluster
 from cdc.log.kafka_position import MARKER_KEY, Extent, Place
 from cdc.log.kafka_ranges import Part, Range, RangeReader
 from cdc.log.kafka_schemas import KafkaSchemas
@@ -212,7 +210,6 @@ class Positions:
         self._topic = cluster.settings.system_topic("consumers")
         self._tail = Tail(cluster, self._topic, transactional=False)
         self._known: dict[str, Consumer] = {}
-        self._producer: Producer | None = None
         self._lock = threading.RLock()
 
     def all(self) -> Sequence[Consumer]:
@@ -230,13 +227,13 @@ class Positions:
                 return
             now = datetime.now(UTC)
             data = {"offset": offset, "reached": reached, "at": now.isoformat()}
-            self._publish(name, json.dumps(data).encode())
+            self._cluster.publish(self._topic, name.encode(), json.dumps(data).encode())
             self._known[name] = Consumer(name, offset, reached, now)
 
     def forget(self, name: str) -> None:
         """Remove a reader."""
         with self._lock:
-            self._publish(name, None)
+            self._cluster.publish(self._topic, name.encode(), None)
             self._known.pop(name, None)
 
     def close(self) -> None:
@@ -252,13 +249,3 @@ class Positions:
             data = json.loads(message.value)
             at = datetime.fromisoformat(data["at"])
             self._known[name] = Consumer(name, Offset(data["offset"]), Lsn(data["reached"]), at)
-
-    def _publish(self, name: str, value: bytes | None) -> None:
-        if self._producer is None:
-            self._producer = self._cluster.producer()
-        try:
-            self._producer.produce(self._topic, value, name.encode(), 0)
-        except KafkaException as error:
-            raise in_our_words(error.args[0], "storing a consumer's position") from None
-        if self._producer.flush(30.0):
-            raise LogLost("Kafka did not acknowledge a consumer's position.", "Look at the brokers.")

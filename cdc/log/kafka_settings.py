@@ -45,6 +45,8 @@ class KafkaConnectionSettings(LogSettings):
         for name in sorted(self.client):
             if name in _OURS:
                 raise ValueError(f"log.client must not set {name}: {_OURS[name]}")
+            if "password" in name or "secret" in name:
+                raise ValueError(f"log.client must not set {name}: its values are shown with the settings")
         return self
 
     def options(self) -> dict[str, str | int | float | bool]:

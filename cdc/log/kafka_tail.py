@@ -39,9 +39,7 @@ class Tail:
         _, end = watermarks(consumer, self._topic, 0)
         if end <= self._end:
             return []
-        found = self._until(consumer, end)
-        self._end = end
-        return found
+        return self._until(consumer, end)
 
     def close(self) -> None:
         """Let go of the connection; the next drain opens it again and goes on."""
@@ -75,6 +73,9 @@ class Tail:
                     raise in_our_words(error, f"reading {self._topic}")
             if over:
                 break
-            if time.monotonic() > deadline and not found:
+            if time.monotonic() > deadline:
+                if found:
+                    return found
                 raise LogLost(f"Kafka does not deliver {self._topic} up to its end.", "Look at the brokers.")
+        self._end = end
         return found

@@ -1,8 +1,11 @@
 """The one writer of a Kafka log: rows and position in one Kafka transaction.
 
-Order of an append: produce the rows, wait until every one is acknowledged, produce the marks and the marker with the
-offsets that the acknowledgements named, commit. Readers see committed messages only, so a crash anywhere leaves
-either all of it or nothing; the next writer's `init_transactions` aborts what was open and fences whoever lives on.
+Order of an append: produce the rows, the marks and the marker, wait until every one is acknowledged, commit. The marker
+names the offsets at which the rows end. As nobody else writes to the topics these are known beforehand; the
+acknowledgements must confirm them, else it is aborted and done again with the marker after the rows.
+
+Readers see committed messages only, so a crash anywhere leaves either all of it or nothing; the next writer's
+`init_transactions` aborts what was open and fences whoever lives on.
 """
 
 import threading
@@ -39,6 +42,11 @@ _CHUNK_BYTES = 64 << 20
 _BACKOFF_SECONDS = 0.5
 _INITIALISE_SECONDS = 60.0
 
+
+class Mispredicted(Exception):
+    """The rows did not come to lie where the marker says: somebody else has written to a topic."""
+
+
 Fill = Callable[[Producer], None]
 
 
@@ -61,6 +69,7 @@ class KafkaWriter:
         self._position = settings.system_topic("position")
         self._lock = threading.RLock()
         self._marker = -1
+        self._nexts: dict[tuple[str, int], int] = {}
         self._topics = Topics(self._cluster, settings)
         self._topics.prepare()
         discard_leftovers(aside)
@@ -156,14 +165,25 @@ class KafkaWriter:
                 for messages in encode(rows, self._origin, now, first):
                     outlet.produce(self._topics.of(messages.table), messages)
                 first += rows.num_rows
-        acknowledged = outlet.settle(self._settings.patience_seconds)
+        ends = outlet.predicted(self._nexts)
+        if ends is None:
+            ends = outlet.settle(self._settings.patience_seconds)
         failpoint.reached("log.before_position")
-        place = Place(-1, end, newest, self._extents(acknowledged))
+        place = Place(-1, end, newest, self._extents(ends))
         for name, value in marks.items():
             producer.produce(self._position, value.encode(), MARK_KEY + name.encode(), 0)
         producer.produce(self._position, place.encoded(), marker_key(now), 0, on_delivery=self._marked)
+        if outlet.settle(self._settings.patience_seconds) != ends:
+            raise Mispredicted
+        self._expect(ends)
         failpoint.reached("log.before_commit")
         return place
+
+    def _expect(self, ends: Acknowledged) -> None:
+        """Where each partition will go on: behind the rows, and behind the record with which the commit ends them."""
+        for topic, partitions in ends.items():
+            for partition, end in partitions.items():
+                self._nexts[topic.name, partition] = end + 1
 
     def _extents(self, acknowledged: Acknowledged) -> dict[str, Extent]:
         extents = dict(self._state.place.topics)
@@ -192,13 +212,20 @@ class KafkaWriter:
                 fill(self._producer)
                 self._commit(deadline)
                 return
+            except Mispredicted:
+                self._nexts.clear()
+                if self._abort():
+                    continue
+                failure = KafkaError(KafkaError._STATE)
             except Undelivered as error:
                 failure = error.reason
             except KafkaException as error:
                 failure = error.args[0]
             except BaseException:
+                self._nexts.clear()
                 self._abort()
                 raise
+            self._nexts.clear()
             self._give_up_if_hopeless(failure, doing, deadline)
             if not self._abort():
                 self._reopen(deadline)
