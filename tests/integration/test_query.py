@@ -119,6 +119,14 @@ def test_a_random_history_ends_in_the_state_of_the_source(pipeline: Pipeline) ->
     assert pipeline.log.reader.consumers()[0].reached == end
 
 
+def test_a_batch_taken_in_pieces_ends_in_the_same_state(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.query._PIECE_BYTES", 1000)
+    history = History(ITEMS, INTEGERS, random.Random(11)).write(120)
+    reach(pipeline, pipeline.log.append(history.rows))
+    pipeline.check(ITEMS, history.state())
+    assert pipeline.applier.status.batches > 1
+
+
 def test_a_restarted_query_goes_on_where_it_was(pipeline: Pipeline) -> None:
     reach(pipeline, pipeline.log.append([row(1, 10, "one")]))
     pipeline.restart()
