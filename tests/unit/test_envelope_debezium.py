@@ -1,0 +1,139 @@
+"""Messages of a Debezium connector as rows: what is cut out, what is told apart, what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.log.debezium_decode import DebeziumDecoder, build, members, schema_id_of
+from cdc.log.debezium_schemas import guessed
+from cdc.log.kafka_decode import NotAnEnvelope
+from cdc.model import TableId
+from tests.corpus import golden
+
+DECODE = DebeziumDecoder()
+
+
+def message(after: str, op: str = "u", before: str = "null", lsn: object = 300, **source: object) -> bytes:
+    facts = {
+        "schema": "public",
+        "table": "t",
+        "txId": 7,
+        "lsn": lsn,
+        "ts_ms": 1,
+        "ts_us": 1000,
+        "sequence": '["200","300"]',
+    }
+    return f'{{"before":{before},"after":{after},"source":{json.dumps({**facts, **source})},"op":"{op}"}}'.encode()
+
+
+def rows(*values: bytes, key: bytes = b'{"id":1}') -> list[dict[str, Any]]:
+    return DECODE([(offset, key, value) for offset, value in enumerate(values)]).rows.to_pylist()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=5), st.sampled_from([None, 1]))
+@settings(max_examples=100, deadline=None)
+def test_members_are_cut_out_as_they_stand(value: dict[str, Any], indent: int | None) -> None:
+    text = json.dumps(value, indent=indent)
+    parts = members(text)
+    assert {name: json.loads(part) for name, part in parts.items()} == value
+    assert members(build(parts)) == parts
+
+
+def test_images_keep_every_digit_and_blank() -> None:
+    image = '{"id":1, "n":1.500000000000000000001}'
+    (row,) = rows(message(image))
+    assert row["after"] == image
+    assert (row["version"], row["commit_lsn"], row["ordinal"], row["xid"]) == (300, 200, 0, 7)
+
+
+def test_a_snapshot_row_is_older_than_any_change() -> None:
+    (row,) = rows(message('{"id":1}', op="r", lsn=None, sequence=None, txId=None))
+    assert (row["version"], row["commit_lsn"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"__debezium_unavailable_value"',
+        '["__debezium_unavailable_value"]',
+        '"X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="',
+        '"5f5f646562657a69756d5f756e617661696c61626c655f76616c7565"',
+        '{"__debezium_unavailable_value":"__debezium_unavailable_value"}',
+    ],
+)
+def test_every_form_of_the_placeholder_is_an_unchanged_column(value: str) -> None:
+    (row,) = rows(message(f'{{"id":1,"big":{value},"n":2}}'))
+    assert row["after"] == '{"id":1,"n":2}'
+    assert row["unchanged"] == ["big"]
+    assert row["schema_id"] == schema_id_of('{"n":0,"big":0,"id":0}')
+
+
+def test_a_text_that_only_holds_the_placeholder_is_a_text() -> None:
+    image = '{"id":1,"t":"see __debezium_unavailable_value"}'
+    (row,) = rows(message(image))
+    assert (row["after"], row["unchanged"]) == (image, None)
+
+
+def test_zeros_in_a_deletes_old_row_are_not_data() -> None:
+    (row,) = rows(message("null", op="d", before='{"id":1,"n":0}'))
+    assert (row["op"], row["key"], row["before"], row["after"]) == ("d", '{"id":1}', None, None)
+
+
+def test_an_update_without_a_key_is_a_delete_and_an_insert() -> None:
+    found = rows(message('{"n":2}', before='{"n":1}'), key=b"null")
+    assert [(row["op"], row["key"], row["after"]) for row in found] == [
+        ("d", '{"n":1}', None),
+        ("c", '{"n":2}', '{"n":2}'),
+    ]
+
+
+def test_a_message_with_its_schema_is_read_too() -> None:
+    value = b'{"schema":{"type":"struct"},"payload":' + message('{"id":1}') + b"}"
+    (row,) = rows(value, key=b'{"schema":{},"payload":{"id":1}}')
+    assert (row["key"], row["after"]) == ('{"id":1}', '{"id":1}')
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_foreign_bytes_are_named_by_their_place(value: bytes) -> None:
+    with pytest.raises(NotAnEnvelope) as caught:
+        rows(message('{"id":1}'), value)
+    assert caught.value.row == 1
+
+
+def test_a_thousand_brackets_are_foreign_bytes() -> None:
+    with pytest.raises(NotAnEnvelope):
+        rows(b'{"a":' + b"[" * 100_000)
+
+
+def test_every_golden_message_is_read() -> None:
+    found = []
+    for each in golden.messages():
+        if each["value"] is not None:
+            facts = {"txId": 1, "lsn": 5, "ts_ms": 1, "sequence": None, **each["value"]["source"]}
+            value = json.dumps({**each["value"], "source": facts}, default=float)
+            found += rows(value.encode(), key=json.dumps(each["key"], default=float).encode())
+    assert len(found) == sum(each["value"] is not None for each in golden.messages()) + 1  # one update without a key
+    assert {row["op"] for row in found} == set("crudt")
+
+
+def test_a_guessed_schema_takes_the_kind_that_any_row_shows() -> None:
+    found = rows(
+        message('{"id":1,"n":null,"t":"x","d":1.5,"b":true,"j":[1]}'),
+        message('{"id":2,"n":3,"t":null,"d":2,"b":null,"j":null}'),
+    )
+    schema = guessed(TableId("public", "t"), found[0]["schema_id"], found)
+    assert [(column.name, column.type.name, column.key) for column in schema.columns] == [
+        ("id", "int8", True), ("n", "int8", False), ("t", "text", False),
+        ("d", "float8", False), ("b", "bool", False), ("j", "jsonb", False),
+    ]  # fmt: skip
