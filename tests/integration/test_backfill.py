@@ -282,14 +282,24 @@ def test_columns_added_during_a_backfill_are_in_the_rows_read_afterwards(increme
     incremental.assert_equal("public.items")
 
 
-def test_a_very_large_transaction_between_the_marks_has_the_chunk_read_again(incremental: Rig) -> None:
-    with backfilling(incremental) as scene:
-        for _ in range(3):
+def test_a_very_large_transaction_between_the_marks_has_the_chunk_read_again(
+    incremental: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 10_000)
+    read, once = TableReader._read, iter([True])
+
+    def raced(*arguments: Any) -> Any:
+        rows = read(*arguments)
+        if next(once, False):
             incremental.database.execute(
-                "begin; insert into items select g, repeat('z', 2000) from generate_series(1000, 21000) g;"
-                " delete from items where id >= 1000; update items set label = 'large' where id % 50 = 0; commit"
+                "begin; update items set label = repeat('large', 100) where id < 300;"
+                " delete from items where id > 450; commit"
             )
-        scene.wait(own())
+        return rows
+
+    monkeypatch.setattr(TableReader, "_read", raced)
+    with backfilling(incremental) as scene:
+        assert scene.wait(own())["rereads"] >= 1
         scene.catch_up()
     assert_right(incremental)
 
