@@ -1,6 +1,7 @@
 """What the capture process says of itself, about once a second."""
 
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -39,7 +40,8 @@ class CaptureStatus:
         self._stop.set()
         self._thread.join()
         self._state = "stopped" if kind is None else "failed"
-        self.publish()
+        with suppress(OSError):
+            self.publish()
 
     def say(self, state: str, trouble: str = "") -> None:
         """What is being done before the stream."""
@@ -101,4 +103,5 @@ class CaptureStatus:
 
     def _run(self) -> None:
         while not self._stop.wait(_EVERY):
-            self.publish()
+            with suppress(OSError):  # a full disk: whoever reads the file sees that it is old
+                self.publish()

@@ -4,7 +4,7 @@ import logging
 import threading
 from typing import Self
 
-from cdc.errors import LogError
+from cdc.errors import MillraceError
 from cdc.ports import LogWriter
 
 _EVERY = 10.0
@@ -33,5 +33,7 @@ class Upkeep:
         while not self._stop.wait(self._every):
             try:
                 self._log.maintain()
-            except (LogError, OSError) as error:
+            except MillraceError as error:
                 _log.warning("The log's upkeep failed and is tried again: %s", error)
+            except Exception:
+                _log.exception("The log's upkeep failed unexpectedly and is tried again")
