@@ -64,11 +64,12 @@ class Job:
         return replace(self, state=state, reason="" if state is State.RUNNING else self.reason)
 
     def mark(self) -> tuple[str, str]:
-        """Its mark in the log: name and text."""
+        """Its mark in the log: name and text. Of one that is over for good only the outcome is kept, since marks stay."""
+        over = self.state in (State.DONE, State.CANCELLED)
         body = {
-            "request": self.request.facts(),
+            "request": (Request(self.request.table) if over else self.request).facts(),
             "state": self.state.value,
-            "place": self.place,
+            "place": None if over else self.place,
             "rows": self.rows,
             "reason": self.reason,
             "fresh": self.fresh,

@@ -57,13 +57,22 @@ def test_every_message_of_ours_is_understood() -> None:
 
 
 @given(
-    requests, st.sampled_from(State), st.none() | st.lists(texts, max_size=2).map(tuple), st.integers(0), st.booleans()
+    requests,
+    st.sampled_from([State.RUNNING, State.PAUSED, State.FAILED]),
+    st.none() | st.lists(texts, max_size=2).map(tuple),
+    st.integers(0),
+    st.booleans(),
 )
 def test_a_job_is_the_same_after_being_marked_and_read(
     request: Request, state: State, place: tuple[str, ...] | None, rows: int, fresh: bool
 ) -> None:
     job = Job("1F", request, state, place, rows, "why", fresh)
     assert known(dict([job.mark(), ("snapshot", "{}")])) == {"1F": job}
+
+
+def test_of_a_backfill_that_is_over_only_the_outcome_is_kept() -> None:
+    job = Job("1F", Request(ITEM, "a = 1", keys=(("1",),) * 1000), State.DONE, ("7",), 12)
+    assert known(dict([job.mark()])) == {"1F": Job("1F", Request(ITEM), State.DONE, None, 12)}
 
 
 @pytest.mark.parametrize(
