@@ -64,7 +64,7 @@ class Job:
         return replace(self, state=state, reason="" if state is State.RUNNING else self.reason)
 
     def mark(self) -> tuple[str, str]:
-        """Its mark in the log: name and text. Of one that is over for good only the outcome is kept, since marks stay."""
+        """Its mark in the log: name and text. Marks stay, so of one that is over only the outcome is kept."""
         over = self.state in (State.DONE, State.CANCELLED)
         body = {
             "request": (Request(self.request.table) if over else self.request).facts(),

@@ -9,7 +9,9 @@ import pytest
 from cdc.config import TableSettings
 from cdc.model import Lsn, TableId
 from sinks import memory
+from snapshots.requests import Request
 from snapshots.verify import Differences, verify_table
+from tests.backfill_scene import backfilling
 from tests.fix_capture import Following, Rig
 from tests.fix_servers import unique
 from tests.snapshot_scene import Applied
@@ -91,6 +93,16 @@ def test_a_real_difference_is_found_while_writers_run(filled: Rig) -> None:
             writer.join()
     assert found.missing == 1
     assert found.examples == {"missing": ('{"id":300}',)}
+
+
+def test_a_row_that_a_store_lost_is_brought_back_by_a_backfill(filled: Rig) -> None:
+    store = Applied(filled.settings, unique("store"))
+    store.catch_up()
+    lose(store)
+    with backfilling(filled) as scene:
+        assert verified(filled, store, scene.following).missing == 1
+        scene.wait(scene.ask(Request(TABLE.name, keys=(("300",),))))
+        assert verified(filled, store, scene.following).equal
 
 
 def lose(store: Applied) -> None:
