@@ -6,6 +6,7 @@ older write would bring the row back. Search through the alias, never the index 
 """
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import orjson
@@ -28,6 +29,7 @@ from sinks.raw_json import build, elements, members, splice, unquote
 
 _PAGE = 2000
 _READ = 500
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class OpenSearchSettings(SinkSettings):
@@ -48,6 +50,8 @@ class OpenSearchSettings(SinkSettings):
     """Empty: rows can be searched within the index's refresh interval (a second)."""
     bulk_mb: float = Field(5.0, gt=0, le=90)
     """Size of a bulk request; OpenSearch refuses more than 100 MB."""
+    tombstone_days: float = Field(7.0, gt=0)
+    """How long a deleted row is remembered: longer than any replay reaches back."""
     metadata: str = Field("millrace", pattern=r"^[a-z][a-z0-9_]{0,40}$")
     """Field of a document that holds its version."""
     fields: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
@@ -85,6 +89,7 @@ class OpenSearchSink:
         )
         self._bulk = Bulk(client, int(settings.bulk_mb * (1 << 20)), settings.refresh, context.wait)
         self._open: dict[TableId, Index] = {}
+        self._purged: dict[TableId, datetime] = {}
         # what is put behind a row's last member, and what stands for a deleted row
         self._mark = f'"{settings.metadata}":{{"version":%d}}}}'.encode()
         self._tombstone = f'{{"{settings.metadata}":{{"version":%d,"deleted":true,"at":%b}}}}'.encode()
@@ -99,13 +104,16 @@ class OpenSearchSink:
     def apply(self, batch: Batch) -> None:
         try:
             refused = self._apply(batch)
-        except IndexGone:
+        except (IndexGone, RequestRefused) as error:
+            if isinstance(error, RequestRefused) and error.status != 404:
+                raise
             self.prepare(batch.schema)
             raise Busy(
                 f"sink {self.name!r}: the index of {batch.schema.table} had vanished and was made again, empty.",
                 "Fill it with: millrace backfill",
                 retry_after=0.1,
             ) from None
+        self._purge_daily(batch.schema)
         if refused:
             raise Rejected(refused)
 
@@ -178,22 +186,28 @@ class OpenSearchSink:
             hits = self._client.json("POST", path_of(index.name, "_search"), body)["hits"]["hits"]
             if not hits:
                 break
-            source = self._tombstone % (batch.truncated, b"null")
+            source = self._tombstone % (batch.truncated, orjson.dumps(datetime.now(UTC)))
             ids = [orjson.dumps(hit["_id"]) for hit in hits]
             if self._bulk.send(index.alias, [item("", batch.truncated, identity, source) for identity in ids]):
                 raise SinkError(f"sink {self.name!r}: OpenSearch refuses to empty {index.alias}.", "Look at its log.")
         self._open[batch.schema.table] = self._indexes.remember_truncate(index, batch.truncated)
         return self._open[batch.schema.table]
 
-    def purge(self, schema: TableSchema, before: str) -> int:
-        """Forget rows deleted before a time (ISO-8601); nothing older than that may be replayed afterwards."""
+    def _purge_daily(self, schema: TableSchema) -> None:
+        now = datetime.now(UTC)
+        if now - self._purged.get(schema.table, _LONG_AGO) > timedelta(days=1):
+            self._purged[schema.table] = now
+            self.purge(schema, now - timedelta(days=self._settings.tombstone_days))
+
+    def purge(self, schema: TableSchema, before: datetime) -> int:
+        """Forget rows deleted before a time; nothing older than that may be replayed afterwards."""
         name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
         if name is None:
             return 0
-        old = {"range": {f"{self._settings.metadata}.at": {"lt": before}}}
+        old = {"range": {f"{self._settings.metadata}.at": {"lt": before.isoformat()}}}
         query = {"query": {"bool": {"filter": [self._indexes.hidden(), old]}}}
-        answer = self._client.json("POST", path_of(name, "_delete_by_query"), query, refresh="true")
-        return int(answer["deleted"])
+        options = {"refresh": "true", "conflicts": "proceed"}
+        return int(self._client.json("POST", path_of(name, "_delete_by_query"), query, **options)["deleted"])
 
     def stored(self, schema: TableSchema) -> pa.Table:
         name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
@@ -217,7 +231,7 @@ class OpenSearchSink:
         """What an operator should know."""
         try:
             return {"health": str(self._client.json("GET", "/_cluster/health")["status"])}
-        except (SinkError, RequestRefused):
+        except SinkError:
             return {"health": "unknown"}
 
     def close(self) -> None:

@@ -27,11 +27,11 @@ class _AsText(JSONSerializer):
         return s
 
 
-class RequestRefused(Exception):
+class RequestRefused(SinkError):
     """An answer that the caller may know how to take: its status and the error's type."""
 
     def __init__(self, status: int, kind: str) -> None:
-        super().__init__(f"{status} {kind}")
+        super().__init__(f"OpenSearch answered {status} {kind}.", "Look at its log.")
         self.status = status
         self.kind = kind
 
@@ -77,7 +77,7 @@ class Client:
         """Close the connections."""
         self._client.close()
 
-    def _translated(self, error: TransportError, path: str) -> MillraceError | RequestRefused:
+    def _translated(self, error: TransportError, path: str) -> MillraceError:
         name = f"sink {self._sink!r}: OpenSearch"
         if isinstance(error, SSLError):
             return SinkError(f"{name} is not trusted: its certificate failed verification.", "Set ca_file.")

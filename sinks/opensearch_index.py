@@ -137,7 +137,9 @@ class Indexes:
             )
 
     def _failed(self, place: str, refused: RequestRefused) -> SinkError:
-        return SinkError(f"sink {self.sink!r}: OpenSearch refuses {place} ({refused}).", "Look at its log.")
+        return SinkError(
+            f"sink {self.sink!r}: OpenSearch refuses {place} ({refused.status} {refused.kind}).", "See its log."
+        )
 
 
 def _meta(index: Index) -> dict[str, int]:
