@@ -1,0 +1,161 @@
+"""Between the reading thread and the log: order, merging, bounds, and errors that come back to the reader."""
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from cdc.capture.handoff import Handoff
+from cdc.capture.tally import Tally
+from cdc.capture.transactions import Large
+from cdc.clock import SystemClock
+from cdc.errors import LogFenced, LogFull
+from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
+from cdc.ports import Schemas
+from tests.corpus.registry import Registry
+from tests.fix_processes import wait_until
+from tests.properties.test_assembly import Disk
+from tests.properties.test_assembly import _table as rows_of
+
+
+class Memory:
+    """A log in a list, with a gate, and errors to raise first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.entries: list[Entry] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self._errors = list(errors)
+
+    def progress(self) -> Progress:
+        return Progress(self.entries[-1].end if self.entries else Lsn(0))
+
+    def append(self, entry: Entry) -> None:
+        self.gate.wait(10)
+        if self._errors:
+            raise self._errors.pop(0)
+        self.entries.append(entry)
+
+    def spool(self) -> "_Spool":
+        return _Spool(self)
+
+    @property
+    def schemas(self) -> Schemas:
+        return Registry()
+
+    def maintain(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Spool:
+    def __init__(self, log: Memory) -> None:
+        self._log = log
+        self._parts: list[pa.Table] = []
+
+    def write(self, rows: pa.Table) -> None:
+        self._parts.append(rows)
+
+    def publish(self, end: Lsn) -> None:
+        self._log.append(Entry(pa.concat_tables(self._parts), end))
+
+    def discard(self) -> None:
+        self._parts = []
+
+
+def _entry(number: int, **marks: str) -> Entry:
+    return Entry(rows_of([(1, number)]), Lsn(number), marks)
+
+
+@pytest.fixture
+def log() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def handoff(log: Memory) -> Iterator[Handoff]:
+    made = Handoff(log, 1000, Tally(), SystemClock())
+    yield made
+    log.gate.set()
+    made.close()
+
+
+def _versions(log: Memory) -> list[int]:
+    return [int(row) for entry in log.entries for row in entry.rows["version"].to_numpy()]
+
+
+def test_what_waits_is_merged_and_stays_in_order(log: Memory, handoff: Handoff) -> None:
+    log.gate.clear()
+    for number in range(1, 101):
+        handoff.put([_entry(number)])
+    log.gate.set()
+    assert handoff.settle(10)
+    assert _versions(log) == list(range(1, 101))
+    assert len(log.entries) < 10
+    assert handoff.confirmed == 100 and handoff.held == 0
+
+
+def test_marks_of_merged_entries_all_arrive_and_the_newest_counts(log: Memory, handoff: Handoff) -> None:
+    log.gate.clear()
+    handoff.put([_entry(1), _entry(2, a="old", b="kept"), _entry(3, a="new")])
+    log.gate.set()
+    assert handoff.settle(10)
+    found = {key: value for entry in log.entries for key, value in entry.marks.items()}
+    assert found == {"a": "new", "b": "kept"}
+
+
+def test_a_large_transaction_keeps_its_place(log: Memory, handoff: Handoff) -> None:
+    aside = Disk([rows_of([(1, 2)]), rows_of([(1, 3)])])
+    log.gate.clear()
+    handoff.put([_entry(1), Large(Lsn(3), aside), _entry(4)])
+    log.gate.set()
+    assert handoff.settle(10)
+    assert _versions(log) == [1, 2, 3, 4]
+    assert [entry.end for entry in log.entries][-1] == 4
+    assert aside.held == []
+
+
+def test_nothing_is_confirmed_that_is_not_durable(log: Memory, handoff: Handoff) -> None:
+    log.gate.clear()
+    handoff.put([_entry(1)])
+    assert not handoff.settle(0.1)
+    assert handoff.confirmed == 0 and not handoff.settled
+    handoff.put([Entry(rows_of([(1, number) for number in range(50)]), Lsn(60))])
+    assert handoff.full
+    log.gate.set()
+    assert handoff.settle(10)
+    assert handoff.confirmed == 60 and not handoff.full
+
+
+def test_a_full_log_is_waited_for() -> None:
+    log = Memory(LogFull("no room"))
+    handoff = Handoff(log, 1000, Tally(), SystemClock())
+    handoff.put([_entry(1)])
+    wait_until(lambda: handoff.trouble, 5, "the trouble to be told")
+    assert handoff.settle(10)
+    assert _versions(log) == [1] and not handoff.trouble
+    handoff.close()
+
+
+def test_what_the_appending_thread_dies_of_is_raised_in_the_reading_one() -> None:
+    log = Memory(LogFenced("another writer"))
+    woken = threading.Event()
+    handoff = Handoff(log, 1000, Tally(), SystemClock())
+    handoff.call_when_durable(woken.set)
+    handoff.put([_entry(1)])
+    assert woken.wait(5)
+    with pytest.raises(LogFenced):
+        handoff.check()
+    with pytest.raises(LogFenced):
+        handoff.settle(1)
+    assert handoff.confirmed == 0
+    handoff.close()
+
+
+def test_an_entry_without_rows_moves_the_position_alone(log: Memory, handoff: Handoff) -> None:
+    handoff.put([Entry(LOG_SCHEMA.empty_table(), Lsn(77))])
+    assert handoff.settle(10)
+    assert handoff.confirmed == 77 and _versions(log) == []
