@@ -280,8 +280,8 @@ class KafkaWriter:
             "compression.type": settings.compression,
             "linger.ms": 5,
             "batch.num.messages": 10_000,
-            "queue.buffering.max.messages": 200_000,
-            "queue.buffering.max.kbytes": 128 << 10,
+            "queue.buffering.max.messages": 100_000,
+            "queue.buffering.max.kbytes": 32 << 10,
         }
         producer = self._cluster.producer(**options)
         try:
