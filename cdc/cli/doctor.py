@@ -25,6 +25,6 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         print_table(("", "check", "object", "finding"), rows)
         for finding in findings:
             if finding.remedy:
-                OUT.print(f"{finding.verdict}: {finding.object}: {finding.remedy}", markup=False)
+                OUT.print(f"{finding.verdict}: {finding.object}: {finding.remedy}", markup=False, soft_wrap=True)
     if failed:
         sys.exit(1)
