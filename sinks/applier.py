@@ -105,7 +105,8 @@ class Applier:
 
     def retry_letters(self) -> int:
         """Try the letters again that somebody asked for; returns how many are left of them."""
-        letters = self._letters.list(retry=True)
+        self.status.dead_letters = self._letters.count()  # somebody may have dropped some
+        letters = self._letters.list(retry=True) if self.status.dead_letters else []
         if not letters:
             return 0
         with self._turn:

@@ -129,13 +129,13 @@ class OpenSearchSink:
 
     def _items(self, rows: pa.Table) -> Iterator[Item]:
         afters = rows.column("after").cast(pa.binary()).to_pylist()
-        for key, op, version, at, after in zip(
-            *columns(rows, "key", "op", "version", "commit_ts"), afters, strict=True
-        ):
-            source = (
-                self._tombstone % (version, orjson.dumps(at)) if op == "d" else self._marked(after or b"{}", version)
-            )
+        for key, op, version, after in zip(*columns(rows, "key", "op", "version"), afters, strict=True):
+            source = self._gone(version) if op == "d" else self._marked(after or b"{}", version)
             yield item(key, version, raw_document_id(key), source)
+
+    def _gone(self, version: int) -> bytes:
+        """A tombstone; `at` is when it was written, since a replay may write deletes of long ago."""
+        return self._tombstone % (version, orjson.dumps(datetime.now(UTC)))
 
     def _marked(self, image: bytes, version: int) -> bytes:
         separator = b"" if image == b"{}" else b","
@@ -186,7 +186,7 @@ class OpenSearchSink:
             hits = self._client.json("POST", path_of(index.name, "_search"), body)["hits"]["hits"]
             if not hits:
                 break
-            source = self._tombstone % (batch.truncated, orjson.dumps(datetime.now(UTC)))
+            source = self._gone(batch.truncated)
             ids = [orjson.dumps(hit["_id"]) for hit in hits]
             if self._bulk.send(index.alias, [item("", batch.truncated, identity, source) for identity in ids]):
                 raise SinkError(f"sink {self.name!r}: OpenSearch refuses to empty {index.alias}.", "Look at its log.")
@@ -200,7 +200,7 @@ class OpenSearchSink:
             self.purge(schema, now - timedelta(days=self._settings.tombstone_days))
 
     def purge(self, schema: TableSchema, before: datetime) -> int:
-        """Forget rows deleted before a time; nothing older than that may be replayed afterwards."""
+        """Forget rows whose deletes were written before a time; nothing older may be replayed afterwards."""
         name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
         if name is None:
             return 0

@@ -1,7 +1,7 @@
 """The OpenSearch sink on a real server: what a searcher sees, how indexes change, what is refused."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sinks.opensearch import OpenSearchSettings, OpenSearchSink, open_sink
 from sinks.opensearch_mapping import index_name
 from tests.contract.test_sinks import check
 from tests.fix_servers import LocalServer, opensearch_request
-from tests.histories import INT4, NUMERIC, TEXT, WHEN, batch, change, table
+from tests.histories import INT4, NUMERIC, TEXT, batch, change, table
 
 ITEMS = table()
 Open = Callable[..., OpenSearchSink]
@@ -127,11 +127,11 @@ def test_deleted_rows_stay_away_though_the_server_forgets_deletes(
 
 
 def test_old_tombstones_are_purged_and_young_ones_are_not(opened: Open) -> None:
-    sink = opened()
+    sink, before = opened(), datetime.now(UTC)
     sink.apply(batch(ITEMS, [row(1, 10, op="d"), row(2, 11)]))
     sink.stored(ITEMS)  # makes what was written searchable
-    assert sink.purge(ITEMS, WHEN) == 0
-    assert sink.purge(ITEMS, WHEN + timedelta(seconds=1)) == 1
+    assert sink.purge(ITEMS, before) == 0
+    assert sink.purge(ITEMS, before + timedelta(hours=1)) == 1
     check(sink, {'{"id":2}': '{"id":2,"label":"one"}'})
 
 
