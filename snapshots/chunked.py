@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cdc.capture import slot
 from cdc.capture.connect import connect
 from cdc.capture.events import LogicalMessage
 from cdc.capture.transactions import Large
@@ -61,6 +62,18 @@ class Backfills:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
+        if self._interrupted and not any(job.automatic and not job.fresh for job in self._jobs.values()):
+            self._conclude(log)
+
+    def _conclude(self, log: LogWriter) -> None:
+        """A crash came between the last rows of the first snapshot and the note that it was whole."""
+        identity = slot.SourceIdentity.of_mark(log.progress().marks[slot.MARK])
+        marks = self._whole(identity.consistent_point)
+        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, marks))
+
+    def _whole(self, exact: Lsn) -> dict[str, str]:
+        self._interrupted, self.history_exact_from = False, format_lsn(exact)
+        return {STATE_MARK: json.dumps({"state": "done"}), EXACT_MARK: self.history_exact_from}
 
     def start(self) -> None:
         """Begin with what is open."""
@@ -157,8 +170,7 @@ class Backfills:
         left = [other for other in self._jobs.values() if other.automatic and not other.fresh and other.open]
         if not self._interrupted or left or job.fresh or not job.automatic or job.state is not State.DONE:
             return {}
-        self._interrupted, self.history_exact_from = False, format_lsn(lsn)
-        return {STATE_MARK: json.dumps({"state": "done"}), EXACT_MARK: self.history_exact_from}
+        return self._whole(lsn)
 
     # -- the thread that reads tables
 

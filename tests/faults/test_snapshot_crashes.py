@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import cdc.log
+from cdc.capture import slot
+from cdc.model import parse_lsn
 from snapshots.initial import EXACT_MARK, STATE_MARK
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
@@ -67,8 +69,21 @@ def test_a_snapshot_cut_short_is_finished_in_chunks_beside_the_stream(four_table
     kept = marks(rig)
     assert json.loads(kept[STATE_MARK])["state"] == "done"
     chunks = [row["commit_lsn"] for row in rig.rows() if row["op"] == "r" and row["table"] not in read]
-    high, low = kept[EXACT_MARK].split("/")
-    assert (int(high, 16) << 32 | int(low, 16)) > max(chunks)
+    assert parse_lsn(kept[EXACT_MARK]) > max(chunks)
+
+
+def test_a_crash_behind_the_last_rows_leaves_an_exact_snapshot(four_tables: Rig) -> None:
+    rig = four_tables
+    dies(rig.start(f"snapshot.after_append:kill@{len(TABLES)}"))
+    assert EXACT_MARK not in marks(rig)
+    program = rig.start()
+    rig.wait_caught_up(program)
+    assert backfills(rig, program) == []
+    assert program.terminate() == 0
+    kept = marks(rig)
+    assert parse_lsn(kept[EXACT_MARK]) == json.loads(kept[slot.MARK])["consistent_point"]
+    rig.assert_equal()
+    assert len(rig.rows()) == 200 * len(TABLES)
 
 
 def test_a_backfill_killed_in_every_chunk_is_resumed_and_complete(rig: Rig) -> None:
