@@ -7,12 +7,13 @@ compaction leaves one an hour, and slices of old history are an hour long instea
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Self
 
 from cdc.errors import LogCorrupt
+from cdc.log.kafka_tail import Message
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Offset
 
@@ -81,3 +82,25 @@ class Place:
 def marker_key(now: datetime) -> bytes:
     """One key an hour: what compaction keeps."""
     return MARKER_KEY + now.strftime("%Y%m%d%H").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is durable, as of the last commit that a writer knows of."""
+
+    place: Place
+    marks: Mapping[str, str]
+
+
+def recovered(messages: Iterable[Message]) -> State:
+    """Position and marks as the messages of the position topic leave them."""
+    place = Place()
+    marks: dict[str, str] = {}
+    for message in messages:
+        if message.value is None:
+            continue
+        if message.key.startswith(MARKER_KEY):
+            place = Place.decoded(message.offset, message.value)
+        elif message.key.startswith(MARK_KEY):
+            marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
+    return State(place, marks)

@@ -12,7 +12,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,13 +24,13 @@ from cdc import failpoint
 from cdc.errors import LogError, LogFenced, LogLost
 from cdc.log.kafka_client import Cluster, in_our_words, watermarks
 from cdc.log.kafka_envelope import Origin, encode
-from cdc.log.kafka_position import MARK_KEY, MARKER_KEY, Extent, Place, marker_key
+from cdc.log.kafka_position import MARK_KEY, Extent, Place, State, marker_key, recovered
 from cdc.log.kafka_produce import Acknowledged, Outlet, Undelivered
 from cdc.log.kafka_retention import retain
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_spool import KafkaSpool, discard_leftovers
-from cdc.log.kafka_tail import Message, Tail
+from cdc.log.kafka_tail import Tail
 from cdc.log.kafka_topics import Topics
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
@@ -48,14 +47,6 @@ class Mispredicted(Exception):
 
 
 Fill = Callable[[Producer], None]
-
-
-@dataclass(slots=True)
-class _State:
-    """What is durable, as of the last commit that we know of."""
-
-    place: Place
-    marks: dict[str, str]
 
 
 class KafkaWriter:
@@ -116,7 +107,7 @@ class KafkaWriter:
 
             self._transact(fill, durable, f"appending up to {wanted}")
             if not durable():
-                self._state = _State(place, {**self._state.marks, **marks})
+                self._state = State(place, {**self._state.marks, **marks})
                 self._await_visible()
             failpoint.reached("log.after_append")
 
@@ -290,26 +281,12 @@ class KafkaWriter:
             raise in_our_words(error.args[0], "becoming the log's writer") from None
         return producer
 
-    def _recovered(self) -> _State:
+    def _recovered(self) -> State:
         """Read the position back. Only after `init_transactions`: it settles what an earlier writer left open."""
         tail = Tail(self._cluster, self._position)
         messages = tail.drain()
         tail.close()
         return recovered(messages)
-
-
-def recovered(messages: list[Message]) -> _State:
-    """Position and marks as the messages of the position topic leave them."""
-    place = Place()
-    marks: dict[str, str] = {}
-    for message in messages:
-        if message.value is None:
-            continue
-        if message.key.startswith(MARKER_KEY):
-            place = Place.decoded(message.offset, message.value)
-        elif message.key.startswith(MARK_KEY):
-            marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
-    return _State(place, marks)
 
 
 def _chunks(rows: pa.Table) -> Iterator[pa.Table]:
