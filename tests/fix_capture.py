@@ -212,17 +212,20 @@ class Rig:
         return [row for row in found if not table or row["table"] == table]
 
     def folded(self, table: str) -> dict[str, Image]:
-        """The newest image of each key, by version."""
-        images: dict[str, tuple[int, Image | None]] = {}
-        for row in self.rows(table):
+        """The image of each key after every change in the order of versions, which is what stores come to.
+
+        A row read by a backfill can be in the log behind a change with a greater version, and fill its gaps.
+        """
+        images: dict[str, Image] = {}
+        rows = self.rows(table)
+        for row in sorted(rows, key=lambda row: (row["version"], row["op"] != "t")):
             if row["op"] == "t":
-                images = {key: held for key, held in images.items() if held[0] >= row["version"]}
-                continue
-            version, before = images.get(row["key"], (-1, None))
-            if row["version"] < version:
-                continue
-            images[row["key"]] = (row["version"], _image(row, before))
-        return {key: image for key, (_, image) in images.items() if image is not None}
+                images.clear()
+            elif row["op"] == "d":
+                images.pop(row["key"], None)
+            else:
+                images[row["key"]] = _image(row, images.get(row["key"], {}))
+        return images
 
     def assert_equal(self, *tables: str) -> None:
         """The log, folded, is the source."""
@@ -242,12 +245,9 @@ class Rig:
         assert seen == sorted(set(seen))
 
 
-def _image(row: dict[str, Any], before: Image | None) -> Image | None:
-    if row["op"] == "d":
-        return None
+def _image(row: dict[str, Any], before: Image) -> Image:
     image: Image = json.loads(row["after"], parse_float=Decimal)
-    kept = {name: before[name] for name in row["unchanged"] or () if before is not None}
-    return {**image, **kept}
+    return {**image, **{name: before[name] for name in row["unchanged"] or () if name in before}}
 
 
 def _normal(image: Image) -> list[tuple[str, str]]:
