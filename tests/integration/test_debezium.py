@@ -99,8 +99,8 @@ STATEMENTS = (
     "insert into items (id, name) values (2, 'zwei')",
     "update items set id = 3 where id = 2",
     "delete from items where id = 3",
-    "insert into large select 1, 1, string_agg(md5(g::text), ''), decode(string_agg(repeat(md5(g::text), 3), ''), 'hex'),"
-    " array_agg(md5(g::text)) from generate_series(1, 100) g",
+    "insert into large select 1, 1, string_agg(md5(g::text), ''),"
+    " decode(string_agg(repeat(md5(g::text), 3), ''), 'hex'), array_agg(md5(g::text)) from generate_series(1, 100) g",
     "update large set n = 2",
     "insert into loose values (1, 'x')",
     "update loose set t = 'y'",
