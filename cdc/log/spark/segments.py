@@ -41,7 +41,7 @@ _TASK_ROWS = 20_000
 
 def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFrame:
     """The stream after a sequence number; `limit` rows a micro-batch (0: 50,000)."""
-    _let_workers_import(spark)
+    let_workers_import(spark)
     spark.dataSource.register(SegmentSource)
     options = {
         "root": str(root.absolute()),
@@ -52,7 +52,7 @@ def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFr
     return spark.readStream.format(_FORMAT).options(**options).load()
 
 
-def _let_workers_import(spark: SparkSession) -> None:
+def let_workers_import(spark: SparkSession) -> None:
     """Workers unpickle our classes by name; they need our folder on their path wherever the driver was started."""
     ours = str(Path(__file__).parents[3])
     environment = spark.sparkContext.environment
