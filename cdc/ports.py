@@ -76,6 +76,10 @@ class LogWriter(Protocol):
     def schemas(self) -> Schemas:
         """The registry kept with this log."""
 
+    @property
+    def pace(self) -> float:
+        """Least seconds between two appends that pays: what an append costs beyond its rows, for writer and readers."""
+
     def maintain(self) -> None:
         """Merge, retain: what keeps the log cheap for ever. Call now and then, also beside `append` in another thread.
 

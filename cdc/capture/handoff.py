@@ -22,8 +22,6 @@ from cdc.ports import Clock, LogWriter
 MERGE_BYTES = 32 * 2**20
 """A merged entry is cut about here: a larger one would take long to become visible, and memory."""
 _RETRY_SECONDS = 1.0
-_PACE_SECONDS = 0.03
-"""Least time between two appends: each is a few syncs and a segment. The first change after a pause never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Handoff:
         self._acknowledged = Acknowledgements(log.progress().end)
         self._held = 0
         self._closed = False
-        self._appended = clock.monotonic() - _PACE_SECONDS
+        self._appended = clock.monotonic() - log.pace
         self._failure: BaseException | None = None
         self.trouble = ""
         """Why the log takes nothing at the moment; empty: it does."""
@@ -124,7 +122,7 @@ class Handoff:
         """The next items to append together; empty: closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
-            pause = self._appended + _PACE_SECONDS - self._clock.monotonic()
+            pause = self._appended + self._log.pace - self._clock.monotonic()
             if pause > 0:
                 self._changed.wait_for(lambda: self._held >= MERGE_BYTES or self._closed, pause)
             if self._closed:

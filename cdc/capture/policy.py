@@ -111,6 +111,11 @@ class PolicedLog:
         """The registry, policed."""
         return self._schemas
 
+    @property
+    def pace(self) -> float:
+        """The log's own."""
+        return self._log.pace
+
     def maintain(self) -> None:
         """The log's upkeep."""
         self._log.maintain()

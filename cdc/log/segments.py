@@ -123,6 +123,11 @@ class SegmentWriter:
         known = self._progress
         return end <= known.end and all(known.marks.get(key) == value for key, value in marks.items())
 
+    @property
+    def pace(self) -> float:
+        """A few syncs for the writer, a file to open for each reader."""
+        return 0.03
+
     def maintain(self) -> None:
         """Merge what is small and old, remove what is past retention."""
         with self._maintaining:

@@ -45,6 +45,10 @@ class Gated:
     def schemas(self) -> Schemas:
         return self._log.schemas
 
+    @property
+    def pace(self) -> float:
+        return self._log.pace
+
     def maintain(self) -> None:
         self._log.maintain()
 

@@ -44,6 +44,10 @@ class Memory:
     def schemas(self) -> Schemas:
         return Registry()
 
+    @property
+    def pace(self) -> float:
+        return 0.03
+
     def maintain(self) -> None:
         """Nothing to do."""
 

@@ -35,6 +35,10 @@ class _Troubled:
         raise AssertionError("upkeep never spools")
 
     @property
+    def pace(self) -> float:
+        return 0.0
+
+    @property
     def schemas(self) -> Schemas:
         return Registry()
 
