@@ -55,7 +55,7 @@ class Following:
         assert self.raised, f"the reader did not fail within {deadline} s"
         return self.raised[0]
 
-    def reaches(self, lsn: Lsn, deadline: float = 60) -> None:
+    def reaches(self, lsn: Lsn, deadline: float = 180) -> None:
         """Wait until everything up to there is durable."""
 
         def there() -> bool:
@@ -170,7 +170,7 @@ class Rig:
         """What the process last said."""
         return status.read(self.state, "capture")
 
-    def wait_caught_up(self, program: Program, deadline: float = 60) -> None:
+    def wait_caught_up(self, program: Program, deadline: float = 180) -> None:
         """Wait until the process has everything that is committed now."""
         wanted = self.now()
 
