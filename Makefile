@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format lock docs bench-capture bench-snapshot clean
+.PHONY: help setup demo test soak lint format lock docs bench-capture bench-snapshot clean
 
 BIN := .venv/bin
 
@@ -16,6 +16,9 @@ demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove
 
 test: .venv/ready lint ## Lint, then run the whole suite against real servers
 	@$(BIN)/pytest
+
+soak: .venv/ready ## The long tests that CI leaves out
+	@$(BIN)/pytest -m soak
 
 lint: .venv/ready ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -43,6 +43,7 @@ class Demo:
     started: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     committed: int = 0
+    trouble: str = ""
     marks: dict[str, float] = field(default_factory=dict)
 
     def mark(self, what: str) -> None:
@@ -187,6 +188,8 @@ def _prove(demo: Demo, settings: Settings, servers: Servers, process: subprocess
         customers.start()
         demo.watch(settings, positions, process, screen, done.is_set)
         customers.join()
+        if demo.trouble:
+            raise MillraceError(demo.trouble, "Run the demo again: it goes on where it was left.")
         wanted = demo.source_lsn(settings)
         demo.watch(settings, positions, process, screen, lambda: not positions.behind(wanted))
         demo.mark("every store holds everything")
@@ -200,9 +203,13 @@ def _shop(demo: Demo, servers: Servers, done: threading.Event) -> None:
     def tell(committed: int) -> None:
         demo.committed = committed
 
-    with pipeline.connect(servers) as connection:
-        shop.run_customers(connection, demo.seconds, demo.rate, tell)
-    done.set()
+    try:
+        with pipeline.connect(servers) as connection:
+            shop.run_customers(connection, demo.seconds, demo.rate, tell)
+    except (psycopg.Error, KeyError):
+        demo.trouble = "The shop's database went away."
+    finally:
+        done.set()
 
 
 def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[Differences]) -> None:

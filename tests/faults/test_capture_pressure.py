@@ -1,6 +1,7 @@
 """Slow, full, large and idle: memory stays bounded, the server hears from us, and the slot holds back no WAL."""
 
 import os
+import resource
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -178,6 +179,24 @@ def test_a_huge_transaction_stays_within_bounded_memory(rig: Rig, streamed: bool
         versions.add(row["commit_lsn"])
     assert rows == 600_000 and len(versions) == 1
     assert grown < 500_000, f"{grown} kB more than idle for a transaction of 200 MB of rows"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_two_million_rows_in_one_transaction_pass_under_a_hard_memory_limit(rig: Rig) -> None:
+    """The limit is the kernel's: beyond it the process would get no memory and end."""
+    rig.capture_tables("create table items (id int primary key, label text, filler text)")
+    rig.begin()
+    program = rig.start()
+    rig.wait_caught_up(program)
+    resource.prlimit(program.pid, resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+    rig.database.execute(
+        "insert into items select g, 'label ' || g, repeat(md5(g::text), 8) from generate_series(1, 2000000) g"
+    )
+    rig.wait_caught_up(program, 600)
+    assert program.running()
+    assert program.terminate() == 0
+    assert sum(1 for _ in rig.rows("public.items")) == 2_000_000
 
 
 def _peak(pid: int) -> int:
