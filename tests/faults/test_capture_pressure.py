@@ -13,6 +13,7 @@ import pytest
 from cdc.errors import LogFull
 from cdc.model import Entry, Progress
 from cdc.ports import LogWriter, Schemas, Spool
+from cdc.service.supervisor import CAPTURE_ENVIRONMENT
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 from tests.fix_servers import Database, MakePostgres, fresh_database
@@ -187,7 +188,7 @@ def test_two_million_rows_in_one_transaction_pass_under_a_hard_memory_limit(rig:
     """The limit is the kernel's: beyond it the process would get no memory and end."""
     rig.capture_tables("create table items (id int primary key, label text, filler text)")
     rig.begin()
-    program = rig.start()
+    program = rig.start(env=CAPTURE_ENVIRONMENT)
     rig.wait_caught_up(program)
     resource.prlimit(program.pid, resource.RLIMIT_DATA, (1 << 30, 1 << 30))
     rig.database.execute(
