@@ -19,8 +19,8 @@ from cdc.errors import EnvironmentFault
 from cdc.service.restarts import Attempts, is_final
 
 CAPTURE_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Arrow's own allocator and glibc's arenas reserve address space by the gigabyte, which a hard limit counts; plain malloc
-also costs less system time."""
+"""Arrow's own allocator and glibc's arenas reserve address space by the gigabyte, which a hard limit counts; plain
+malloc also costs less system time."""
 _log = logging.getLogger(__name__)
 
 
