@@ -15,7 +15,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc.capture import catalog, copytext, spans
-from cdc.capture.layout import Layout, images, lay_out
+from cdc.capture.layout import Layout, images, lay_out, recorded_as
 from cdc.capture.mask import Masking, Rule
 from cdc.config import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
@@ -72,7 +72,7 @@ class Readable:
 
     def recorded(self, schemas: Schemas) -> "Readable":
         """The same with its schema in the registry: `layout.schema.id` is what its rows carry."""
-        return replace(self, layout=replace(self.layout, schema=schemas.record(self.layout.schema)))
+        return replace(self, layout=recorded_as(self.layout, schemas.record(self.layout.schema)))
 
 
 def describe(connection: Connection, table: TableSettings, masking: Masking) -> Readable:

@@ -56,6 +56,14 @@ def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> Layout:
     return Layout(recorded, len(schema.columns), fields, keys, _template(fields), _template(keys))
 
 
+def recorded_as(layout: Layout, recorded: TableSchema) -> Layout:
+    """The layout under the schema that the registry keeps; a column that it does not know is left out of images."""
+    known = {column.name for column in recorded.columns}
+    fields = tuple(field for field in layout.fields if field.column.name in known)
+    keys = tuple(field for field in fields if field.column.key) or fields
+    return Layout(recorded, layout.width, fields, keys, _template(fields), _template(keys))
+
+
 def images(layout: Layout, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
     """(key, after) of whole rows: the snapshot's entrance, by the same code as the stream's."""
     return layout.key_images(block), layout.rows(block)

@@ -7,7 +7,7 @@ makes it everybody's: so does the server think of what it has sent.
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 
-from cdc.capture.layout import Layout, lay_out
+from cdc.capture.layout import Layout, lay_out, recorded_as
 from cdc.capture.mask import Masking
 from cdc.capture.reading import Reading
 from cdc.capture.types import BUILT_IN
@@ -88,8 +88,7 @@ class Relations:
         if schema.identity == "f" and (names := self._keys(schema.oid)):
             schema = _keyed(schema, names)
         layout = lay_out(schema, self._masking)
-        recorded = self._schemas.record(layout.schema)
-        return Layout(recorded, layout.width, layout.fields, layout.keys, layout.row, layout.key)
+        return recorded_as(layout, self._schemas.record(layout.schema))
 
     def _type(self, oid: int) -> PgType:
         found = BUILT_IN.get(oid) or self._types.get(oid)

@@ -109,3 +109,24 @@ def test_the_password_is_nowhere_to_be_seen(rig: Rig) -> None:
     assert program.terminate() == 0
     assert secret not in program.said()
     assert all(secret.encode() not in path.read_bytes() for path in rig.state.rglob("*") if path.is_file())
+
+
+def test_a_column_that_the_policy_ignores_is_in_no_image(rig: Rig) -> None:
+    rig.capture_tables("create table items (id int primary key, label text)")
+    rig.source["schema_policy"] = "ignore"
+    program = rig.start()
+    rig.wait_caught_up(program)
+    rig.database.execute(
+        "insert into items values (1, 'one')",
+        "alter table items add column extra text default 'more'",
+        "insert into items values (2, 'two', 'most')",
+        "alter table items drop column label",
+        "insert into items values (3, 'most')",
+    )
+    rig.wait_caught_up(program)
+    assert program.terminate() == 0
+    assert [row["after"] for row in rig.rows("public.items")] == [
+        '{"id":1,"label":"one"}',
+        '{"id":2,"label":"two"}',
+        '{"id":3}',
+    ]
