@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cdc.log
@@ -88,7 +89,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     with ThreadPoolExecutor(max_workers=len(runners) + 1, thread_name_prefix="sink") as pool:
         for runner in runners:
             pool.submit(_attend, runner.query.applier, stop)
-        spark_later.append(spark_of(settings))
+        spark_later.append(spark_of(settings, settings.state / "spark"))
         try:
             _follow(runners, spark_later[0], publish, stop)
         finally:
@@ -158,12 +159,11 @@ def _attend(applier: Applier, stop: threading.Event) -> None:
             return
 
 
-def spark_of(settings: Settings) -> "SparkSession":
-    """The driver that a pipeline asks for."""
+def spark_of(settings: Settings, scratch: Path) -> "SparkSession":
+    """The driver that a pipeline asks for. `scratch` must be its own: whatever lies there is removed."""
     from deploy.local.jars import spark_jars
     from sinks.session import spark_session
 
-    scratch = settings.state / "spark"
     shutil.rmtree(scratch, ignore_errors=True)  # a killed driver leaves its files behind
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = {

@@ -4,6 +4,8 @@ Promise: no key goes back, since every store refuses an older version; and the l
 since a replay commits none. It runs in a process of its own, with the same fold and the same applier.
 """
 
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +61,8 @@ def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, repo
     """Apply every change of the range to the sinks; a dry run only counts them."""
     reader = cdc.log.open_reader(settings)
     appliers = [] if dry_run else [_applier(settings, sink, reader) for sink in sinks]
-    spark = None if dry_run else spark_of(settings)
+    scratch = settings.state / f"replay-{os.getpid()}"  # the live driver's own would be pulled from under it
+    spark = None if dry_run else spark_of(settings, scratch)
     done = Replayed()
     try:
         for rows, reached in _pieces(reader, asked):
@@ -72,6 +75,7 @@ def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, repo
             applier.finish(30.0)
         if spark is not None:
             spark.stop()
+        shutil.rmtree(scratch, ignore_errors=True)
     return done
 
 
