@@ -27,7 +27,8 @@ def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: Changes)
 
     own = session.newSession()  # settings of ours must not reach another query's commits
     own.conf.set(_USER_METADATA, f"{WRITER}={changes.lsn}")
-    rows = own.createDataFrame(_plain_types(changes.rows)).alias("source")
+    # in one chunk: of a table whose first chunk is empty, PySpark 4.2 makes an empty frame without a word
+    rows = own.createDataFrame(_plain_types(changes.rows).combine_chunks()).alias("source")
     on = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in changes.layout.key)
     newer = f"source.{VERSION} > target.{VERSION}"
     if changes.partial:

@@ -80,7 +80,9 @@ def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, repo
 
 
 def _apply(spark: "SparkSession", appliers: Sequence[Applier], reader: LogReader, rows: pa.Table) -> None:
-    folded = gather(fold(spark.createDataFrame(rows)).toArrow(), reader.schemas)
+    # in one chunk: of a table whose first chunk is empty, PySpark 4.2 makes an empty frame without a word
+    frame = spark.createDataFrame(rows.combine_chunks())
+    folded = gather(fold(frame).toArrow(), reader.schemas)
     for applier in appliers:
         applier.apply(replace(folded, reached=ZERO_LSN))
 
