@@ -119,8 +119,15 @@ def _runner(
     stop: threading.Event,
     spark: "Callable[[], SparkSession]",
 ) -> Runner:
-    context = SinkContext(settings.state, spark, stop_aware(stop))
-    applier = Applier(
+    applier = applier_of(settings, sink, log, SinkContext(settings.state, spark, stop_aware(stop)), stop)
+    return Runner(SinkQuery(sink, log, applier, settings.state / "checkpoints", stop))
+
+
+def applier_of(
+    settings: Settings, sink: SinkSettings, log: LogReader, context: SinkContext, stop: threading.Event
+) -> Applier:
+    """A pipeline's applier for one of its sinks, for the live query and for a replay alike."""
+    return Applier(
         sink.name,
         open_sink=partial(registry.open_sink, sink, context),
         log=log,
@@ -128,7 +135,6 @@ def _runner(
         stop=stop,
         reselect=SourceRows(settings.source),
     )
-    return Runner(SinkQuery(sink, log, applier, settings.state / "checkpoints", stop))
 
 
 def stop_aware(stop: threading.Event) -> Callable[[float], None]:

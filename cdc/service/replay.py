@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,12 +19,9 @@ import cdc.log
 from cdc.config import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import LogReader
-from cdc.service.apply import spark_of
-from cdc.service.reselect import SourceRows
-from sinks import registry
+from cdc.service.apply import applier_of, spark_of
 from sinks.applier import Applier
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
 from sinks.fold import fold
 from sinks.folded import gather
 
@@ -60,7 +56,8 @@ Report = Callable[[Replayed], None]
 def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, report: Report, dry_run: bool) -> Replayed:
     """Apply every change of the range to the sinks; a dry run only counts them."""
     reader = cdc.log.open_reader(settings)
-    appliers = [] if dry_run else [_applier(settings, sink, reader) for sink in sinks]
+    context, stop = SinkContext(settings.state), threading.Event()
+    appliers = [] if dry_run else [applier_of(settings, sink, reader, context, stop) for sink in sinks]
     scratch = settings.state / f"replay-{os.getpid()}"  # the live driver's own would be pulled from under it
     spark = None if dry_run else spark_of(settings, scratch)
     done = Replayed()
@@ -110,14 +107,3 @@ def _chosen(rows: pa.Table, asked: Range) -> pa.Table:
     if asked.keys:
         rows = rows.filter(pc.field("key").isin(list(asked.keys)) | (pc.field("op") == "t"))
     return rows
-
-
-def _applier(settings: Settings, sink: SinkSettings, reader: LogReader) -> Applier:
-    return Applier(
-        sink.name,
-        open_sink=partial(registry.open_sink, sink, SinkContext(settings.state)),
-        log=reader,
-        letters=DeadLetters(settings.state / "dead-letters" / sink.name),
-        stop=threading.Event(),
-        reselect=SourceRows(settings.source),
-    )

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from cdc.service import status
 from cdc.service.health import has_reached, reasons
 from cdc.service.restarts import Attempts, is_final
 from cdc.service.supervisor import Part, StateLock, Supervisor
+from tests.fix_processes import wait_until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,10 +46,7 @@ def test_a_killed_part_comes_back(tmp_path: Path) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=Supervisor([Part("part", python(code))]).run, args=(stop,))
     thread.start()
-    deadline = time.monotonic() + 20
-    while not (marks.exists() and len(marks.read_text()) >= 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: marks.exists() and len(marks.read_text()) >= 2, 20)
     stop.set()
     thread.join(10)
     assert not thread.is_alive()
