@@ -1,0 +1,345 @@
+"""A busy shop while every process is killed at random: python -m bench.soak --minutes 30.
+
+Ends with every row of every store compared with the source, and writes what was done to the pipeline, how long it took
+to recover, and what grew to bench/results/soak.json. Exit code 0 only if nothing differs, nothing stays behind and
+nothing grows. The same seed injects the same faults in the same order, though not at the same instants.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+
+from bench import soak_watch as watch
+from bench.meter import load, wait
+from bench.soak_shop import Crowd
+from cdc.config import Settings
+from cdc.model import parse_lsn
+from cdc.service import status
+from cdc.service.part import settings_from
+from cdc.service.reached import Positions
+from cdc.service.verification import differences
+from deploy.demo import pipeline
+from deploy.local.servers import Servers
+
+_RECOVERY = 300.0
+"""Seconds after which a pipeline that does not catch up counts as stuck: OpenSearch alone may need 60."""
+_RESULT = Path(__file__).parent / "results" / "soak.json"
+_LIMITS = {
+    "daemon_mb": 1.3,
+    "capture_mb": 1.3,
+    "apply_mb": 1.3,
+    "open_files": 1.3,
+    "state_files": 1.5,
+    "state_mb": 1.5,
+}
+"""Late over early. Heaps breathe by a tenth or two; a leak over a long run is far more than a third."""
+_SLACK = {"daemon_mb": 20, "capture_mb": 40, "apply_mb": 150, "open_files": 60, "state_files": 600, "state_mb": 40}
+"""Below this much nothing counts as growth: a short run ends before its log has been merged once."""
+_SLOT_MB = 64.0
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that was done to the pipeline, and how long until every store had caught up."""
+
+    kind: str
+    at: float
+    recovery_seconds: float = -1.0
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class Soak:
+    """One run over servers that are up. Call from the main thread: servers die with the thread that starts them."""
+
+    servers: Servers
+    minutes: float
+    seed: int = 1
+    say: Callable[[str], None] = print
+    faults: list[Fault] = field(default_factory=list)
+    samples: list[watch.Sample] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
+    _daemon: subprocess.Popen[bytes] | None = None
+
+    # -- the pipeline
+
+    def settings(self) -> Settings:
+        """The demo's shop and pipeline, with short retention, so that a run sees what retention does."""
+        config = pipeline.provision(self.servers, self.servers.status()["opensearch"].port)
+        facts = yaml.safe_load(config.read_text(encoding="utf-8"))
+        facts["log"] = {"kind": "segments", "retention_hours": 0.05, "hot_segments": 64}
+        facts["source"]["heartbeat_seconds"] = 5
+        config.write_text(yaml.safe_dump(facts, sort_keys=False), encoding="utf-8")
+        return settings_from(config)
+
+    def start(self) -> None:
+        """Start the daemon."""
+        config = pipeline.config_path(self.servers.home)
+        log = (self.servers.home / "logs" / "millrace.log").open("ab")
+        command = [sys.executable, "-m", "cdc.cli.main", "run", "--config", str(config)]
+        environment = {**os.environ, watch.MARK: self.mark}
+        with log:
+            self._daemon = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self._daemon is not None
+        self._daemon.terminate()
+        return self._daemon.wait(90)
+
+    def pid(self, settings: Settings, part: str) -> int:
+        """Of a part that runs; 0 if it does not say so."""
+        if part == "daemon":
+            return self._daemon.pid if self._daemon and self._daemon.poll() is None else 0
+        found = status.read(settings.state, part).get("pid")
+        pid = found if isinstance(found, int) else 0
+        return pid if pid in watch.marked(self.mark) else 0
+
+    # -- faults
+
+    def inject(self, settings: Settings, kind: str) -> Fault:
+        """Do it; returns when whatever must be started by hand has been."""
+        fault = Fault(kind, round(time.monotonic() - self.began, 1))
+        verb, _, what = kind.partition(" ")
+        if what in ("capture", "apply"):
+            self._signal(self.pid(settings, what), verb)
+        elif what == "spark":
+            java = [pid for pid in watch.tree(self.pid(settings, "apply")) if _program(pid) == "java"]
+            self._signal(java[0] if java else 0, verb)
+        elif what == "daemon":
+            fault.exit_code = self._restart(verb)
+        else:
+            self._disturb(what, verb)
+        return fault
+
+    def _signal(self, pid: int, verb: str) -> None:
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if verb == "pause" else signal.SIGKILL)
+                if verb == "pause":
+                    time.sleep(6)
+                    os.kill(pid, signal.SIGCONT)
+
+    def _restart(self, verb: str) -> int:
+        assert self._daemon is not None
+        if verb == "stop":
+            code = self.stop()
+        else:
+            self._daemon.kill()
+            code = self._daemon.wait(30)
+        self.start()
+        return code
+
+    def _disturb(self, server: str, verb: str) -> None:
+        if verb == "pause":
+            self._signal(self.servers.status()[server].pid, verb)
+            return
+        self.servers.down([server], {"kill": signal.SIGKILL, "crash": signal.SIGQUIT}.get(verb))
+        self.servers.up([server])
+
+    # -- looking
+
+    def settle(self, settings: Settings, positions: Positions) -> float:
+        """Wait until every store has what is committed now; returns the seconds. Raises TimeoutError."""
+        begun = time.monotonic()
+        with self._owner() as owner:
+            row = owner.execute("select pg_current_wal_lsn()::text").fetchone()
+        assert row is not None
+        wanted = parse_lsn(str(row[0]))
+
+        def reached() -> bool:
+            if self._daemon is not None and self._daemon.poll() is not None:
+                raise RuntimeError(f"the daemon ended with {self._daemon.returncode}")
+            return not positions.behind(wanted)
+
+        wait(reached, f"every store at {row[0]}", _RECOVERY, every=0.1)
+        return round(time.monotonic() - begun, 1)
+
+    def look(self, settings: Settings) -> None:
+        """One sample."""
+        pids = {name: pid for name in ("daemon", "capture", "apply") if (pid := self.pid(settings, name))}
+        if len(pids) < 3:
+            return
+        with self._owner() as owner:
+            held = watch.retained_bytes(owner, settings.source.slot)
+        self.samples.append(watch.sample(time.monotonic() - self.began, pids, settings.state, held))
+
+    def _owner(self) -> psycopg.Connection:
+        return pipeline.connect(self.servers)
+
+    # -- the run
+
+    def run(self) -> dict[str, Any]:
+        """Faults until the time is over, then the comparison; returns what goes into the result."""
+        settings = self.settings()
+        positions = Positions(settings)
+        chance = random.Random(self.seed)
+        self.start()
+        trouble = ""
+        crowd = Crowd(self._owner, seed=self.seed)
+        try:
+            self.say(f"the pipeline caught up in {self.settle(settings, positions)} s")
+            self.began = time.monotonic()
+            with crowd.at_work():
+                self._faults(settings, positions, chance)
+            self.settle(settings, positions)
+        except (TimeoutError, RuntimeError) as error:
+            trouble = str(error)
+            self.say(f"stuck: {trouble}")
+        seconds = time.monotonic() - self.began
+        return self._judged(settings, crowd.committed, seconds, trouble)
+
+    def _faults(self, settings: Settings, positions: Positions, chance: random.Random) -> None:
+        order = _Order(chance)
+        while time.monotonic() - self.began < self.minutes * 60:
+            time.sleep(chance.uniform(0.5, 8))
+            self.look(settings)
+            kinds = [next(order) for _ in range(chance.choice((1, 1, 1, 2)))]
+            done = [self.inject(settings, kind) for kind in kinds]
+            self.faults += done
+            if chance.random() < 0.15:
+                continue  # the next one strikes while this one is being mended
+            took = self.settle(settings, positions)
+            for fault in done:
+                fault.recovery_seconds = took
+            self.say(f"{done[0].at:7.1f} s  {', '.join(kinds)}: recovered in {took} s")
+            self.look(settings)
+
+    def _judged(self, settings: Settings, committed: int, seconds: float, trouble: str) -> dict[str, Any]:
+        found = [] if trouble else [one.facts() for one in differences(settings, (), (), 120)]
+        wrong = [facts for facts in found if not facts["equal"]]
+        code = self.stop() if self._daemon is not None and self._daemon.poll() is None else None
+        with suppress(TimeoutError):
+            wait(lambda: not watch.marked(self.mark), "all processes to be gone", 20)
+        left = len(watch.marked(self.mark))
+        grown = watch.growth(self.samples)
+        failures = [
+            *([trouble] if trouble else []),
+            *(f"{facts['table']} in {facts['sink']} differs" for facts in wrong),
+            *([f"{left} process(es) left behind"] if left else []),
+            *([f"the daemon ended with {code}"] if code not in (0, None) else []),
+            *(f"{fault.kind} ended with {fault.exit_code}" for fault in self.faults if _bad_stop(fault)),
+            *_growths(grown),
+        ]
+        return {
+            "minutes": round(seconds / 60, 1),
+            "seed": self.seed,
+            "transactions": committed,
+            "tables_compared": len(found),
+            "rows_compared": sum(int(str(facts["rows"])) for facts in found),
+            "differences": wrong,
+            "faults": summary(self.faults),
+            "injected": [asdict(fault) for fault in self.faults],
+            "growth": grown,
+            "processes_left": left,
+            "failures": failures,
+        }
+
+
+class _Order:
+    """Faults in random order, each kind once before any comes again: a short run must not miss one for long."""
+
+    KINDS = (
+        "kill capture",
+        "kill apply",
+        "kill spark",
+        "kill daemon",
+        "stop daemon",
+        "crash postgres",
+        "kill postgres",
+        "kill redis",
+        "kill opensearch",
+        "pause capture",
+        "pause apply",
+        "pause postgres",
+        "pause redis",
+    )
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._left: list[str] = []
+
+    def __next__(self) -> str:
+        if not self._left:
+            self._left = list(self.KINDS)
+            self._chance.shuffle(self._left)
+        return self._left.pop()
+
+
+def summary(faults: Sequence[Fault]) -> dict[str, dict[str, float]]:
+    """By kind: how many, and the recovery times that were waited for."""
+    table: dict[str, dict[str, float]] = {}
+    for kind in sorted({fault.kind for fault in faults}):
+        mine = [fault for fault in faults if fault.kind == kind]
+        times = sorted(fault.recovery_seconds for fault in mine if fault.recovery_seconds >= 0)
+        table[kind] = {"count": len(mine)}
+        if times:
+            table[kind] |= {"median_seconds": times[len(times) // 2], "worst_seconds": times[-1]}
+    return table
+
+
+def _bad_stop(fault: Fault) -> bool:
+    return fault.kind == "stop daemon" and fault.exit_code != 0
+
+
+def _growths(grown: dict[str, dict[str, float]]) -> list[str]:
+    found = []
+    for name, limit in _LIMITS.items():
+        seen = grown.get(name)
+        if seen and seen["late"] > seen["early"] * limit and seen["late"] - seen["early"] > _SLACK[name]:
+            found.append(f"{name} grew from {seen['early']:g} to {seen['late']:g}")
+    slot = grown.get("slot_mb")
+    if slot and slot["late"] > _SLOT_MB:
+        found.append(f"the slot holds back {slot['late']:g} MB")
+    return found
+
+
+def _program(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
+    parser.add_argument("--out", type=Path, default=_RESULT)
+    parser.add_argument("--home", type=Path, help="folder for servers and state; default: a new one")
+    given = parser.parse_args()
+    home = given.home or Path(tempfile.mkdtemp(prefix="millrace-soak-", dir="/var/tmp"))
+    home.chmod(0o711)
+    print(f"soaking for {given.minutes:g} minutes with seed {given.seed} in {home}", flush=True)
+    servers = Servers(home, tied=True)
+    begun = load()
+    try:
+        servers.up()
+        result = Soak(servers, given.minutes, given.seed, lambda line: print(line, flush=True)).run()
+    finally:
+        servers.down()
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": begun, "load_after": load()}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps({**result, "machine": machine}, indent=2) + "\n", encoding="utf-8")
+    print("\n".join(result["failures"]) or f"all equal: {result['rows_compared']:,} rows compared")
+    return 1 if result["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
