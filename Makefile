@@ -37,7 +37,7 @@ lock: .venv/ready ## Resolve the dependencies anew into requirements.lock
 docs: .venv/ready ## Generate the configuration reference
 	@$(BIN)/python -m cdc.cli.reference
 
-bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS)
+bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS, CONTENDERS)
 	@$(BIN)/python -m bench.capture
 
 bench-snapshot: .venv/ready ## A whole table into the log, beside psql's copy (ROWS, RUNS)

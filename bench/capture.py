@@ -1,9 +1,11 @@
 """From the WAL into a log, side by side on the same work: pg_recvlogical, Millrace twice, Debezium.
 
-    python -m bench.capture        (ROWS, CHANGES, SECONDS, TPS, ONLY from the environment)
+    python -m bench.capture        (ROWS, CHANGES, SECONDS, TPS, CONTENDERS, OUT from the environment)
 
 Each contender gets a freshly loaded table, a backlog of CHANGES row changes to catch up with, and then TPS one-row
-transactions a second for SECONDS. CPU is the contender's own process, without its start and without broker or server.
+transactions a second for SECONDS. Rate and CPU are counted from the moment the contender has asked for the stream (its
+slot is active) to the moment the last change is durable: process and JVM are then up, for everybody alike. CPU is the
+contender's own process, without broker and server; `busy_cores` is what the whole machine worked meanwhile.
 """
 
 import contextlib
@@ -11,28 +13,21 @@ import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
-import yaml
 
-import cdc.log
 from bench import meter, workload
-from bench.peers import TABLE, Debezium, RecvLogical, TopicWatcher, execute
+from bench.millrace import Millrace, wal_end
+from bench.peers import Debezium, RecvLogical, execute
 from bench.rival import Rival, Throughput
 from bench.workload import Churned
-from cdc.model import parse_lsn
-from cdc.ports import LogReader
-from cdc.service import part, status
 from deploy.local import postgres
 from deploy.local.connect import Connect
 from deploy.local.folders import cache_folder
@@ -44,140 +39,70 @@ RESULTS = Path(__file__).parent / "results" / "capture.json"
 _POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "wal_compression": "off"}
 _WARM_UP = 5.0
 """Seconds of the steady phase that are left out."""
+NAMES = ("pg_recvlogical", "millrace_segments", "millrace_kafka", "debezium_kafka")
 
 
-class Millrace:
-    """The capture process, as the daemon runs it."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much work each contender gets."""
 
-    def __init__(self, kind: str, dsn: str, source: Mapping[str, Any], log: Mapping[str, Any], folder: Path) -> None:
-        self.name = f"millrace_{kind}"
-        self._dsn, self._folder = dsn, folder
-        self._slot = f"bench_{kind}"
-        self._log = log
-        self._config = folder / "millrace.yaml"
-        own = {**source, "slot": self._slot, "publication": self._slot, "heartbeat_seconds": 1.0,
-               "tables": [{"name": TABLE, "snapshot": "never"}]}  # fmt: skip
-        folder.mkdir(parents=True)
-        self._config.write_text(yaml.safe_dump({"state": str(folder / "state"), "source": own, "log": dict(log)}))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._idle_cpu = 0.0
-        self._follower: LogFollower | TopicWatcher | None = None
+    rows: int = 1_000_000
+    changes: int = 500_000
+    seconds: float = 40.0
+    tps: float = 500.0
 
-    def begin(self) -> None:
-        """Start it, note what starting costs, stop it."""
-        pid = self._start()
-        wanted = wal_end(self._dsn)
-        meter.wait(lambda: self._facts().get("watermark", 0) >= wanted, "capture to stream", 60)
-        self._idle_cpu = meter.cpu_seconds(pid)
-        self._end()
-
-    def catch_up(self, churned: Churned, target: int) -> Throughput:
-        """From the first append that a reader sees to the last."""
-        log = self._reader()
-        base = log.head()[1]
-        pid = self._start()
-        meter.wait(lambda: log.head()[1] > base, "the first append", 120, 0.02)
-        begun = time.monotonic()
-        meter.wait(lambda: log.head()[1] >= target, "capture to catch up", 1800, 0.05)
-        seconds = time.monotonic() - begun
-        cpu = meter.cpu_seconds(pid) - self._idle_cpu
-        found = sum(piece.rows.num_rows for piece in log.read(log.seek(base)))
-        if found != churned.changes:
-            raise RuntimeError(f"{self.name}: {found} changes in the log, {churned.changes} were made")
-        return Throughput(churned.changes / seconds, cpu / churned.changes * 1e6, meter.peak_rss_mb(pid))
-
-    def watch(self) -> None:
-        """A consumer of the log: a topic's, or one that looks every two milliseconds."""
-        if self._log["kind"] == "kafka":
-            self._follower = TopicWatcher(self._log["bootstrap"], f"{self._log['prefix']}.{TABLE}")
-        else:
-            self._follower = LogFollower(self._reader())
-
-    def latencies(self, expected: int) -> list[float]:
-        """From the commit's time to the consumer."""
-        return self._follower.stop(expected) if self._follower else []
-
-    def finish(self) -> None:
-        """Stop, and drop slot and publication."""
-        self._end()
-        execute(self._dsn, f"select pg_drop_replication_slot('{self._slot}')", f"drop publication {self._slot}")
-
-    def _reader(self) -> LogReader:
-        return cdc.log.open_reader(part.settings_from(self._config))
-
-    def _facts(self) -> dict[str, Any]:
-        facts = status.read(self._folder / "state", "capture")
-        return facts if self._process is not None and facts.get("pid") == self._process.pid else {}
-
-    def _start(self) -> int:
-        said = (self._folder / "capture.log").open("ab")
-        command = [sys.executable, "-m", "cdc.service.capture", "--config", str(self._config)]
-        self._process = subprocess.Popen(command, stdout=said, stderr=said)
-        return self._process.pid
-
-    def _end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
+    @classmethod
+    def from_environment(cls) -> Self:
+        """ROWS, CHANGES, SECONDS, TPS."""
+        given = {item.name: os.environ.get(item.name.upper()) for item in fields(cls)}
+        usual = cls()
+        return cls(**{name: type(getattr(usual, name))(text) for name, text in given.items() if text})
 
 
-class LogFollower:
-    """Notes the age of every row as a reader of the log first sees it."""
-
-    def __init__(self, log: LogReader) -> None:
-        self._log = log
-        self._ages: list[float] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        after = self._log.head()[0]
-        while not self._stop.wait(0.002):
-            if self._log.head()[0] == after:
-                continue
-            for piece in self._log.read(after):
-                now = time.time()
-                after = piece.offset
-                times: list[Any] = piece.rows.column("commit_ts").to_pylist()
-                self._ages += [now - at.timestamp() for at in times]
-
-    def stop(self, expected: int) -> list[float]:
-        """Every age, once all have come."""
-        try:
-            meter.wait(lambda: len(self._ages) >= expected, "the last rows", 60)
-        finally:
-            self._stop.set()
-            self._thread.join()
-        return self._ages
+def catch_up(rival: Rival, dsn: str, churned: Churned, target: int) -> Throughput:
+    """The same clock for all: from the moment the contender's slot is active, which is when it has asked for the
+    stream, to the moment its last change is durable. What a process did before (its start, a JVM's) counts for nobody.
+    """
+    rival.resume(target)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        asked = "select 1 from pg_replication_slots where slot_name = %s and active"
+        meter.wait(lambda: connection.execute(asked, (rival.slot,)).fetchone(), "the slot to be active", 120, 0.002)
+    begun, cpu, busy = time.monotonic(), rival.cpu(), meter.busy_seconds()
+    meter.wait(lambda: rival.reached(churned, target), f"{rival.name} to catch up", 1800, 0.01)
+    seconds, used, worked = time.monotonic() - begun, rival.cpu() - cpu, meter.busy_seconds() - busy
+    rival.check(churned)
+    changes = churned.changes
+    return Throughput(changes / seconds, used / changes * 1e6, seconds, used / seconds, worked / seconds)
 
 
-def wal_end(dsn: str) -> int:
-    """Where the WAL ends now."""
-    with psycopg.connect(dsn) as connection:
-        row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None
-    return int(parse_lsn(row[0]))
-
-
-def measure(rival: Rival, dsn: str, rows: int, changes: int, seconds: float, tps: float) -> dict[str, object]:
+def measure(rival: Rival, dsn: str, sizes: Sizes) -> dict[str, object]:
     """One contender from a fresh table to its end."""
-    workload.load(dsn, rows)
-    before = meter.load()
+    workload.load(dsn, sizes.rows)
     rival.begin()
-    churned = workload.churn(dsn, changes, rows)
-    throughput = rival.catch_up(churned, wal_end(dsn))
+    churned = workload.churn(dsn, sizes.changes, sizes.rows)
+    before = meter.load()
+    speed = catch_up(rival, dsn, churned, wal_end(dsn))
     rival.watch()
-    done = workload.steady(dsn, tps, seconds, rows)
-    ages = rival.latencies(done.transactions)
+    busy = meter.busy_seconds()
+    done = workload.steady(dsn, sizes.tps, sizes.seconds, sizes.rows)
+    steady = (meter.busy_seconds() - busy) / done.seconds
+    ages, peak = rival.latencies(done.transactions), rival.peak_rss_mb()
     rival.finish()
-    warm = ages[int(min(_WARM_UP, seconds / 4) * tps) :]
+    warm = ages[int(min(_WARM_UP, sizes.seconds / 4) * sizes.tps) :]
     return {
-        "changes_per_s": round(throughput.changes_per_s),
-        "cpu_us_per_change": round(throughput.cpu_us_per_change, 1),
-        "peak_rss_mb": throughput.peak_rss_mb,
-        "latency_ms": meter.percentiles(warm) if warm else None,
-        "load": {"before": before, "after": meter.load()},
+        "changes_per_s": round(speed.changes_per_s),
+        "cpu_us_per_change": round(speed.cpu_us_per_change, 1),
+        "peak_rss_mb": peak,
+        "latency_ms": meter.percentiles(warm),
+        "load": {
+            "before": before,
+            "after": meter.load(),
+            "seconds": round(speed.seconds, 2),
+            "own_cores": round(speed.own_cores, 2),
+            "busy_cores": round(speed.busy_cores, 2),
+            "busy_cores_steady": round(steady, 2),
+            "latest_s": round(done.lateness, 3),
+        },
     }
 
 
@@ -218,49 +143,54 @@ def contenders(own: Servers, running: Mapping[str, Any], home: Path) -> Mapping[
     }
 
 
-def run() -> dict[str, object]:
-    """Measure every contender (or those named in ONLY)."""
-    sizes = {name: int(os.environ.get(name, usual)) for name, usual in (("ROWS", 1_000_000), ("CHANGES", 500_000))}
-    seconds, tps = float(os.environ.get("SECONDS", "40")), float(os.environ.get("TPS", "500"))
+def run(chosen: Sequence[str], sizes: Sizes) -> dict[str, object]:
+    """Measure the chosen contenders one after the other."""
     found: dict[str, dict[str, object]] = {}
     with servers() as (own, running, home):
         execute(postgres.dsn(running["postgres"].port, postgres.passfile(own.private())), "create database bench")
         dsn = postgres.dsn(running["postgres"].port, postgres.passfile(own.private()), "bench")
-        for name, make in contenders(own, running, home).items():
-            if name not in os.environ.get("ONLY", name):
-                continue
-            found[name] = measure(make(), dsn, sizes["ROWS"], sizes["CHANGES"], seconds, tps)
+        makers = contenders(own, running, home)
+        for name in chosen:
+            found[name] = measure(makers[name](), dsn, sizes)
             print(f"{name:18} {json.dumps(found[name])}", flush=True)
-    work = {"rows": sizes["ROWS"], "changes": sizes["CHANGES"], "seconds": seconds, "tps": tps}
     machine = {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return {"workload": work, "machine": machine, "contenders": found, "ratios": ratios(found)}
+    return {"workload": asdict(sizes), "machine": machine, "contenders": found, "ratios": ratios(found)}
 
 
 def ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """How many times as fast and how many times as cheap as Debezium."""
-    rival = found.get("debezium_kafka")
-    if rival is None:
-        return {}
-    return {
-        name: {
-            "speed": round(each["changes_per_s"] / rival["changes_per_s"], 2),
-            "cpu": round(rival["cpu_us_per_change"] / max(each["cpu_us_per_change"], 0.1), 2),
-            "memory": round(rival["peak_rss_mb"] / each["peak_rss_mb"], 2),
-        }
-        for name, each in found.items()
-    }
+    """Rate as a part of pg_recvlogical's, and how many times as fast, cheap and small as Debezium."""
+    said: dict[str, dict[str, float]] = {name: {} for name in found}
+    for name, each in found.items():
+        if limit := found.get("pg_recvlogical"):
+            said[name]["rate_of_pg_recvlogical"] = round(each["changes_per_s"] / limit["changes_per_s"], 2)
+        if rival := found.get("debezium_kafka"):
+            said[name]["speed_of_debezium"] = round(each["changes_per_s"] / rival["changes_per_s"], 2)
+            said[name]["debezium_cpu"] = round(rival["cpu_us_per_change"] / max(each["cpu_us_per_change"], 0.1), 2)
+            said[name]["debezium_memory"] = round(rival["peak_rss_mb"] / each["peak_rss_mb"], 2)
+    return said
+
+
+def chosen_contenders(named: str) -> list[str]:
+    """CONTENDERS: names with commas between them; empty: all."""
+    wanted = [name.strip() for name in named.split(",") if name.strip()]
+    if strangers := [name for name in wanted if name not in NAMES]:
+        raise SystemExit(f"CONTENDERS: {strangers[0]!r} is none of {', '.join(NAMES)}")
+    return [name for name in NAMES if name in wanted or not wanted]
 
 
 def main() -> None:
-    """Print a table and write the results."""
-    results = run()
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    """Print a line for each and the ratios; write the results, those of a selection only where OUT says."""
+    chosen = chosen_contenders(os.environ.get("CONTENDERS", ""))
+    out = os.environ.get("OUT") or (str(RESULTS) if len(chosen) == len(NAMES) else "")
+    results = run(chosen, Sizes.from_environment())
     print(json.dumps(results["ratios"], indent=1))
+    if out:
+        Path(out).parent.mkdir(exist_ok=True)
+        Path(out).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,12 @@ def peak_rss_mb(pid: int) -> float:
     return 0.0
 
 
+def busy_seconds() -> float:
+    """CPU seconds that the whole machine has worked: what is neither idle nor waiting for a disk."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / _TICKS
+
+
 def load() -> float:
     """Runnable tasks over the last minute: what else the machine was doing."""
     return round(os.getloadavg()[0], 2)

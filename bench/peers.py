@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -14,97 +15,139 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bench.meter import cpu_seconds, peak_rss_mb, wait
-from bench.rival import Throughput
-from bench.workload import Churned
+from bench.workload import Churned, churn
 from cdc.model import Lsn, format_lsn
 from deploy.local import postgres
 
 TABLE = "public.bench_orders"
+_POSTGRES_EPOCH = 946_684_800
+_WARM_CHANGES = 20_000
+"""What a JVM is given to do before it is measured: Connect's process goes on running, so its code stays compiled."""
 
 
 class RecvLogical:
     """Postgres's own client, output to /dev/null: what decoding and sending cost at least."""
 
     name = "pg_recvlogical"
+    slot = "bench_recvlogical"
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._slot = "bench_recvlogical"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._used = 0.0
+        self._peak = 0.0
+        self._watcher: OutputWatcher | None = None
 
     def begin(self) -> None:
         """Publication and slot."""
-        execute(
-            self._dsn, f"drop publication if exists {self._slot}", f"create publication {self._slot} for table {TABLE}"
-        )
-        execute(self._dsn, f"select pg_create_logical_replication_slot('{self._slot}', 'pgoutput')")
+        execute(self._dsn, f"create publication {self.slot} for table {TABLE}")
+        execute(self._dsn, f"select pg_create_logical_replication_slot('{self.slot}', 'pgoutput')")
 
-    def catch_up(self, churned: Churned, target: int) -> Throughput:
-        """Run it to the end of the WAL."""
-        program = postgres.binaries() / "pg_recvlogical"
-        command = [str(program), "-d", self._dsn, "--slot", self._slot, "--start", "--no-loop", "-f", "/dev/null",
-                   "-o", "proto_version=1", "-o", f"publication_names={self._slot}",
-                   "--endpos", format_lsn(Lsn(target))]  # fmt: skip
-        begun = time.monotonic()
-        process = subprocess.Popen(command)
-        peak, done = 0.0, 0
-        while not done:
-            # rusage's peak would count what the child shared with us before it became the program.
-            with contextlib.suppress(OSError):
-                peak = max(peak, peak_rss_mb(process.pid))
-            time.sleep(0.02)
-            done, code, used = os.wait4(process.pid, os.WNOHANG)
-        seconds = time.monotonic() - begun
-        process.returncode = os.waitstatus_to_exitcode(code)
-        if process.returncode:
-            raise RuntimeError(f"pg_recvlogical ended with {process.returncode}")
-        cpu = used.ru_utime + used.ru_stime
-        return Throughput(churned.changes / seconds, cpu / churned.changes * 1e6, peak)
+    def resume(self, target: int) -> None:
+        """It ends by itself behind that LSN."""
+        self._process = self._started("/dev/null", "--endpos", format_lsn(Lsn(target)))
+
+    def reached(self, churned: Churned, target: int) -> bool:
+        """It has ended: it confirms its end position first."""
+        if self._process is None:
+            return True
+        self._look()
+        done, code, used = os.wait4(self._process.pid, os.WNOHANG)
+        if not done:
+            return False
+        self._process.returncode = os.waitstatus_to_exitcode(code)
+        if self._process.returncode:
+            raise RuntimeError(f"pg_recvlogical ended with {self._process.returncode}")
+        self._used, self._process = used.ru_utime + used.ru_stime, None
+        return True
+
+    def check(self, churned: Churned) -> None:
+        """Nothing is kept that could be counted."""
+
+    def cpu(self) -> float:
+        """Of the process that ran last."""
+        return self._used if self._process is None else cpu_seconds(self._process.pid)
+
+    def peak_rss_mb(self) -> float:
+        """Of both processes."""
+        self._look()
+        return self._peak
 
     def watch(self) -> None:
-        """Nothing is kept, so nothing can be consumed."""
+        """Its output, straight into a pipe."""
+        self._process = self._started("-", "-F", "0")
+        self._watcher = OutputWatcher(self._process)
 
     def latencies(self, expected: int) -> list[float]:
-        """None."""
-        return []
+        """From a commit's time to its message in the pipe."""
+        return self._watcher.stop(expected) if self._watcher else []
 
     def finish(self) -> None:
         """Drop slot and publication."""
-        execute(self._dsn, f"select pg_drop_replication_slot('{self._slot}')", f"drop publication {self._slot}")
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+        execute(self._dsn, f"select pg_drop_replication_slot('{self.slot}')", f"drop publication {self.slot}")
+
+    def _started(self, output: str, *more: str) -> subprocess.Popen[bytes]:
+        program = postgres.binaries() / "pg_recvlogical"
+        command = [str(program), "-d", self._dsn, "--slot", self.slot, "--start", "--no-loop", "-f", output,
+                   "-o", "proto_version=1", "-o", f"publication_names={self.slot}", *more]  # fmt: skip
+        return subprocess.Popen(command, stdout=subprocess.PIPE if output == "-" else None, bufsize=0)
+
+    def _look(self) -> None:
+        """rusage's peak would count what the child shared with us before it became the program."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._peak = max(self._peak, peak_rss_mb(self._process.pid))
 
 
 class Debezium:
     """The connector 3.6.2 in a worker of its own, tuned for latency as its documentation suggests."""
 
     name = "debezium_kafka"
+    slot = "bench_debezium"
 
     def __init__(self, dsn: str, source: Mapping[str, Any], bootstrap: str, url: str, pid: int) -> None:
         self._dsn, self._source = dsn, source
         self._bootstrap, self._url, self._pid = bootstrap, url, pid
-        self._prefix = "bench_debezium"
+        self._prefix = self.slot
         self._topic = f"{self._prefix}.{TABLE}"
+        self._end = TopicEnd(bootstrap, self._topic)
         self._base = 0
         self._watcher: TopicWatcher | None = None
 
     def begin(self) -> None:
-        """Start it, see one change come, wait until its position is stored, stop it."""
+        """Start it, have its code compiled by some work, wait until its position is stored, stop it."""
         self._rest("POST", "/connectors", {"name": self._prefix, "config": self._config()})
         wait(self._active, "the connector's slot", 120, 0.2)
-        execute(self._dsn, f"update {TABLE} set qty = qty where id = 1")
-        wait(lambda: end_of(self._bootstrap, self._topic) >= 1, "the connector's first message", 120, 0.2)
+        done = churn(self._dsn, _WARM_CHANGES, 1000)
+        wait(lambda: self._end.now() >= done.changes + done.deletes, "the connector's first messages", 120, 0.2)
         time.sleep(3)  # the worker stores positions once a second, and says nothing when it has
         self._rest("PUT", f"/connectors/{self._prefix}/stop")
         wait(lambda: not self._active(), "the connector to stop", 60, 0.2)
-        self._base = end_of(self._bootstrap, self._topic)
+        self._base = self._end.now()
 
-    def catch_up(self, churned: Churned, target: int) -> Throughput:
-        """Between the first and the last message, by the broker's timestamps. Deletes bring a tombstone each."""
-        last = self._base + churned.changes + churned.deletes
-        before = cpu_seconds(self._pid)
+    def resume(self, target: int) -> None:
+        """The worker is up; its connector goes on."""
         self._rest("PUT", f"/connectors/{self._prefix}/resume")
-        wait(lambda: end_of(self._bootstrap, self._topic) >= last, "the connector to catch up", 1800, 0.2)
-        cpu = cpu_seconds(self._pid) - before
-        seconds = stamp_at(self._bootstrap, self._topic, last - 1) - stamp_at(self._bootstrap, self._topic, self._base)
-        return Throughput(churned.changes / seconds, cpu / churned.changes * 1e6, peak_rss_mb(self._pid))
+
+    def reached(self, churned: Churned, target: int) -> bool:
+        """Deletes bring a tombstone each."""
+        return self._end.now() >= self._base + churned.changes + churned.deletes
+
+    def check(self, churned: Churned) -> None:
+        """Not one message too many."""
+        if (found := self._end.now() - self._base) != churned.changes + churned.deletes:
+            raise RuntimeError(f"{self.name}: {found} messages for {churned.changes} changes")
+
+    def cpu(self) -> float:
+        """Of the worker."""
+        return cpu_seconds(self._pid)
+
+    def peak_rss_mb(self) -> float:
+        """Of the worker."""
+        return peak_rss_mb(self._pid)
 
     def watch(self) -> None:
         """Consume from the end."""
@@ -157,6 +200,39 @@ class Debezium:
             answer.read()
 
 
+class OutputWatcher:
+    """Notes the age of every Commit message that pg_recvlogical writes, each ended by a line feed."""
+
+    _COMMIT = re.compile(rb"C\0.{16}(.{8})\n", re.DOTALL)
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._ages: list[float] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self._process.stdout is not None
+        held = b""
+        while data := self._process.stdout.read(1 << 16):
+            now, held, end = time.time(), held + data, 0
+            for found in self._COMMIT.finditer(held):
+                end = found.end()
+                age = now - int.from_bytes(found[1], "big", signed=True) / 1e6 - _POSTGRES_EPOCH
+                if -1 < age < 3600:  # a row's bytes may look like a commit, but not one of the last hour
+                    self._ages.append(age)
+            held = held[end:][-64:]
+
+    def stop(self, expected: int) -> list[float]:
+        """Every age, once all have come."""
+        try:
+            wait(lambda: len(self._ages) >= expected, "the last commits", 60)
+        finally:
+            self._process.terminate()
+            self._thread.join()
+        return self._ages
+
+
 class TopicWatcher:
     """Notes the age of every message as it arrives: committed messages only, fetches answered after 5 ms."""
 
@@ -166,7 +242,7 @@ class TopicWatcher:
         self._consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False, "fetch.wait.max.ms": 5}
         )
-        self._consumer.assign([TopicPartition(topic, 0, end_of(bootstrap, topic))])
+        self._consumer.assign([TopicPartition(topic, 0, TopicEnd(bootstrap, topic).now())])
         self._consumer.poll(1.0)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -196,28 +272,21 @@ def execute(dsn: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def end_of(bootstrap: str, topic: str) -> int:
-    """The offset after the last message of partition 0; 0 while there is no such topic."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "allow.auto.create.topics": False})
-    try:
-        found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10, cached=False)
+class TopicEnd:
+    """Asks for the offset after the last message of partition 0, as often as wanted over one connection."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._place = TopicPartition(topic, 0)
+        self._consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "bench", "allow.auto.create.topics": False}
+        )
+
+    def now(self) -> int:
+        """0 while there is no such topic."""
+        try:
+            found = self._consumer.get_watermark_offsets(self._place, timeout=10, cached=False)
+        except KafkaException as error:
+            if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+                return 0
+            raise
         return int(found[1]) if found else 0
-    except KafkaException as error:
-        if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
-            return 0
-        raise
-    finally:
-        consumer.close()
-
-
-def stamp_at(bootstrap: str, topic: str, offset: int) -> float:
-    """The timestamp of the message at an offset, or of the next one that can be seen."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, 0, offset)])
-    try:
-        while True:
-            message = consumer.poll(10)
-            if message is not None and message.error() is None:
-                return float(message.timestamp()[1]) / 1000
-    finally:
-        consumer.close()
