@@ -24,7 +24,7 @@ from cdc.log.kafka_ranges import Range, RangeReader, envelopes
 from cdc.log.kafka_reader import KafkaReader, check, ranges
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.spark.pieces import progress_row
-from cdc.log.spark.segments import let_workers_import
+from cdc.log.spark.segments import register
 from cdc.model import LOG_SCHEMA
 from cdc.ports import Offset
 from cdc.secret import Secret
@@ -40,8 +40,7 @@ Where = dict[str, str]
 
 def stream(spark: SparkSession, settings: KafkaSettings | DebeziumSettings, after: Offset, limit: int = 0) -> DataFrame:
     """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
-    let_workers_import(spark)
-    spark.dataSource.register(KafkaSource)
+    register(spark, KafkaSource)
     options = {
         "settings": settings.model_dump_json(exclude={"password"}),
         "password": settings.password.reveal(),  # Spark redacts options of this name wherever it shows them

@@ -41,8 +41,7 @@ _TASK_ROWS = 20_000
 
 def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFrame:
     """The stream after a sequence number; `limit` rows a micro-batch (0: 50,000)."""
-    let_workers_import(spark)
-    spark.dataSource.register(SegmentSource)
+    register(spark, SegmentSource)
     options = {
         "root": str(root.absolute()),
         "after": str(after),
@@ -52,7 +51,18 @@ def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFr
     return spark.readStream.format(_FORMAT).options(**options).load()
 
 
-def let_workers_import(spark: SparkSession) -> None:
+def register(spark: SparkSession, source: type[DataSource]) -> None:
+    """Make a source known to a session and to its workers.
+
+    Spark looks whether the name is taken in the thread's active session, not in the one that registers: with another
+    session active that has the source, it would refuse it here and then not find it.
+    """
+    _let_workers_import(spark)
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
+    spark.dataSource.register(source)
+
+
+def _let_workers_import(spark: SparkSession) -> None:
     """Workers unpickle our classes by name; they need our folder on their path wherever the driver was started."""
     ours = str(Path(__file__).parents[3])
     environment = spark.sparkContext.environment
