@@ -22,6 +22,7 @@ from sinks.dead_letters import DeadLetters, Letter
 from sinks.fold import FOLDED
 from sinks.folded import Folded
 from sinks.images import STORED_ROW_MISSING
+from sinks.measures import Histogram, ages
 from sinks.raw_json import splice
 
 T = TypeVar("T")
@@ -61,6 +62,9 @@ class SinkStatus:
     batch_ms: int = 0
     error: str = ""
     dead_letters: int = 0
+    restarts: int = 0
+    visible: Histogram = field(default_factory=Histogram)
+    batch_times: Histogram = field(default_factory=Histogram)
 
 
 class Applier:
@@ -153,6 +157,7 @@ class Applier:
         if refused or parked:
             self.status.dead_letters = self._letters.count()
         self.status.changes[table] = self.status.changes.get(table, 0) + batch.rows.num_rows
+        self.status.visible.add(ages(batch.rows, datetime.now(UTC)))
 
     def _attempt(self, batch: Batch) -> Sequence[RejectedItem]:
         sink = self._connect()

@@ -124,7 +124,9 @@ class SinkQuery:
         started = time.monotonic()
         for folded in collected(changes, self._log):
             self.applier.apply(folded)
-        self.applier.status.batch_ms = int((time.monotonic() - started) * 1000)
+        seconds = time.monotonic() - started
+        self.applier.status.batch_ms = int(seconds * 1000)
+        self.applier.status.batch_times.add([seconds])
         _log.debug("sink %s: batch %d", self.settings.name, batch_id)
 
 

@@ -55,6 +55,8 @@ class ReaderStatus:
     last_commit: datetime | None = None
     reconnects: int = 0
     trouble: str = ""
+    newest: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)
+    """The last commit of each table that this reader put into the log: its LSN and time."""
 
 
 class Reader:
@@ -105,6 +107,7 @@ class Reader:
             counted.last_commit,
             self._reconnects,
             self._handoff.trouble or self._trouble,
+            counted.newest,
         )
 
     def fail(self, error: SourceError) -> None:

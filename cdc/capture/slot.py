@@ -90,6 +90,10 @@ class SlotFacts:
     wal_status: str
     retained_bytes: int
     failover: bool = False
+    source_lsn: Lsn = ZERO_LSN
+    """Where the server's WAL ended at the moment of the look."""
+    safe_bytes: int | None = None
+    """How much more WAL may be written before the slot is lost; None where max_slot_wal_keep_size sets no limit."""
 
 
 _SLOT = """
@@ -97,7 +101,10 @@ select slot_name::text, coalesce(plugin, '')::text, coalesce(database, '')::text
        coalesce(restart_lsn, '0/0')::text, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(wal_status, 'lost'),
        coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_receive_lsn()
                                      else pg_current_wal_lsn() end, restart_lsn), 0)::bigint,
-       coalesce((to_jsonb(s) ->> 'failover')::boolean, false)
+       coalesce((to_jsonb(s) ->> 'failover')::boolean, false),
+       coalesce(case when pg_is_in_recovery() then pg_last_wal_receive_lsn()
+                     else pg_current_wal_lsn() end, '0/0')::text,
+       safe_wal_size
   from pg_catalog.pg_replication_slots s where slot_name = %s
 """
 
@@ -108,10 +115,9 @@ def find(connection: Connection, name: str) -> SlotFacts | None:
         row = connection.execute(_SLOT, (name,)).fetchone()
     if row is None:
         return None
-    slot, plugin, database, pid, restart, confirmed, status, retained, failover = row
-    return SlotFacts(
-        slot, plugin, database, pid, parse_lsn(restart), parse_lsn(confirmed), status, int(retained), failover
-    )
+    name, plugin, database, pid, restart, confirmed, status, retained, failover, now, safe = row
+    positions = parse_lsn(restart), parse_lsn(confirmed)
+    return SlotFacts(name, plugin, database, pid, *positions, status, int(retained), failover, parse_lsn(now), safe)
 
 
 def identify(replication: Connection) -> ServerIdentity:

@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counts at one moment; `changes` by table and operation."""
+    """The counts at one moment; `changes` by table and operation, `newest` the last commit of each table."""
 
     changes: Mapping[tuple[str, str], int]
     rows: int
     size: int
     last_commit: datetime | None
+    newest: Mapping[str, tuple[int, datetime]]
 
 
 class Tally:
@@ -28,18 +29,19 @@ class Tally:
         self._changes: Counter[tuple[str, str]] = Counter()
         self._size = 0
         self._last: datetime | None = None
+        self._newest: dict[str, tuple[int, datetime]] = {}
 
     def add(self, rows: pa.Table) -> None:
         """These rows are in the log."""
         if not rows.num_rows:
             return
-        counts = (
-            rows.select(["table", "op"]).group_by(["table", "op"], use_threads=False).aggregate([([], "count_all")])
-        )
+        groups = rows.select(["table", "op", "commit_lsn", "commit_ts"]).group_by(["table", "op"], use_threads=False)
+        counts = groups.aggregate([([], "count_all"), ("commit_lsn", "max"), ("commit_ts", "max")])
         last = pc.max(rows["commit_ts"]).as_py()
         with self._lock:
             for row in counts.to_pylist():
                 self._changes[row["table"], row["op"]] += row["count_all"]
+                self._note(row["table"], (row["commit_lsn_max"], row["commit_ts_max"]))
             self._size += rows.nbytes
             self._last = last
 
@@ -50,8 +52,13 @@ class Tally:
             self._changes.update(counted.changes)
             self._size += counted.size
             self._last = counted.last_commit or self._last
+            for table, newest in counted.newest.items():
+                self._note(table, newest)
+
+    def _note(self, table: str, newest: tuple[int, datetime]) -> None:
+        self._newest[table] = max(newest, self._newest.get(table, newest))
 
     def counted(self) -> Counted:
         """The counts so far."""
         with self._lock:
-            return Counted(dict(self._changes), self._changes.total(), self._size, self._last)
+            return Counted(dict(self._changes), self._changes.total(), self._size, self._last, dict(self._newest))

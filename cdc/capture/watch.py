@@ -7,12 +7,14 @@ added would lose changes in silence.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from cdc.capture import publication, slot
 from cdc.capture.connect import brief
 from cdc.capture.publication import Publication
 from cdc.config import SourceSettings
 from cdc.errors import SlotLost, SourceError, SourceLost, SourceRefused
+from cdc.model import ZERO_LSN, Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,9 @@ class Seen:
 
     retained_bytes: int = 0
     wal_status: str = ""
+    source_lsn: Lsn = ZERO_LSN
+    safe_bytes: int | None = None
+    at: datetime | None = None
 
 
 class Watch:
@@ -60,7 +65,8 @@ class Watch:
             facts = slot.find(connection, self._source.slot)
             if facts is None:
                 raise SlotLost(f"Slot {self._source.slot} was dropped.", slot.RESYNC)
-            self.seen = Seen(facts.retained_bytes, facts.wal_status)
+            now = datetime.now(UTC)
+            self.seen = Seen(facts.retained_bytes, facts.wal_status, facts.source_lsn, facts.safe_bytes, now)
             if facts.wal_status == "lost":
                 raise SlotLost(f"Slot {facts.name} was invalidated.", slot.RESYNC)
             compare(publication.read(connection, self._source.publication), self._published)

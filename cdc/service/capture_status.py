@@ -64,6 +64,9 @@ class CaptureStatus:
         if self._watch is not None:
             facts["slot_retained_bytes"] = self._watch.seen.retained_bytes
             facts["slot_wal_status"] = self._watch.seen.wal_status
+            facts["slot_safe_bytes"] = self._watch.seen.safe_bytes
+            facts["source_lsn"] = self._watch.seen.source_lsn
+            facts["looked_at"] = self._watch.seen.at
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
             facts["history_exact_from"] = self._backfills.history_exact_from
@@ -87,6 +90,7 @@ class CaptureStatus:
             "changes_total": seen.rows,
             "bytes_total": seen.size,
             "last_commit_at": seen.last_commit,
+            "tables": {table: {"lsn": lsn, "at": at} for table, (lsn, at) in sorted(seen.newest.items())},
             "reconnects": seen.reconnects,
             **self._rates(seen),
         }
