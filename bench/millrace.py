@@ -1,5 +1,6 @@
 """Millrace's capture process as a contender, as the daemon runs it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from bench.workload import Churned
 from cdc.model import Lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service import part, status
+from cdc.service.supervisor import CAPTURE_ENVIRONMENT
 
 
 class Millrace:
@@ -98,7 +100,8 @@ class Millrace:
     def _start(self) -> None:
         command = [sys.executable, "-m", "cdc.service.capture", "--config", str(self._config)]
         with (self._folder / "capture.log").open("ab") as said:
-            self._process = subprocess.Popen(command, stdout=said, stderr=said)
+            own = {**os.environ, **CAPTURE_ENVIRONMENT}
+            self._process = subprocess.Popen(command, stdout=said, stderr=said, env=own)
 
     def _end(self) -> None:
         if self._process is not None and self._process.poll() is None:

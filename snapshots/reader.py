@@ -35,7 +35,7 @@ Wanted = Callable[[str], Job | None]
 
 _SETTLE_SECONDS = 5.0
 _REREAD_SECONDS = 0.05
-_EMPTY = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
+_EMPTY = pa.table({"key": pa.nulls(0, pa.string()), "after": pa.nulls(0, pa.string())})
 
 
 @dataclass(frozen=True, slots=True)
