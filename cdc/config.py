@@ -71,6 +71,9 @@ class SourceSettings(Part):
     """What a changed table does: follow it, follow what loses nothing, keep the old columns, or stop."""
     mask_key: SecretField = Secret("")
     """Key of the `hash` masks."""
+    wal_room_gb: float = Field(0.0, ge=0)
+    """WAL that the source's disk can hold for the slot, for the estimate of when it is full; 0: not known.
+    Where the source sets max_slot_wal_keep_size, that counts too."""
     snapshot_workers: int = Field(2, ge=1, le=32)
     """Connections that read the first snapshot side by side."""
 
