@@ -2,12 +2,14 @@
 -- are doubles, in which two LSNs above 2^53 can be equal.
 --
 -- KEYS  row, version, row, version, ...
--- ARGV  form (json | hash), lifetime of a row, of its version, of a tombstone (milliseconds, 0 for ever), then for each
---       row: version, op (u | d), what the version key must still hold (empty: anything older), value
--- The version key holds the version, and a `d` behind it when the row is deleted.
+-- ARGV  form (json | hash), lifetime of a row, of its version, of a tombstone (milliseconds, 0 for ever), channel (empty:
+--       none), then for each row: version, op (u | d), what the version key must still hold (empty: anything older),
+--       the sets that the row belongs to (one on each line), value
+-- The version key holds the version; behind it a `d` when the row is deleted, or a line for each set that the row is
+-- in. So a row leaves its old sets in the call that writes it; in a cluster they share its slot.
 -- Returns the places of the rows whose version key had changed in between; they were not written.
 
-local form, row_life, version_life, tombstone_life = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local form, row_life, version_life, tombstone_life, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local function remember(key, value, life)
   if life == '0' then
@@ -37,24 +39,49 @@ local function write(key, value)
   end
 end
 
+local function sets_of(held)
+  return held and string.sub(held, 18) or ''
+end
+
+local function move(row, old, new)
+  local kept = {}
+  for set in string.gmatch(new, '[^\n]+') do
+    kept[set] = true
+    redis.call('SADD', set, row)
+  end
+  for set in string.gmatch(old, '[^\n]+') do
+    if not kept[set] then
+      redis.call('SREM', set, row)
+    end
+  end
+end
+
 local missed = {}
 for place = 1, #KEYS / 2 do
   local row, mark = KEYS[2 * place - 1], KEYS[2 * place]
-  local at = 4 * place
-  local version, op, expected, value = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local at = 5 * place
+  local version, op, expected, sets = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local held = redis.call('GET', mark)
   local wanted = not held or string.sub(held, 1, 16) < version
-  if not wanted and op == 'u' and held == version then
-    wanted = redis.call('EXISTS', row) == 0 -- evicted or expired: a repeat brings it back
+  if not wanted and op ~= 'd' and string.sub(held, 1, 17) ~= version .. 'd' and string.sub(held, 1, 16) == version then
+    -- evicted, expired, or written before the lookups were asked for: a repeat brings it back
+    wanted = sets_of(held) ~= sets or redis.call('EXISTS', row) == 0
   end
   if wanted and expected ~= '' and held ~= expected then
     missed[#missed + 1] = place
-  elseif wanted and op == 'd' then
-    redis.call('DEL', row)
-    remember(mark, version .. 'd', tombstone_life)
   elseif wanted then
-    write(row, value) -- the row first: a version without its row would be believed
-    remember(mark, version, version_life)
+    if op == 'd' then
+      redis.call('DEL', row)
+      move(row, sets_of(held), '')
+      remember(mark, version .. 'd', tombstone_life)
+    else
+      write(row, ARGV[at + 5]) -- the row first: a version without its row would be believed
+      move(row, sets_of(held), sets)
+      remember(mark, sets == '' and version or version .. '\n' .. sets, version_life)
+    end
+    if channel ~= '' then
+      redis.call('PUBLISH', channel, row)
+    end
   end
 end
 return missed

@@ -2,9 +2,11 @@
 
 A row's name is `<prefix><template>`, by default `public.orders:42`; the parts of a composite key are joined by colons.
 What could be misread inside a part (a colon, a brace, a percent sign) is percent-encoded, so two keys never share a
-name. The version's name is `<prefix>~v:{<row's name>}`: Redis hashes only what is inside the first braces.
+name. The version's name is `<prefix>~v:{<row's name>}`: Redis hashes only what is inside the first braces. Where the
+template has braces of its own, they decide the slot, and the version's name is `<prefix>~v:<row's name>`.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,39 +16,75 @@ from redis.crc import key_slot
 from cdc.model import TableSchema
 from sinks.raw_json import members, unquote
 
+RESERVED = "~"
+"""How the names begin (after the prefix) that hold no row."""
 _SPECIAL = re.compile(r"[%:{}]")
+_SPECIAL_IN_SETS = re.compile(r"[%:{}\n]")  # sets are listed by lines
 _GLOB = re.compile(r"([\\*?\[\]^])")
-_MARK = "~v:"
-_TRUNCATED = "~t:"
+_BACKSLASH = r"\\\1"
+_LONGEST_VALUE = 512
 
 
-def encoded(part: str) -> str:
+def encoded(part: str, special: re.Pattern[str] = _SPECIAL) -> str:
     """A part of a name, unambiguous between colons and braces."""
-    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", part)
+    return special.sub(lambda match: f"%{ord(match[0]):02X}", part)
+
+
+def tag_of(template: str) -> str:
+    """What a cluster hashes of a row's name, with `{key}`, `{schema}` and `{table}` open; empty: the whole name.
+
+    Raises ValueError for braces that no cluster would take for a tag.
+    """
+    filled = re.sub(r"\{(key|schema|table)\}", r"<\1>", template)
+    tag = re.search(r"\{([^}]*)\}", filled)
+    if tag is None and not re.search(r"[{}]", filled):
+        return ""
+    if tag is None or not tag[1] or "{" in tag[1] or re.search(r"[{}]", filled.replace(tag[0], "", 1)):
+        raise ValueError("the braces in the name of a key are no hash tag: write one pair around part of it")
+    return re.sub("<(key|schema|table)>", r"{\1}", tag[1])
+
+
+def _filled(part: str, schema: TableSchema) -> str:
+    return part.replace("{schema}", encoded(schema.table.schema)).replace("{table}", encoded(schema.table.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """The names of one table's keys."""
 
+    prefix: str
     before: str
     after: str
     mark: str
+    mark_end: str
     truncated: str
     """Where the version of the table's newest truncate is kept."""
     single: str
     """How a key of one column begins in the log (`{"id":`); empty for a composite key."""
+    lookups: str
+    """How the names of the table's sets begin."""
+    together: bool
+    """Whether all rows and sets of the table are in one cluster slot."""
 
     @classmethod
     def of(cls, schema: TableSchema, prefix: str, template: str) -> "Names":
         """Fill the template's `{schema}` and `{table}`; `{key}` stays open."""
-        filled = template.replace("{schema}", encoded(schema.table.schema)).replace(
-            "{table}", encoded(schema.table.name)
-        )
-        before, _, after = filled.partition("{key}")
+        table = schema.table
+        before, _, after = (_filled(part, schema) for part in template.partition("{key}"))
+        tag = _filled(tag_of(prefix + template), schema)
         key = [column.name for column in schema.key]
-        single = f'{{"{key[0]}":' if len(key) == 1 and re.fullmatch(r"\w+", key[0]) else ""
-        return cls(prefix + before, after, f"{prefix}{_MARK}{{", f"{prefix}{_TRUNCATED}{schema.table}", single)
+        named = f"{encoded(table.schema, _SPECIAL_IN_SETS)}.{encoded(table.name, _SPECIAL_IN_SETS)}"
+        return cls(
+            prefix,
+            prefix + before,
+            after,
+            f"{prefix}{RESERVED}v:" + ("" if tag else "{"),
+            "" if tag else "}",
+            f"{prefix}{RESERVED}t:{table}",
+            f'{{"{key[0]}":' if len(key) == 1 and re.fullmatch(r"\w+", key[0]) else "",
+            f"{prefix}{RESERVED}by:" + (f"{{{tag}}}:" if tag and "{" not in prefix else "") + named,
+            bool(tag) and "{key}" not in tag,
+        )
 
     def row(self, key: str) -> str:
         """The row's name, from the log's key."""
@@ -58,11 +96,24 @@ class Names:
 
     def version(self, row: str) -> str:
         """The name beside a row's name."""
-        return f"{self.mark}{row}}}"
+        return f"{self.mark}{row}{self.mark_end}"
 
     def row_of(self, version: str) -> str:
         """The row's name, from the name beside it."""
-        return version[len(self.mark) : -1]
+        return version[len(self.mark) : len(version) - len(self.mark_end)]
+
+    def lookup(self, column: str, value: str) -> str:
+        """The set of the rows that have this text in that column."""
+        text = encoded(value, _SPECIAL_IN_SETS)
+        if len(value.encode()) > _LONGEST_VALUE:
+            text = f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"  # no encoded value has a colon
+        return f"{self.lookups}:{encoded(column, _SPECIAL_IN_SETS)}:{text}"
+
+    def sets(self, columns: Sequence[str], image: str) -> str:
+        """The sets that a row belongs to, one on each line; a null belongs to none."""
+        values = members(image)
+        held = [(column, values[column]) for column in columns if values.get(column, "null") != "null"]
+        return "\n".join(self.lookup(column, unquote(raw)) for column, raw in held)
 
     def slot(self, row: str) -> int:
         """The cluster slot of a row and its version."""
@@ -71,11 +122,10 @@ class Names:
     def patterns(self) -> Sequence[str]:
         """Patterns for SCAN that find every row and every version of the table."""
         row = f"{_GLOB.sub(_BACKSLASH, self.before)}*{_GLOB.sub(_BACKSLASH, self.after)}"
-        return row, f"{_GLOB.sub(_BACKSLASH, self.mark)}{row}}}"
+        return row, f"{_GLOB.sub(_BACKSLASH, self.mark)}{row}{self.mark_end}"
 
-    def is_row(self, name: str) -> bool:
-        """Whether a name found by SCAN is a row's and not a version's."""
-        return not name.startswith(self.mark)
-
-
-_BACKSLASH = r"\\\1"
+    def row_found(self, name: str) -> str | None:
+        """The row that a name found by SCAN belongs to; None for a key of another purpose."""
+        if name.startswith(self.mark):
+            return self.row_of(name)
+        return None if name.startswith(self.prefix + RESERVED) else name

@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pytest
 import redis
@@ -20,9 +20,9 @@ from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSettings
 from sinks.opensearch import open_sink as open_opensearch
 from sinks.opensearch_mapping import document_id, index_name
-from sinks.redis import RedisSettings
 from sinks.redis import open_sink as open_redis
 from sinks.redis_keys import Names
+from sinks.redis_settings import RedisSettings
 from tests.fix_servers import opensearch_request
 
 
@@ -40,6 +40,10 @@ class Bench(Protocol):
 
     def lose(self, schema: TableSchema, key: str) -> None:
         """Take a row away behind the sink's back, as an eviction or a rebuilt index would."""
+
+
+TABLES = ("items", "ints", "odd_texts", "pairs")
+"""The tables of the suite's histories."""
 
 
 class MemoryBench:
@@ -67,8 +71,7 @@ class DeltaBench:
     """A folder of Delta tables."""
 
     def __init__(self, folder: Path) -> None:
-        names = ("items", "ints", "odd_texts", "pairs")
-        as_text = {TableId("public", name): ("at",) for name in names}  # the histories hold infinity and BC
+        as_text = {TableId("public", name): ("at",) for name in TABLES}  # the histories hold infinity and BC
         self._settings = delta.DeltaSettings(path=str(folder / "lake"), as_text=as_text)
         self._context = SinkContext(folder)
 
@@ -95,9 +98,9 @@ class DeltaBench:
 class RedisBench:
     """The session's Redis with a prefix of the test's own."""
 
-    def __init__(self, request: pytest.FixtureRequest, form: Literal["json", "hash"] = "json") -> None:
+    def __init__(self, request: pytest.FixtureRequest, **settings: Any) -> None:
         self._server = request.getfixturevalue("redis_server")
-        self._settings = RedisSettings(url=self._server.url, prefix=f"{uuid.uuid4().hex[:8]}:", form=form)
+        self._settings = RedisSettings(url=self._server.url, prefix=f"{uuid.uuid4().hex[:8]}:", **settings)
         self._client = redis.Redis.from_url(self._server.url)
 
     def open(self) -> Sink:
@@ -107,7 +110,7 @@ class RedisBench:
         self._server.restart()
 
     def versions(self, schema: TableSchema) -> dict[str, int]:
-        head = f"{self._settings.prefix}~v:{{"
+        head = f"{self._settings.prefix}~v:"
         marks = list(self._client.scan_iter(match=f"{head}*", count=1000))
         values: list[Any] = self._client.mget(marks) if marks else []
         return {key.decode(): int(value[:16], 16) for key, value in zip(marks, values, strict=True)}
@@ -146,6 +149,7 @@ class OpenSearchBench:
         return opensearch_request(self._server, method, path, body)
 
 
+LOOKUPS = {f"public.{name}": ("label", "good", "big") for name in TABLES}
 MakeBench = Callable[[pytest.FixtureRequest], Bench]
 
 
@@ -155,4 +159,6 @@ BENCHES: dict[str, MakeBench] = {
     "opensearch": OpenSearchBench,
     "redis": RedisBench,
     "redis-hash": lambda request: RedisBench(request, form="hash"),
+    "redis-lookups": lambda request: RedisBench(request, lookups=LOOKUPS),
+    "redis-tagged": lambda request: RedisBench(request, form="hash", lookups=LOOKUPS, key="{{table}}:{key}"),
 }

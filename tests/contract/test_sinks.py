@@ -170,11 +170,11 @@ def test_any_order_of_repeats_ends_as_one_clean_pass(bench: Bench, seed: int, ke
     rng = random.Random(f"{seed}-{keyed}")
     history = History(schema, keys, rng).write(60)
     batches = [batch(schema, rows) for rows in cut(history.rows, rng)]
-    clean = _deliver(bench, schema, batches, rng)
+    clean = deliver(bench, schema, batches, rng)
     check(clean, history.state(), schema)
 
 
-def _deliver(bench: Bench, schema: TableSchema, batches: Sequence[Batch], rng: random.Random) -> Sink:
+def deliver(bench: Bench, schema: TableSchema, batches: Sequence[Batch], rng: random.Random) -> Sink:
     """Each batch in its order, with repeats of older ones, torn attempts, crashes and restarts in between."""
     sink = bench.open()
     sink.prepare(schema)

@@ -11,7 +11,8 @@ import redis
 from cdc.errors import Busy, Lost, Rejected, SinkError
 from cdc.secret import Secret
 from sinks.context import SinkContext
-from sinks.redis import RedisSettings, open_sink
+from sinks.redis import open_sink
+from sinks.redis_settings import RedisSettings
 from tests.contract.test_sinks import check
 from tests.fix_processes import wait_until
 from tests.fix_proxy import MakeProxy

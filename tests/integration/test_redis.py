@@ -12,7 +12,8 @@ from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
 from cdc.secret import Secret
 from sinks.context import SinkContext
-from sinks.redis import RedisSettings, RedisSink, open_sink
+from sinks.redis import RedisSink, open_sink
+from sinks.redis_settings import RedisSettings
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeRedis
 from tests.histories import INT4, INTEGERS, NUMERIC, TEXT, History, batch, change, images, table

@@ -1,0 +1,83 @@
+"""The settings of a Redis sink, and which of them exclude each other."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from cdc.config import SecretField, SinkSettings
+from cdc.model import TableId
+from cdc.secret import Secret
+from sinks.redis_keys import RESERVED, tag_of
+
+
+class RedisSettings(SinkSettings):
+    """A Redis server or cluster."""
+
+    kind: Literal["redis"] = "redis"
+    url: str = "redis://127.0.0.1:6379/0"
+    """redis:// or rediss:// (TLS); without a password in it."""
+    username: str = ""
+    password: SecretField = Secret("")
+    ca_file: str = ""
+    """Certificate authority for rediss://, if not the system's."""
+    cluster: bool = False
+    prefix: str = ""
+    """Put before every key."""
+    key: str = "{schema}.{table}:{key}"
+    """Name of a row's key. Further braces are a cluster's hash tag: `{{schema}.{table}}:{key}`."""
+    keys: dict[str, str] = Field(default_factory=dict)
+    """Names for single tables: `public.users: "user:{key}"`."""
+    mode: Literal["rows", "invalidate"] = "rows"
+    """Keep every row, or only delete the keys of changed rows from a cache that the application fills."""
+    form: Literal["json", "hash"] = "json"
+    """A row as JSON text, or as a hash of text fields."""
+    lookups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Columns to find rows by, each value a set of the rows' keys: `public.users: [email]`."""
+    channel: str = ""
+    """Publish the key of every changed row on this channel; empty: nothing is published."""
+    ttl_seconds: int = Field(0, ge=0)
+    """Rows expire after this long without a change; 0 keeps them."""
+    tombstone_seconds: int = Field(7 * 24 * 3600, ge=0)
+    """How long a deleted row is remembered; 0 for ever."""
+    chunk: int = Field(500, ge=1, le=3000)
+    """Rows per script call. Redis serves nobody else meanwhile."""
+
+    def template(self, table: TableId) -> str:
+        """The name of a table's rows."""
+        return self.keys.get(str(table), self.key)
+
+    @field_validator("url")
+    @classmethod
+    def _no_password(cls, url: str) -> str:
+        if "@" in url:
+            raise ValueError("the url holds credentials; use username and password instead")
+        return url
+
+    @field_validator("key")
+    @classmethod
+    def _has_key(cls, template: str) -> str:
+        if template.count("{key}") != 1:
+            raise ValueError("the name of a row's key needs {key} once")
+        if template.startswith(RESERVED):
+            raise ValueError(f"the name of a row's key begins with {RESERVED}, as only Millrace's own keys do")
+        return template
+
+    @field_validator("keys")
+    @classmethod
+    def _have_keys(cls, templates: dict[str, str]) -> dict[str, str]:
+        return {str(TableId.parse(table)): cls._has_key(template) for table, template in templates.items()}
+
+    @field_validator("lookups")
+    @classmethod
+    def _name_tables(cls, lookups: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return {str(TableId.parse(table)): columns for table, columns in lookups.items()}
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "RedisSettings":
+        for template in (self.key, *self.keys.values()):
+            tag_of(self.prefix + template)
+        if self.lookups and self.mode == "invalidate":
+            raise ValueError("lookups find rows, and mode invalidate keeps none; drop one of the two")
+        if self.lookups and self.ttl_seconds:
+            raise ValueError("rows that expire would stay in their lookups; drop ttl_seconds or lookups")
+        return self
