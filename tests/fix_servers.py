@@ -411,6 +411,15 @@ def small_disk(session_home: Path) -> Iterator[MakeDisk]:
         subprocess.run(["umount", "--lazy", place], check=True, capture_output=True)
 
 
+def fill(disk: Path) -> Path:
+    """Leave no room on it; returns the file to remove for room again."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
 # -- servers of a test's own
 
 

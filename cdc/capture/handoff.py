@@ -4,6 +4,7 @@ Promise: entries become durable in the order in which they were put, each once; 
 not. What waits is merged into one entry, so an idle log gets a change at once and a busy one gets few, large entries.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from cdc.ports import Clock, LogWriter
 MERGE_BYTES = 32 * 2**20
 """A merged entry is cut about here: a larger one would take long to become visible, and memory."""
 _RETRY_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +174,16 @@ class Handoff:
             try:
                 append()
             except LogFull as error:
+                if not self.trouble:
+                    # Said here too: a full disk may have no room for a status either.
+                    _log.warning("%s Reading stops until there is room.", error)
                 self.trouble = str(error)
                 if self._closed:
                     raise
                 self._clock.wait(_RETRY_SECONDS)
             else:
+                if self.trouble:
+                    _log.info("There is room again in the log.")
                 self.trouble = ""
                 return
 

@@ -1,10 +1,8 @@
 """Slow, full, large and idle: memory stays bounded, the server hears from us, and the slot holds back no WAL."""
 
-import os
 import resource
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -15,8 +13,8 @@ from cdc.model import Entry, Progress
 from cdc.ports import LogWriter, Schemas, Spool
 from cdc.service.supervisor import CAPTURE_ENVIRONMENT
 from tests.fix_capture import Rig
-from tests.fix_processes import wait_until
-from tests.fix_servers import Database, MakePostgres, fresh_database
+from tests.fix_processes import RunProgram, wait_until
+from tests.fix_servers import Database, MakeDisk, MakePostgres, fill, fresh_database
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -119,6 +117,34 @@ def test_a_full_log_stops_reading_confirms_nothing_and_goes_on_when_there_is_roo
     rig.assert_equal()
 
 
+def test_a_full_disk_under_a_running_capture_loses_nothing_and_room_lets_it_go_on(
+    database: Database, small_disk: MakeDisk, run_program: RunProgram
+) -> None:
+    """A real file system without a free byte: no status can be written either, so the reason stands in what it says."""
+    disk = small_disk(16)
+    rig = Rig(database, disk / "pipeline" / "state", run_program)
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    program = rig.start()
+    database.execute("insert into items select g, 'before' from generate_series(1, 100) g")
+    rig.wait_caught_up(program)
+    before = rig.confirmed()
+    ballast = fill(disk)
+    database.execute("insert into items select g, repeat(md5(g::text), 8) from generate_series(101, 3000) g")
+    wait_until(lambda: "No room left" in program.said(), 30, "the full disk to be said")
+    database.execute("update items set label = 'full' where id <= 50")
+    assert not threading.Event().wait(2.5)  # two heartbeats, in which nothing may be confirmed
+    assert program.running()
+    assert rig.confirmed() == before
+    ballast.unlink()
+    rig.wait_caught_up(program)
+    wait_until(lambda: rig.confirmed() > before, 30, "the slot to move on")
+    assert "There is room again" in program.said()
+    assert program.terminate() == 0
+    rig.assert_equal()
+    rig.assert_once_in_order()
+
+
 def test_an_idle_slot_follows_a_busy_server(rig: Rig) -> None:
     rig.capture_tables(ITEMS)
     rig.begin()
@@ -206,27 +232,11 @@ def _peak(pid: int) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 150 MB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir(mode=0o755)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m,mode=755", "tmpfs", str(folder)], check=False)
-    if mounted.returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    for parent in folder.parents:
-        if not parent.stat().st_mode & 0o001 and str(parent).startswith("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
-
-
 def test_a_source_whose_disk_was_full_goes_on_when_there_is_room(
-    small_disk: Path, private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
+    small_disk: MakeDisk, private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
 ) -> None:
-    server = private_postgres({"max_wal_size": "64MB", "min_wal_size": "32MB"}, folder=small_disk)
+    disk = small_disk(150)
+    server = private_postgres({"max_wal_size": "64MB", "min_wal_size": "32MB"}, folder=disk)
     with fresh_database(server) as database:
         rig = make_rig(database)
         rig.capture_tables(ITEMS)
@@ -234,14 +244,7 @@ def test_a_source_whose_disk_was_full_goes_on_when_there_is_room(
         with rig.following() as following:
             database.execute("insert into items select g, 'x' from generate_series(1, 1000) g")
             following.reaches(rig.now())
-            filler = small_disk / "filler"
-            with filler.open("wb") as file:
-                try:
-                    while True:
-                        file.write(bytes(1 << 16))
-                        file.flush()
-                except OSError:
-                    pass
+            ballast = fill(disk)
             failed = False
             for turn in range(1, 50):
                 keys = f"generate_series({turn * 2000}, {turn * 2000 + 1999}) g"
@@ -251,7 +254,7 @@ def test_a_source_whose_disk_was_full_goes_on_when_there_is_room(
                     failed = True
                     break
             assert failed, "the disk must have been full for this test to say anything"
-            filler.unlink()
+            ballast.unlink()
             server.start()
             database.execute("insert into items values (-1, 'after')")
             following.reaches(rig.now())

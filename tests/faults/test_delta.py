@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from cdc.ports import Batch
 from sinks import delta, delta_store, delta_write
 from sinks.context import SinkContext
 from sinks.delta_changes import changes
+from tests.fix_servers import MakeDisk
 from tests.histories import INT4, TEXT, batch, change
 
 ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("label", TEXT)), 1)
@@ -194,25 +194,14 @@ def test_a_table_put_in_the_place_of_ours_is_not_written(tmp_path: Path) -> None
         opened(tmp_path).prepare(ITEMS)
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("mounting needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_full_disk_is_busy_and_the_batch_goes_through_once_there_is_room(tiny_disk: Path) -> None:
-    lake = tiny_disk / "lake"
+def test_a_full_disk_is_busy_and_the_batch_goes_through_once_there_is_room(small_disk: MakeDisk) -> None:
+    disk = small_disk(2)
+    lake = disk / "lake"
     sink = opened(lake)
     sink.prepare(ITEMS)
     sink.apply(numbers(range(10), 5))
-    ballast = tiny_disk / "ballast"
-    ballast.write_bytes(b"\0" * (shutil.disk_usage(tiny_disk).free - 8192))
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"\0" * (shutil.disk_usage(disk).free - 8192))
     big = batch(ITEMS, [change("u", '{"id":1}', 6, f'{{"id":1,"label":"{os.urandom(40000).hex()}"}}')])
     with pytest.raises(Busy, match="no room"):
         sink.apply(big)

@@ -6,9 +6,7 @@ import resource
 import shutil
 import signal
 import stat
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +21,7 @@ from cdc.log.segments import SegmentSettings, SegmentWriter
 from cdc.model import Entry, Lsn
 from tests.contract.logs import commits, entry, history, read_all, rows
 from tests.fix_processes import RunProgram, wait_until
+from tests.fix_servers import MakeDisk, fill
 
 SETTINGS = SegmentSettings(hot_segments=2, retention_hours=1e6)
 MERGE_POINTS = ("log.merge_before_publish", "log.merge_after_publish", "log.merge_removing")
@@ -52,23 +51,9 @@ def leftovers(root: Path) -> list[str]:
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 256 kB."""
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(place: Path) -> Path:
-    ballast = place / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    return ballast
+def tiny_disk(small_disk: MakeDisk) -> Path:
+    """A real file system of one megabyte."""
+    return small_disk(1)
 
 
 def test_a_full_disk_says_so_shows_nothing_and_goes_on_when_there_is_room(tiny_disk: Path) -> None:
