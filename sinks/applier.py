@@ -90,13 +90,19 @@ class Applier:
         self._reselect = reselect
         self._sink: Sink | None = None
         self._prepared: dict[TableId, int] = {}
-        self._turn = threading.Lock()
+        self.turn = threading.RLock()
+        self.held: frozenset[TableId] = frozenset()
 
     def apply(self, folded: Folded) -> None:
-        """Apply every table, then commit the position. Waits for a store that is down; raises Stopped at the end."""
-        with self._turn:
+        """Apply every table, then commit the position. Waits for a store that is down; raises Stopped at the end.
+
+        Tables that are held are passed over: whoever holds them brings them up to date later (`catch_up`).
+        """
+        with self.turn:
             failpoint.reached("sink.before_apply")
             for batch in folded.batches:
+                if batch.schema.table in self.held:
+                    continue
                 self._table(batch)
                 failpoint.reached("sink.mid_batch")
             failpoint.reached("sink.after_apply")
@@ -107,13 +113,20 @@ class Applier:
             self.status.batches += 1
             self._well()
 
+    def catch_up(self, folded: Folded) -> None:
+        """Apply changes that were passed over, in the order of the log; no position moves."""
+        with self.turn:
+            for batch in folded.batches:
+                self._table(batch)
+            self._well()
+
     def retry_letters(self) -> int:
         """Try the letters again that somebody asked for; returns how many are left of them."""
         self.status.dead_letters = self._letters.count()  # somebody may have dropped some
         letters = self._letters.list(retry=True) if self.status.dead_letters else []
         if not letters:
             return 0
-        with self._turn:
+        with self.turn:
             for table, schema_id in sorted({(letter.table, letter.schema_id) for letter in letters}):
                 rows = [_row(letter) for letter in letters if (letter.table, letter.schema_id) == (table, schema_id)]
                 schema = self._log.schemas.get(TableId.parse(table), schema_id)
@@ -123,14 +136,14 @@ class Applier:
 
     def finish(self, deadline: float) -> None:
         """Wait for the batch in hand, at most so many seconds, and let the store go."""
-        if self._turn.acquire(timeout=deadline):
-            self._turn.release()
+        if self.turn.acquire(timeout=deadline):
+            self.turn.release()
         if self._sink is not None:
             self._sink.close()
 
     def greet(self) -> None:
         """Open the store ahead of the first batch, waiting for it like a batch does."""
-        with self._turn:
+        with self.turn:
             self._retried(self._connect)
             self._well()
 

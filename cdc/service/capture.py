@@ -22,7 +22,7 @@ from cdc.config import Settings
 from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
-from cdc.service import part, resync
+from cdc.service import lean, part, resync
 from cdc.service.capture_status import CaptureStatus
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
@@ -36,7 +36,7 @@ _SLOT_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, stop: threading.Event) -> None:
+def run(settings: Settings, stop: threading.Event, _news: part.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(settings.state) as status:
         Capture(settings, PolicedLog(log, settings.source.schema_policy), status, stop).run()
@@ -148,4 +148,5 @@ class Capture:
 
 
 if __name__ == "__main__":
+    lean.do_without("pandas")
     sys.exit(part.main("capture", run))

@@ -26,7 +26,9 @@ from sinks import registry
 
 TRY_AGAIN = 75
 _PR_SET_PDEATHSIG = 1
-Run = Callable[[Settings, threading.Event], None]
+News = Callable[[], Settings | None]
+"""The settings of a pipeline file that changed and is to be read again; None most of the time."""
+Run = Callable[[Settings, threading.Event, News], None]
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +75,31 @@ def main(part: str, run: Run) -> int:
     try:
         settings = settings_from(options.config)
         logs.configure(part, options.log_format, options.log_level, secrets_in(settings))
-        run(settings, stop)
+        run(settings, stop, _news(options.config))
     except MillraceError as error:
         return _ended(part, settings, error)
     except Exception:
         _log.exception("%s ended unexpectedly", part)
         return TRY_AGAIN
     return 0
+
+
+def _news(config: Path) -> News:
+    """Reads the file again after SIGHUP. What cannot be read changes nothing: the daemon has said so already."""
+    asked = threading.Event()
+    signal.signal(signal.SIGHUP, lambda _number, _frame: asked.set())
+
+    def news() -> Settings | None:
+        if not asked.is_set():
+            return None
+        asked.clear()
+        try:
+            return settings_from(config)
+        except MillraceError as error:
+            _log.error("The pipeline file is not taken over: %s", error)
+            return None
+
+    return news
 
 
 def _stopper(stop: threading.Event) -> Callable[[int, FrameType | None], None]:

@@ -19,11 +19,10 @@ import cdc.log
 from cdc.config import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import LogReader
-from cdc.service.apply import applier_of, spark_of
+from cdc.service.driver import applier_of, spark_of
+from cdc.service.reread import folded
 from sinks.applier import Applier
 from sinks.context import SinkContext
-from sinks.fold import fold
-from sinks.folded import gather
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,11 +76,9 @@ def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, repo
 
 
 def _apply(spark: "SparkSession", appliers: Sequence[Applier], reader: LogReader, rows: pa.Table) -> None:
-    # in one chunk: of a table whose first chunk is empty, PySpark 4.2 makes an empty frame without a word
-    frame = spark.createDataFrame(rows.combine_chunks())
-    folded = gather(fold(frame).toArrow(), reader.schemas)
+    batch = folded(spark, rows, reader.schemas)
     for applier in appliers:
-        applier.apply(replace(folded, reached=ZERO_LSN))
+        applier.apply(replace(batch, reached=ZERO_LSN))
 
 
 def _pieces(reader: LogReader, asked: Range) -> Iterator[tuple[pa.Table, Replayed]]:

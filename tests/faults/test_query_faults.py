@@ -9,7 +9,7 @@ import pytest
 
 from cdc.errors import SinkError
 from cdc.ports import Batch
-from cdc.service.apply import Runner
+from cdc.service.runner import Runner
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeDisk

@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, SinkError
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
-from cdc.service.apply import Runner
+from cdc.service.runner import Runner
 from sinks.applier import Applier
 from sinks.dead_letters import DeadLetters
 from sinks.memory import MemorySettings, MemorySink, Store

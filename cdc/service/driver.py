@@ -1,0 +1,60 @@
+"""The Spark driver of a pipeline, and an applier for one of its sinks: for the live queries and for replays alike."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdc.config import Settings, SinkSettings
+from cdc.ports import LogReader
+from cdc.service.reselect import SourceRows
+from sinks import registry
+from sinks.applier import Applier, Stopped
+from sinks.context import SinkContext
+from sinks.dead_letters import DeadLetters
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def applier_of(
+    settings: Settings, sink: SinkSettings, log: LogReader, context: SinkContext, stop: threading.Event
+) -> Applier:
+    """A pipeline's applier for one of its sinks."""
+    return Applier(
+        sink.name,
+        open_sink=partial(registry.open_sink, sink, context),
+        log=log,
+        letters=DeadLetters(settings.state / "dead-letters" / sink.name),
+        stop=stop,
+        reselect=SourceRows(settings.source),
+    )
+
+
+def stop_aware(stop: threading.Event) -> Callable[[float], None]:
+    """Waiting that ends when the process does."""
+
+    def wait(seconds: float) -> None:
+        if stop.wait(seconds):
+            raise Stopped
+
+    return wait
+
+
+def spark_of(settings: Settings, scratch: Path) -> "SparkSession":
+    """The driver that a pipeline asks for. `scratch` must be its own: whatever lies there is removed."""
+    from deploy.local.jars import spark_jars
+    from sinks.session import spark_session
+
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed driver leaves its files behind
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    conf = {
+        "spark.driver.memory": settings.spark.memory,
+        "spark.local.dir": str(scratch.absolute()),
+        "spark.scheduler.mode": "FAIR",
+        "spark.python.authenticate.socketTimeout": "60s",  # 15 s by default: too little where everything starts at once
+        **settings.spark.conf,
+    }
+    return spark_session("millrace", spark_jars(), conf, scratch.absolute(), settings.spark.master)

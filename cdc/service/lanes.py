@@ -1,0 +1,142 @@
+"""The sinks at work, as the pipeline file and the pauses want them: begun and ended one by one while the others run.
+
+Each has its own stop, so that one may be paused, changed or taken out without a word to its neighbours.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from cdc.config import Settings, SinkSettings
+from cdc.errors import MillraceError
+from cdc.model import TableId, format_lsn
+from cdc.ports import LogReader
+from cdc.service.driver import applier_of, stop_aware
+from cdc.service.holds import Holds
+from cdc.service.pauses import Paused
+from cdc.service.runner import Runner
+from sinks.applier import Applier, Stopped
+from sinks.context import SinkContext
+from sinks.query import SinkQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GRACE = 20.0
+_ATTEND = 1.0
+_log = logging.getLogger(__name__)
+Spark = Callable[[], "SparkSession"]
+
+
+class Lane:
+    """One sink at work."""
+
+    def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, spark: Spark) -> None:
+        self.sink = sink
+        self.stop = threading.Event()
+        context = SinkContext(settings.state, spark, stop_aware(self.stop))
+        self.applier = applier_of(settings, sink, log, context, self.stop)
+        self.runner = Runner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
+        self.paused: frozenset[TableId] = frozenset()
+        self._holds = Holds(sink.name, log, self.applier, spark)
+        self._holds.restore()
+        threading.Thread(target=self._attend, name=f"sink-{sink.name}", daemon=True).start()
+
+    def tend(self, spark: "SparkSession", paused: frozenset[TableId]) -> None:
+        """Start the query the first time, and again whenever it has failed."""
+        self.paused = frozenset(table for table in paused if not self.sink.tables or table in self.sink.tables)
+        if self.runner.started:
+            self.runner.tend(spark)
+        else:
+            self.runner.start(spark)
+
+    def end(self) -> None:
+        """Let the batch in hand end, keep the position, let go of the checkpoint."""
+        self.stop.set()
+        self.runner.query.halt(GRACE)
+
+    def facts(self) -> dict[str, object]:
+        """What it last did."""
+        said = asdict(self.applier.status)
+        held = sorted(map(str, self.applier.held))
+        reached = format_lsn(self.applier.status.reached)
+        return {**said, "reached": reached, "facts": dict(self.applier.facts), "held": held}
+
+    def _attend(self) -> None:
+        """Beside the batches: meet the store while Spark starts, so that an idle sink shows as running, hold and
+        release tables, and try dead letters again that somebody asked for."""
+        while True:
+            try:
+                attend(self.applier)
+                if self.runner.started:
+                    self._holds.follow(self.paused)
+            except Stopped:
+                return
+            except MillraceError as error:
+                _log.debug("sink %s: %s", self.sink.name, error)
+            except Exception:
+                _log.exception("sink %s could not be attended to", self.sink.name)
+            if self.stop.wait(_ATTEND):
+                return
+
+
+def attend(applier: Applier) -> None:
+    """Open a store that was not met yet, and try letters again."""
+    if applier.status.state in ("starting", "refused"):
+        applier.greet()
+    applier.retry_letters()
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Every sink of the pipeline. One thread calls."""
+
+    settings: Settings
+    log: LogReader
+    spark: Spark
+    _lanes: dict[str, Lane] = field(default_factory=dict)
+    _ending: dict[str, threading.Thread] = field(default_factory=dict)
+    _paused: Paused = field(default_factory=Paused)
+
+    def want(self, settings: Settings, paused: Paused) -> None:
+        """End what is no longer wanted, or wanted otherwise, and begin what is missing."""
+        self.settings, self._paused = settings, paused
+        wanted = {sink.name: sink for sink in settings.sinks if sink.name not in paused.sinks}
+        for name, lane in list(self._lanes.items()):
+            if wanted.get(name) != lane.sink:
+                self._end(name)
+        self._ending = {name: thread for name, thread in self._ending.items() if thread.is_alive()}
+        for name, sink in wanted.items():
+            if name not in self._lanes and name not in self._ending:
+                self._lanes[name] = Lane(settings, sink, self.log, self.spark)
+
+    def tend(self) -> None:
+        """Start what is not started, and again what has failed."""
+        tables = frozenset(map(TableId.parse, self._paused.tables))
+        for lane in self._lanes.values():
+            lane.tend(self.spark(), tables)
+
+    def facts(self) -> Mapping[str, Mapping[str, object]]:
+        """By sink."""
+        facts = {name: lane.facts() for name, lane in self._lanes.items()}
+        for sink in self.settings.sinks:
+            if sink.name in self._paused.sinks:
+                facts[sink.name] = {"state": "pausing" if sink.name in self._ending else "paused", "held": []}
+        return facts
+
+    def close(self) -> None:
+        """End all of them; each finishes its batch."""
+        for lane in self._lanes.values():
+            lane.stop.set()
+        for lane in self._lanes.values():
+            lane.end()
+        for thread in self._ending.values():
+            thread.join(GRACE)
+
+    def _end(self, name: str) -> None:
+        lane = self._lanes.pop(name)
+        _log.info("sink %s stops; its position stays", name)
+        self._ending[name] = threading.Thread(target=lane.end, name=f"end-{name}", daemon=True)
+        self._ending[name].start()

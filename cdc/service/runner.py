@@ -1,0 +1,58 @@
+"""One sink's query, started again when it fails."""
+
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cdc.errors import MillraceError
+from cdc.service.restarts import Attempts
+from sinks.query import SinkQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Runner:
+    """One sink's query and how often it had to be started again."""
+
+    query: SinkQuery
+    attempts: Attempts = field(default_factory=Attempts)
+    started: float = 0.0
+    restart_at: float | None = None
+    never_ran: bool = False
+
+    def start(self, spark: "SparkSession") -> None:
+        """Start the query; a failure to start counts like one later on."""
+        self.started, self.restart_at = time.monotonic(), None
+        try:
+            self.query.start(spark)
+        except MillraceError as error:
+            self._ended(str(error))
+            self.never_ran = True
+            return
+        if self.never_ran:  # else the batch that failed comes again, and its outcome is the sink's state
+            self.query.applier.status.state, self.never_ran = "starting", False
+
+    def tend(self, spark: "SparkSession") -> None:
+        """Start it again if it ended and its time has come."""
+        if self.restart_at is not None:
+            if time.monotonic() >= self.restart_at:
+                self.start(spark)
+            return
+        failure = self.query.failure()
+        if failure is not None:
+            self._ended(failure)
+
+    def _ended(self, failure: str) -> None:
+        self.attempts = self.attempts.ended(time.monotonic() - self.started)
+        # not all at once: on a busy machine, queries that start together make each other miss Spark's time to start
+        self.restart_at = time.monotonic() + self.attempts.delay * random.uniform(0.5, 1.5)  # noqa: S311
+        status = self.query.applier.status
+        status.restarts += 1
+        status.state, status.error = "failed", failure
+        _log.error("sink %s failed, next start in %.0f s: %s", self.query.settings.name, self.attempts.delay, failure)
