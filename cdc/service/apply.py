@@ -7,10 +7,12 @@ the whole process is the loss of Spark itself, and then the supervisor starts it
 import logging
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import cdc.log
 from cdc.config import Settings
+from cdc.errors import EnvironmentFault
 from cdc.service import part, pauses, status
 from cdc.service.driver import spark_of
 from cdc.service.lanes import Lanes
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
+_PATIENCE = 60.0
+"""Seconds for the apply process of a daemon that was killed: told by the kernel, it still ends its batches."""
 
 
 def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
     """Apply until `stop` is set, then let each batch in hand end."""
     spark: list[SparkSession] = []
     lanes = Lanes(settings, cdc.log.open_reader(settings), lambda: spark[0])
-    lanes.want(settings, pauses.read(settings.state))
+    _claim(lanes, stop)
     _publish(lanes, "starting")
     spark.append(spark_of(settings, settings.state / "spark"))
     try:
@@ -40,6 +44,18 @@ def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
         lanes.close()
         spark[0].stop()
         _publish(lanes, "stopped")
+
+
+def _claim(lanes: Lanes, stop: threading.Event) -> None:
+    """Begin the sinks, waiting for a process that is just ending. Raises EnvironmentFault if it does not end."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return lanes.want(lanes.settings, pauses.read(lanes.settings.state))
+        except EnvironmentFault as error:
+            if time.monotonic() > deadline or stop.wait(1.0):
+                raise
+            _log.info("waiting: %s", error.message)
 
 
 def _publish(lanes: Lanes, state: str) -> None:
