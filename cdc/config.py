@@ -145,6 +145,19 @@ class SparkSettings(Part):
     """Further Spark settings, over Millrace's own."""
 
 
+class BudgetSettings(Part):
+    """What the pipeline may take of its machine."""
+
+    free_mb: float = Field(200.0, ge=0)
+    """Free space under the state folder below which reading stops until there is more; the slot keeps the WAL."""
+    state_gb: float = Field(0.0, ge=0)
+    """Most that the state folder may hold before reading stops; 0: no limit. Sinks that are down or paused fill it."""
+    capture_memory_mb: float = Field(2048.0, ge=0)
+    """Resident memory above which capture is started again; 0: no limit."""
+    apply_memory_mb: float = Field(0.0, ge=0)
+    """The same for apply, with Spark's JVM and workers; 0: no limit. Leave 1.5 GB above spark.memory."""
+
+
 class Settings(Part):
     """A whole pipeline."""
 
@@ -155,6 +168,7 @@ class Settings(Part):
     sinks: tuple[SinkSettings, ...] = ()
     http: HttpSettings = Field(default_factory=HttpSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    budgets: BudgetSettings = Field(default_factory=BudgetSettings)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Settings":

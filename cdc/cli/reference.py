@@ -9,6 +9,7 @@ from pydantic_core import PydanticUndefined
 
 import cdc.log
 from cdc.config import (
+    BudgetSettings,
     HttpSettings,
     LogSettings,
     Part,
@@ -47,7 +48,7 @@ def reference() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEADER
-    yield from _section("Top level", Settings, skip={"source", "log", "sinks", "http", "spark"})
+    yield from _section("Top level", Settings, skip={"source", "log", "sinks", "http", "spark", "budgets"})
     yield from _section("source", SourceSettings, skip={"tables"})
     yield from _section("source.tables[]", TableSettings)
     yield "A table may also be written as its name alone: `- public.orders`.\n"
@@ -59,6 +60,7 @@ def _lines() -> Iterator[str]:
         yield from _section(f"sinks[], kind: {kind}", store, skip=set(SinkSettings.model_fields))
     yield from _section("http", HttpSettings)
     yield from _section("spark", SparkSettings)
+    yield from _section("budgets", BudgetSettings)
 
 
 def _section(title: str, model: type[Part], skip: set[str] | None = None) -> Iterator[str]:
