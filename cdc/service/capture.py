@@ -14,7 +14,6 @@ import cdc.log
 from cdc.capture import doctor, publication, slot, watch
 from cdc.capture.connect import connect
 from cdc.capture.doctor import Verdict
-from cdc.capture.policy import PolicedLog
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
@@ -23,6 +22,7 @@ from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service import lean, part, resync
+from cdc.service.budgets import BudgetedLog, DiskBudget
 from cdc.service.capture_status import CaptureStatus
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings, stop: threading.Event, _news: part.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(settings.state) as status:
-        Capture(settings, PolicedLog(log, settings.source.schema_policy), status, stop).run()
+        budget = DiskBudget(settings.state, settings.budgets)
+        Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop).run()
 
 
 @dataclass(frozen=True, slots=True)
