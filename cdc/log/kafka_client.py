@@ -1,12 +1,13 @@
 """Clients of a Kafka cluster, and its errors in our words: the only file that knows librdkafka's error codes."""
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, LogLost
 from cdc.log.kafka_settings import KafkaConnectionSettings
@@ -30,6 +31,7 @@ _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
 _FULL = {KafkaError.KAFKA_STORAGE_ERROR, KafkaError.POLICY_VIOLATION}
 
+_FETCH = 10_000
 CALL_SECONDS = 30.0
 """How long one question to the cluster may take."""
 
@@ -152,6 +154,21 @@ class Cluster:
         with speaking(f"asking for offsets of {topic} by time"):
             return [found.offset for found in consumer.offsets_for_times(asked, timeout=self._patience)]
 
+    def ends(self, topic: Topic) -> dict[int, int]:
+        """The offset after the last message of each partition, committed or not; waits until each has a leader."""
+        deadline = time.monotonic() + self._patience
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(topic.name, partition): latest for partition in range(topic.partitions)}
+        while True:
+            answers = self.admin().list_offsets(asked, request_timeout=self._patience)
+            try:
+                return {place.partition: future.result().offset for place, future in answers.items()}
+            except KafkaException as error:
+                said = in_our_words(error.args[0], f"asking for the ends of {topic.name}")
+                if not said.transient or time.monotonic() > deadline:
+                    raise said from None
+            time.sleep(0.01)
+
     def create(self, name: str, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Make a topic; one that is there already is left as it is."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
@@ -162,6 +179,25 @@ class Cluster:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise in_our_words(error.args[0], f"making topic {name}") from None
         log.info("made topic %s with %d partition(s)", name, partitions)
+
+
+def introduce(producer: Producer, topic: Topic) -> None:
+    """Wait until a producer knows all partitions: what it is given before then waits in a queue without an order."""
+    deadline = time.monotonic() + CALL_SECONDS
+    while True:
+        with speaking(f"asking for the leaders of {topic.name}"):
+            found = producer.list_topics(topic.name, CALL_SECONDS).topics.get(topic.name)
+        if found is not None and found.error is None and len(found.partitions) >= topic.partitions:
+            return
+        if time.monotonic() > deadline:
+            raise LogLost(f"Topic {topic.name} has no leaders yet.", "Look at the brokers.")
+        time.sleep(0.01)
+
+
+def available(consumer: Consumer, seconds: float) -> list["Message[bytes, bytes]"]:
+    """What has come, or the first that comes within that time: `consume` alone waits until it has all it may take."""
+    first = consumer.consume(1, seconds)
+    return first + consumer.consume(_FETCH, 0) if first else first
 
 
 def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:

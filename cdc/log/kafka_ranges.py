@@ -17,14 +17,13 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from cdc.errors import LogCorrupt, LogLost
-from cdc.log.kafka_client import Cluster, in_our_words, watermarks
+from cdc.log.kafka_client import CALL_SECONDS, Cluster, available, in_our_words, speaking, watermarks
 from cdc.log.kafka_decode import Decoded, NotAnEnvelope, decode
 from cdc.log.kafka_produce import PART_OPENS
 
 log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 30.0
-_FETCH = 10_000
 
 Decode = Callable[[Sequence["Record"]], Decoded]
 """Turns records of one partition into rows. Raises NotAnEnvelope."""
@@ -73,6 +72,7 @@ class RangeReader:
         self._cluster = cluster
         self._decoded = decoded
         self._consumer: Consumer | None = None
+        self._introduced: set[str] = set()
 
     def read(self, ranges: Iterable[Range]) -> list[Part]:
         """Each range that has rows, in the order of the ranges."""
@@ -83,6 +83,7 @@ class RangeReader:
             # An empty fetch is answered after this long: it bounds how late the end of a range is noticed.
             self._consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 20})
         try:
+            self._introduce(self._consumer, {item.topic for item in wanted})
             records = _records(self._consumer, wanted)
         except BaseException:
             self.close()
@@ -96,6 +97,14 @@ class RangeReader:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+            self._introduced.clear()
+
+    def _introduce(self, consumer: Consumer, topics: set[str]) -> None:
+        """A consumer that does not know where a topic is looks for it once a second only."""
+        for topic in topics - self._introduced:
+            with speaking(f"asking for the leaders of {topic}"):
+                consumer.list_topics(topic, CALL_SECONDS)
+            self._introduced.add(topic)
 
 
 def _records(consumer: Consumer, ranges: list[Range]) -> Mapping[tuple[str, int], list[Record]]:
@@ -110,7 +119,7 @@ def _records(consumer: Consumer, ranges: list[Range]) -> Mapping[tuple[str, int]
     left = len(starts)
     quiet_until = time.monotonic() + _SILENCE_SECONDS
     while left:
-        messages = consumer.consume(_FETCH, 0.2)
+        messages = available(consumer, 0.2)
         for message in messages:
             left -= _take(reading[message.topic() or "", message.partition() or 0], message, consumer)
         if any(message.error() is None for message in messages):

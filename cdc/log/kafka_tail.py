@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from cdc.errors import LogLost
-from cdc.log.kafka_client import CALL_SECONDS, Cluster, in_our_words, watermarks
+from cdc.log.kafka_client import CALL_SECONDS, Cluster, available, in_our_words, watermarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Tail:
         deadline = time.monotonic() + CALL_SECONDS
         while self._last + self._behind < end:
             over = False
-            for message in consumer.consume(10_000, 0.05):
+            for message in available(consumer, 0.05):
                 error = message.error()
                 if error is None:
                     self._last = message.offset() or 0

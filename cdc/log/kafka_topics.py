@@ -36,6 +36,15 @@ class Topics:
             if topic not in found:
                 config = {} if name == "oversize" else COMPACTED
                 self._cluster.create(topic, 1, self._settings.replication, config)
+            self._known[topic] = found[topic] if topic in found else self._seen(topic)
+
+    def system(self, name: str) -> Topic:
+        """One of the log's own topics."""
+        return self._known[self._settings.system_topic(name)]
+
+    def is_of_a_table(self, topic: Topic) -> bool:
+        """Whether it holds rows."""
+        return topic.name not in {self._settings.system_topic(part) for part in SYSTEM_TOPICS}
 
     def check(self, place: Place) -> None:
         """Compare every topic of a place with what the cluster has; raises where they are not the same."""
@@ -67,17 +76,17 @@ class Topics:
         found = self._cluster.topics([name])
         if name not in found:
             self._cluster.create(name, self._settings.partitions, self._settings.replication, self._config())
-            found = self._seen(name)
-        if name not in found:
-            raise LogError(f"Topic {name} was made but cannot be seen.", "Check the ACL to describe it.")
+            return self._seen(name)
         return found[name]
 
-    def _seen(self, name: str) -> dict[str, Topic]:
+    def _seen(self, name: str) -> Topic:
         """A broker answers for a topic only once the news of it has come: a moment after it was made."""
         deadline = time.monotonic() + CALL_SECONDS
-        while not (found := self._cluster.topics([name])) and time.monotonic() < deadline:
+        while not (found := self._cluster.topics([name])):
+            if time.monotonic() > deadline:
+                raise LogError(f"Topic {name} was made but cannot be seen.", "Check the ACL to describe it.")
             time.sleep(0.02)
-        return found
+        return found[name]
 
     def _refuse_shared(self, name: str, table: str) -> None:
         system = {self._settings.system_topic(part) for part in SYSTEM_TOPICS}

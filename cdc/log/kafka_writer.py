@@ -1,52 +1,42 @@
 """The one writer of a Kafka log: rows and position in one Kafka transaction.
 
-Order of an append: produce the rows, the marks and the marker, wait until every one is acknowledged, commit. The marker
-names the offsets at which the rows end. As nobody else writes to the topics these are known beforehand; the
-acknowledgements must confirm them, else it is aborted and done again with the marker after the rows.
+Order of an append: produce the rows, the marks and the marker, wait until every one is acknowledged where it should be,
+commit. The marker names the offsets at which the rows end. As nobody else writes to the topics these are known
+beforehand; the acknowledgements must confirm them, else it is aborted and done again.
 
-Readers see committed messages only, so a crash anywhere leaves either all of it or nothing; the next writer's
-`init_transactions` aborts what was open and fences whoever lives on.
+Readers see committed messages only, so a crash anywhere leaves either all of it or nothing.
 """
 
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka import Message as Delivered
+from confluent_kafka import Producer
 
 from cdc import failpoint
-from cdc.errors import LogError, LogFenced, LogLost
-from cdc.log.kafka_client import Cluster, in_our_words, watermarks
+from cdc.errors import LogError, LogLost
+from cdc.log.kafka_client import Cluster, watermarks
 from cdc.log.kafka_envelope import Origin, encode
+from cdc.log.kafka_offsets import Ends, Offsets
 from cdc.log.kafka_position import MARK_KEY, Extent, Place, State, marker_key, recovered
-from cdc.log.kafka_produce import Acknowledged, Outlet, Undelivered
+from cdc.log.kafka_produce import Outlet
 from cdc.log.kafka_retention import retain
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_spool import KafkaSpool, discard_leftovers
 from cdc.log.kafka_tail import Tail
 from cdc.log.kafka_topics import Topics
+from cdc.log.kafka_transaction import Transactions
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
 
 _CHUNK_ROWS = 16_384
 _CHUNK_BYTES = 64 << 20
 """Rows turned into messages at once: more of them no longer gain, cost memory, and an Arrow array ends at 2 GB."""
-_BACKOFF_SECONDS = 0.5
-_INITIALISE_SECONDS = 60.0
-
-
-class Mispredicted(Exception):
-    """The rows did not come to lie where the marker says: somebody else has written to a topic."""
-
-
-Fill = Callable[[Producer], None]
 
 
 class KafkaWriter:
@@ -57,15 +47,15 @@ class KafkaWriter:
         self._cluster = Cluster(settings)
         self._origin = Origin(settings.prefix, database)
         self._aside = aside
-        self._position = settings.system_topic("position")
         self._lock = threading.RLock()
         self._marker = -1
-        self._nexts: dict[tuple[str, int], int] = {}
+        self._offsets = Offsets(self._cluster)
         self._topics = Topics(self._cluster, settings)
         self._topics.prepare()
+        self._position = self._topics.system("position")
         discard_leftovers(aside)
         self._watch = self._cluster.consumer()
-        self._producer = self._opened()
+        self._transactions = Transactions(self._cluster, settings, self._offsets, self._check)
         self._state = self._recovered()
         self._topics.check(self._state.place)
         schemas = settings.system_topic("schemas")
@@ -103,10 +93,11 @@ class KafkaWriter:
                 place = self._fill(producer, tables, wanted, marks)
 
             def durable() -> bool:
+                self._state = self._recovered()
                 return self._is_repeat(end, marks)
 
-            self._transact(fill, durable, f"appending up to {wanted}")
-            if not durable():
+            self._transactions.run(fill, durable, f"appending up to {wanted}")
+            if not self._is_repeat(end, marks):
                 self._state = State(place, {**self._state.marks, **marks})
                 self._await_visible()
             failpoint.reached("log.after_append")
@@ -122,14 +113,9 @@ class KafkaWriter:
 
     def close(self) -> None:
         """Let go of the connections; an open transaction is aborted by the next writer."""
-        with self._lock, warnings.catch_warnings():
-            # A fenced producer cannot abort any more, and says so; its successor has done it.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            self._producer.close()
+        with self._lock:
+            self._transactions.close()
             self._watch.close()
-
-    def _marked(self, error: KafkaError | None, message: "Delivered[bytes, bytes]") -> None:
-        self._marker = -1 if error is not None else message.offset() or 0
 
     def _await_visible(self) -> None:
         """The broker answers a commit once it cannot be lost, and lets readers see it a moment later.
@@ -143,7 +129,7 @@ class KafkaWriter:
 
     def _is_visible(self) -> bool:
         try:
-            return watermarks(self._watch, self._position, 0)[1] > self._marker
+            return watermarks(self._watch, self._position.name, 0)[1] > self._marker
         except LogLost:
             return False
 
@@ -153,7 +139,7 @@ class KafkaWriter:
 
     def _fill(self, producer: Producer, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> Place:
         now = datetime.now(UTC)
-        outlet = Outlet(producer, self._settings)
+        outlet = Outlet(producer, self._settings, self._offsets, self._topics.system("oversize"))
         newest, first = self._state.place.newest, 0
         for table in tables:
             for rows in _chunks(_checked(table)):
@@ -161,29 +147,23 @@ class KafkaWriter:
                 for messages in encode(rows, self._origin, now, first):
                     outlet.produce(self._topics.of(messages.table), messages)
                 first += rows.num_rows
-        ends = outlet.predicted(self._nexts)
-        if ends is None:
-            ends = outlet.settle(self._settings.patience_seconds)
         failpoint.reached("log.before_position")
-        place = Place(-1, end, newest, self._extents(ends))
+        place = Place(-1, end, newest, self._extents(outlet.ends()))
         for name, value in marks.items():
-            producer.produce(self._position, value.encode(), MARK_KEY + name.encode(), 0)
-        producer.produce(self._position, place.encoded(), marker_key(now), 0, on_delivery=self._marked)
-        if outlet.settle(self._settings.patience_seconds) != ends:
-            raise Mispredicted
-        self._expect(ends)
+            outlet.put(self._position, MARK_KEY + name.encode(), value.encode())
+        outlet.put(self._position, marker_key(now), place.encoded())
+        outlet.settle(self._settings.patience_seconds)
+        ends = outlet.ends()
+        self._marker = ends[self._position][0] - 1
+        self._offsets.expect(ends)
         failpoint.reached("log.before_commit")
         return place
 
-    def _expect(self, ends: Acknowledged) -> None:
-        """Where each partition will go on: behind the rows, and behind the record with which the commit ends them."""
-        for topic, partitions in ends.items():
-            for partition, end in partitions.items():
-                self._nexts[topic.name, partition] = end + 1
-
-    def _extents(self, acknowledged: Acknowledged) -> dict[str, Extent]:
+    def _extents(self, written: Ends) -> dict[str, Extent]:
         extents = dict(self._state.place.topics)
-        for topic, ends in acknowledged.items():
+        for topic, ends in written.items():
+            if not self._topics.is_of_a_table(topic):
+                continue
             known = extents.get(topic.name, Extent(topic.id, (0,) * topic.partitions))
             extents[topic.name] = Extent(
                 known.id, tuple(ends.get(partition, end) for partition, end in enumerate(known.ends))
@@ -191,104 +171,24 @@ class KafkaWriter:
         return extents
 
     def _publish_schema(self, key: bytes, value: bytes) -> None:
-        topic = self._settings.system_topic("schemas")
+        topic = self._topics.system("schemas")
+
+        def fill(producer: Producer) -> None:
+            outlet = Outlet(producer, self._settings, self._offsets, topic)
+            outlet.put(topic, key, value)
+            outlet.settle(self._settings.patience_seconds)
+            self._offsets.expect(outlet.ends())
+
         with self._lock:
-            self._transact(lambda producer: producer.produce(topic, value, key, 0), lambda: False, "storing a schema")
+            self._transactions.run(fill, lambda: False, "storing a schema")
 
-    def _transact(self, fill: Fill, durable: Callable[[], bool], doing: str) -> None:
-        """Run one Kafka transaction until it is committed or cannot be.
-
-        After a failed commit nobody knows whether it counts: a new producer makes the broker finish it one way or the
-        other, and the position topic tells which (`durable`).
-        """
-        deadline = time.monotonic() + self._settings.patience_seconds
-        while True:
-            try:
-                self._producer.begin_transaction()
-                fill(self._producer)
-                self._commit(deadline)
-                return
-            except Mispredicted:
-                self._nexts.clear()
-                if self._abort():
-                    continue
-                failure = KafkaError(KafkaError._STATE)
-            except Undelivered as error:
-                failure = error.reason
-            except KafkaException as error:
-                failure = error.args[0]
-            except BaseException:
-                self._nexts.clear()
-                self._abort()
-                raise
-            self._nexts.clear()
-            self._give_up_if_hopeless(failure, doing, deadline)
-            if not self._abort():
-                self._reopen(deadline)
-                if durable():
-                    return
-            self._topics.check(self._state.place)
-            time.sleep(_BACKOFF_SECONDS)
-
-    def _commit(self, deadline: float) -> None:
-        while True:
-            try:
-                self._producer.commit_transaction(10.0)
-                return
-            except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise
-
-    def _abort(self) -> bool:
-        """False if this producer cannot go on."""
-        try:
-            self._producer.purge()
-            self._producer.abort_transaction(30.0)
-        except KafkaException as error:
-            if in_our_words(error.args[0], "aborting").__class__ is LogFenced:
-                raise in_our_words(error.args[0], "aborting") from None
-            return False
-        return True
-
-    def _give_up_if_hopeless(self, failure: KafkaError, doing: str, deadline: float) -> None:
-        said = in_our_words(failure, doing)
-        if not said.transient or time.monotonic() > deadline:
-            if not isinstance(said, LogFenced):
-                self._abort()
-            raise said
-
-    def _reopen(self, deadline: float) -> None:
-        while True:
-            try:
-                self._producer = self._opened()
-                self._state = self._recovered()
-                return
-            except LogLost:
-                if time.monotonic() > deadline:
-                    raise
-
-    def _opened(self) -> Producer:
-        settings = self._settings
-        options: dict[str, str | int | float | bool] = {
-            "transactional.id": settings.system_topic("writer"),
-            "transaction.timeout.ms": settings.transaction_timeout_seconds * 1000,
-            "message.max.bytes": settings.max_message_bytes,
-            "compression.type": settings.compression,
-            "linger.ms": 5,
-            "batch.num.messages": 10_000,
-            "queue.buffering.max.messages": 100_000,
-            "queue.buffering.max.kbytes": 32 << 10,
-        }
-        producer = self._cluster.producer(**options)
-        try:
-            producer.init_transactions(min(_INITIALISE_SECONDS, settings.patience_seconds))
-        except KafkaException as error:
-            raise in_our_words(error.args[0], "becoming the log's writer") from None
-        return producer
+    def _check(self) -> None:
+        """A topic that was deleted or altered meanwhile must stop us."""
+        self._topics.check(self._state.place)
 
     def _recovered(self) -> State:
         """Read the position back. Only after `init_transactions`: it settles what an earlier writer left open."""
-        tail = Tail(self._cluster, self._position)
+        tail = Tail(self._cluster, self._position.name)
         messages = tail.drain()
         tail.close()
         return recovered(messages)

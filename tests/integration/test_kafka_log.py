@@ -68,9 +68,9 @@ def test_a_writer_that_died_in_the_middle_left_nothing_to_see(settings: KafkaSet
     log = writer(settings, tmp_path)
     log.append(batch(10, 3))
     # What a crash between the rows and the commit leaves: an open transaction with rows in it.
-    log._producer.begin_transaction()
-    log._producer.produce(f"{settings.prefix}.public.orders", b"{}", b"half", 0)
-    log._producer.flush()
+    log._transactions.producer.begin_transaction()
+    log._transactions.producer.produce(f"{settings.prefix}.public.orders", b"{}", b"half", 0)
+    log._transactions.producer.flush()
     again = writer(settings, tmp_path)
     assert again.progress().end == 10
     again.append(batch(20, 1))
@@ -153,6 +153,29 @@ def test_a_change_larger_than_a_message_is_spread_over_several(settings: KafkaSe
     found = messages(small.bootstrap, f"{small.prefix}.public.orders", 3)
     assert max(len(value or b"") for _, _, _, value in found) < 50_000
     assert all(value is None or json.loads(value) for _, _, _, value in found)
+
+
+def test_nothing_is_lost_on_topics_made_a_moment_ago(settings: KafkaSettings, tmp_path: Path) -> None:
+    """KAFKA-15591: about every eighth of such topics had lost the first of several batches that were under way."""
+    small = settings.model_copy(update={"max_message_bytes": 50_000})
+    log = writer(small, tmp_path)
+    made = []
+    for number in range(40):
+        lsn, table = 10 * (number + 1), f"public.t{number}"
+        made.append(entry(lsn, change(1, lsn, table=table), change(2, lsn, table=table, note=LARGE)))
+        log.append(made[-1])
+    assert everything(KafkaReader(small)) == [row for each in made for row in each.rows.to_pylist()]
+
+
+def test_messages_that_do_not_lie_where_they_should_are_sent_again(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    log.append(batch(10, 9))
+    for ends in log._offsets._nexts.values():
+        for partition in ends:
+            ends[partition] += 1  # what it looks like when a broker has lost one message of each partition
+    log.append(batch(20, 9, "public.other"))
+    log.append(batch(30, 9))
+    assert [row["version"] for row in everything(KafkaReader(settings))] == [10] * 9 + [20] * 9 + [30] * 9
 
 
 def test_a_change_larger_than_a_message_can_be_set_aside(settings: KafkaSettings, tmp_path: Path) -> None:
