@@ -160,7 +160,7 @@ class Rig:
     def start(self, fail: str = "", env: Mapping[str, str] | None = None) -> Program:
         """`python -m cdc.service.capture`, perhaps with a fail point."""
         config = self.state.parent / "millrace.yaml"
-        config.write_text(yaml.safe_dump({"state": str(self.state), "source": self.source}))
+        config.write_text(yaml.safe_dump({"state": str(self.state), "source": self.source, "budgets": {"free_mb": 0}}))
         fails = {"MILLRACE_FAIL": fail} if fail else {}
         return self.run_program(
             "-m", "cdc.service.capture", "--config", str(config), env={"MILLRACE_FAIL": "", **fails, **(env or {})}
