@@ -1,11 +1,23 @@
-"""The pipeline as one picture: what the page shows, from what the parts said. Pure."""
+"""The pipeline as one picture: what the page shows, from what was seen. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc.model import Lsn, format_lsn
+from cdc.model import format_lsn
 from cdc.service.health import nested
-from cdc.service.status import Facts
+from cdc.service.lag import NO_LAG
+from cdc.service.observer import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What the source keeps for us; `room` and `seconds_to_full` are None where no limit is known or near."""
+
+    bytes: int
+    status: str
+    room: int | None
+    seconds_to_full: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,47 +26,110 @@ class SinkFlow:
 
     name: str
     state: str
+    message: str
+    reached: str
     lag_bytes: int
+    lag_seconds: float
     changes: int
+    batch_ms: int
     dead_letters: int
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFlow:
+    """One table: what was captured of it by operation, what each sink applied, and how old what it lacks is."""
+
+    captured: Mapping[str, int]
+    applied: Mapping[str, int]
+    lag_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Source, log, stores; `tables` has the changes applied by table and sink."""
+    """Source, log, stores. `queued_bytes` is what capture has read and the log has not taken yet."""
 
     capture: str
-    slot_bytes: int
+    trouble: str
     captured: int
+    per_second: float
+    queued_bytes: int
+    slot: Slot
     head: str
+    disk_free: int
+    disk_seconds_to_full: int | None
+    snapshot: Mapping[str, object]
+    backfills: tuple[Mapping[str, object], ...]
     sinks: tuple[SinkFlow, ...]
-    tables: Mapping[str, Mapping[str, int]]
+    tables: Mapping[str, TableFlow]
 
 
-def flow(capture: Facts, apply: Facts, reached: Mapping[str, Lsn], head: Lsn) -> Flow:
+def flow(seen: Seen) -> Flow:
     """The picture of one moment."""
+    capture = seen.capture
+    backfills = capture.get("backfills")
     return Flow(
         str(capture.get("state", "not running")),
-        count(capture.get("slot_retained_bytes")),
+        str(capture.get("trouble") or ""),
         count(capture.get("changes_total")),
-        format_lsn(head),
-        tuple(_sink(name, nested(apply, "sinks", name), lsn, head) for name, lsn in reached.items()),
-        _tables(apply, reached),
+        _rate(capture.get("changes_per_second")),
+        count(capture.get("queued_bytes")),
+        _slot(seen),
+        format_lsn(seen.head),
+        seen.disk_free,
+        _finite(seen.disk_seconds),
+        nested(capture, "snapshot"),
+        tuple(item for item in backfills if isinstance(item, Mapping)) if isinstance(backfills, list) else (),
+        tuple(_sink(seen, name) for name in seen.reached),
+        _tables(seen),
     )
 
 
-def _sink(name: str, facts: Facts, reached: Lsn, head: Lsn) -> SinkFlow:
-    changes = sum(count(value) for value in nested(facts, "changes").values())
-    state = str(facts.get("state", "not running"))
-    return SinkFlow(name, state, max(0, head - reached), changes, count(facts.get("dead_letters")))
+def _slot(seen: Seen) -> Slot:
+    retained, state = seen.capture.get("slot_retained_bytes"), seen.capture.get("slot_wal_status")
+    return Slot(count(retained), str(state or ""), seen.slot_room, _finite(seen.slot_seconds))
 
 
-def _tables(apply: Facts, sinks: Mapping[str, Lsn]) -> dict[str, dict[str, int]]:
-    tables: dict[str, dict[str, int]] = {}
-    for name in sinks:
-        for table, changes in nested(apply, "sinks", name, "changes").items():
-            tables.setdefault(table, {})[name] = count(changes)
-    return tables
+def _sink(seen: Seen, name: str) -> SinkFlow:
+    facts, lag = nested(seen.apply, "sinks", name), seen.sink_lags.get(name, NO_LAG)
+    held = facts.get("held")
+    return SinkFlow(
+        name,
+        str(facts.get("state", "not running")),
+        str(facts.get("error") or ""),
+        format_lsn(seen.reached[name]),
+        lag.bytes,
+        round(lag.seconds, 1),
+        sum(count(value) for value in nested(facts, "changes").values()),
+        count(facts.get("batch_ms")),
+        count(facts.get("dead_letters")),
+        tuple(map(str, held)) if isinstance(held, list) else (),
+    )
+
+
+def _tables(seen: Seen) -> dict[str, TableFlow]:
+    sinks = tuple(seen.reached)
+    names = {table for name in sinks for table in nested(seen.apply, "sinks", name, "changes")}
+    names |= set(nested(seen.capture, "changes")) | {table for _, table in seen.table_lags}
+    return {table: _table(seen, table, sinks) for table in sorted(names)}
+
+
+def _table(seen: Seen, table: str, sinks: tuple[str, ...]) -> TableFlow:
+    applied = {name: nested(seen.apply, "sinks", name, "changes").get(table) for name in sinks}
+    lags = {name: seen.table_lags.get((name, table), NO_LAG).seconds for name in sinks}
+    return TableFlow(
+        {op: count(value) for op, value in nested(seen.capture, "changes", table).items()},
+        {name: count(value) for name, value in applied.items()},
+        {name: round(seconds, 1) for name, seconds in lags.items()},
+    )
+
+
+def _finite(seconds: float) -> int | None:
+    return None if math.isinf(seconds) else int(seconds)
+
+
+def _rate(value: object) -> float:
+    return value if isinstance(value, (int, float)) else 0.0
 
 
 def count(value: object) -> int:

@@ -12,7 +12,7 @@ from cdc.service.status import Facts, age
 
 _PAGE = 8192
 _HEADERS = (24, 40)  # of a page, and of the first page of a WAL file
-_SILENT_AFTER = 15.0  # parts speak about once a second; a long garbage collection stays below this
+SILENT_AFTER = 15.0  # seconds; parts speak about once a second, a long garbage collection stays below this
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,16 @@ def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Re
     error = nested(facts, "error")
     if error.get("message"):
         yield Reason(name, str(error["message"]), str(error.get("remedy", "")))
-    elif age(facts, now) > _SILENT_AFTER:
+    elif age(facts, now) > SILENT_AFTER:
         yield Reason(name, "has not reported lately", "Look at its log lines; the supervisor starts it again.")
     elif facts.get("state") not in good:
         yield Reason(name, f"is {facts.get('state', 'starting')}", "Wait; progress is in /v1/status.")
 
 
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
-    if facts.get("state") != "running":
+    if facts.get("state") == "paused":
+        yield Reason(f"sink {name}", "is paused", f"Let it go on: millrace resume {name}")
+    elif facts.get("state") != "running":
         message = str(facts.get("error") or f"is {facts.get('state', 'starting')}")
         yield Reason(f"sink {name}", message)
 

@@ -1,37 +1,108 @@
-"""Prometheus text from what the parts said: pure."""
+"""Prometheus text: pure. What there is to measure stands in `cdc.service.metrics_families`.
 
-from collections.abc import Iterator, Mapping
+Promise: a family has few series whatever the pipeline captures. Tables beyond the first hundreds share one label.
+"""
 
-from cdc.model import Lsn
-from cdc.service.health import nested
-from cdc.service.status import Facts
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
+from cdc.service.observer import Seen
 
-def exposition(capture: Facts, apply: Facts, reached: Mapping[str, Lsn], head: Lsn) -> str:
-    """All metrics, in Prometheus's text format."""
-    return "\n".join(_lines(capture, apply, reached, head)) + "\n"
+OTHERS = "(others)"
+MOST_TABLES = 200
+"""Series of a table-wise family, a sink: a Prometheus with a thousand tables a scrape is slow for everybody."""
 
-
-def _lines(capture: Facts, apply: Facts, reached: Mapping[str, Lsn], head: Lsn) -> Iterator[str]:
-    yield "# TYPE millrace_log_head_lsn gauge"
-    yield f"millrace_log_head_lsn {head}"
-    yield "# TYPE millrace_slot_retained_bytes gauge"
-    yield f"millrace_slot_retained_bytes {_number(capture.get('slot_retained_bytes'))}"
-    yield "# TYPE millrace_sink_lag_bytes gauge"
-    for name, lsn in sorted(reached.items()):
-        yield f'millrace_sink_lag_bytes{{sink="{name}"}} {max(0, head - lsn)}'
-    yield "# TYPE millrace_sink_changes_total counter"
-    for name in sorted(nested(apply, "sinks")):
-        for table, count in sorted(nested(apply, "sinks", name, "changes").items()):
-            yield f'millrace_sink_changes_total{{sink="{name}",table="{_label(table)}"}} {_number(count)}'
-    yield "# TYPE millrace_dead_letters gauge"
-    for name in sorted(nested(apply, "sinks")):
-        yield f'millrace_dead_letters{{sink="{name}"}} {_number(nested(apply, "sinks", name).get("dead_letters"))}'
+Sample = tuple[tuple[str, ...], float]
 
 
-def _number(value: object) -> object:
-    return value if isinstance(value, (int, float)) else 0
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """One histogram: durations counted up to each bound, the last count for all that is longer."""
+
+    labels: tuple[str, ...]
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. `read` gives its samples, in the order of its labels."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    labels: tuple[str, ...]
+    meaning: str
+    read: Callable[[Seen], Iterable[Sample | Buckets]]
+
+
+def exposition(seen: Seen, families: Iterable[Family]) -> str:
+    """All families, in Prometheus's text format."""
+    return "".join(f"{line}\n" for family in families for line in _lines(family, seen))
+
+
+def _lines(family: Family, seen: Seen) -> Iterator[str]:
+    yield f"# HELP {family.name} {family.meaning}"
+    yield f"# TYPE {family.name} {family.kind}"
+    plain: list[Sample] = []
+    for item in family.read(seen):
+        if isinstance(item, Buckets):
+            yield from _histogram(family, item)
+        else:
+            plain.append(item)
+    for labels, value in _bounded(family, plain):
+        yield f"{family.name}{_braces(family.labels, labels)} {_number(value)}"
+
+
+def _histogram(family: Family, item: Buckets) -> Iterator[str]:
+    up_to = 0
+    names = (*family.labels, "le")
+    for bound, count in zip((*item.bounds, math.inf), item.counts, strict=True):
+        up_to += count
+        yield f"{family.name}_bucket{_braces(names, (*item.labels, _number(bound)))} {up_to}"
+    yield f"{family.name}_sum{_braces(family.labels, item.labels)} {_number(item.total)}"
+    yield f"{family.name}_count{_braces(family.labels, item.labels)} {up_to}"
+
+
+def _bounded(family: Family, samples: list[Sample]) -> Iterable[Sample]:
+    """Tables beyond the first become one: their sum where they are counted, else the greatest."""
+    if "table" not in family.labels:
+        return samples
+    place = family.labels.index("table")
+    kept = set(sorted({labels[place] for labels, _ in samples})[:MOST_TABLES])
+    merged: dict[tuple[str, ...], float] = {}
+    join = sum if family.kind == "counter" else max
+    for labels, value in samples:
+        shown = labels if labels[place] in kept else (*labels[:place], OTHERS, *labels[place + 1 :])
+        merged[shown] = join((merged[shown], value)) if shown in merged else value
+    return merged.items()
+
+
+def _braces(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    pairs = ",".join(f'{name}="{_label(value)}"' for name, value in zip(names, values, strict=True))
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) else repr(round(value, 6))
 
 
 def _label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def document(families: Iterable[Family]) -> str:
+    """The families as a table of Markdown."""
+    rows = [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.meaning} |" for one in families]
+    return "\n".join(["| name | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def numbers(facts: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    """The numbers among some facts, by name."""
+    for name, value in sorted(facts.items()):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, value

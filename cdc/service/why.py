@@ -1,4 +1,4 @@
-"""Why a row is as it is: every event of its key that the log still holds.
+"""Why a row is as it is: every event of its key that the log still holds, and what became of it in each store.
 
 Shows positions, operations and times, never the row's values. The trap: it reads the log from its start, so it is as
 slow as the log is long; whoever calls it for a person bounds the time.
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
+from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
-from cdc.model import Lsn, TableId, format_lsn
+from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
 from cdc.ports import LogReader
+from sinks.dead_letters import DeadLetters, Letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,59 @@ class Event:
     commit_lsn: str
     commit_ts: str
     xid: int
+    ordinal: int
     schema_id: int
+    unchanged: int
     end: Lsn
+
+    @property
+    def entry(self) -> str:
+        """The entry of the log, by where it ends: what is appended, read and applied as one."""
+        return format_lsn(self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event and its fate: by sink, `applied`, `waiting` or `set aside: <reason>`."""
+
+    event: Event
+    entry: str
+    sinks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The whole way of a key, oldest event first."""
+
+    table: str
+    events: Sequence[Told]
+
+
+def story(
+    settings: Settings, reader: LogReader, reached: Mapping[str, Lsn], table: str, key: str, *, seconds: float
+) -> Story:
+    """Every event of a key with its fate in every sink that is given its table."""
+    name, wanted = _table(table), log_key(key)
+    given = [sink.name for sink in settings.sinks if not sink.tables or TableId.parse(name) in sink.tables]
+    parked = {sink: _letter(settings, sink, name, wanted) for sink in given}
+    told = [
+        Told(event, event.entry, {sink: _fate(event, reached.get(sink, ZERO_LSN), parked[sink]) for sink in given})
+        for event in events(reader, table, key, seconds)
+    ]
+    return Story(name, told)
+
+
+def _letter(settings: Settings, sink: str, table: str, key: str) -> Letter | None:
+    folder = settings.state / "dead-letters" / sink
+    return DeadLetters(folder).of_table(table).get(key) if folder.exists() else None
+
+
+def _fate(event: Event, reached: Lsn, parked: Letter | None) -> str:
+    if event.end > reached:
+        return "waiting"
+    if parked is not None and format_lsn(Lsn(parked.version)) == event.version:
+        return f"set aside: {parked.reason}"
+    return "applied"
 
 
 def events(reader: LogReader, table: str, key: str, seconds: float) -> list[Event]:
@@ -50,7 +103,9 @@ def _events(rows: Sequence[Mapping[str, object]], end: Lsn) -> Iterator[Event]:
             format_lsn(_lsn(row["commit_lsn"])),
             str(row["commit_ts"]),
             int(str(row["xid"])),
+            int(str(row["ordinal"])),
             int(str(row["schema_id"])),
+            len(unchanged) if isinstance(unchanged := row["unchanged"], list) else 0,
             end,
         )
 

@@ -95,9 +95,11 @@ def test_a_rows_way_through_the_log_can_be_looked_up(settings: Settings) -> None
     writer.close()
     cdc.log.open_reader(settings).commit("redis", Lsn(9))
     query = {"table": "public.t", "key": '{ "id": 1 }'}
+    httpx.get(f"http://127.0.0.1:{settings.http.port}/v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
     answer = httpx.get(f"http://127.0.0.1:{settings.http.port}/v1/why", params=query, trust_env=False)
-    assert [event["version"] for event in answer.json()["events"]] == ["0/7"]
-    assert {sink["name"]: sink["applied"] for sink in answer.json()["sinks"]} == {"delta": 0, "redis": 1}
+    (told,) = answer.json()["events"]
+    assert (told["event"]["version"], told["event"]["xid"], told["entry"]) == ("0/7", 5, "0/9")
+    assert told["sinks"] == {"delta": "waiting", "redis": "applied"}
     assert "value" not in answer.text
     wrong = httpx.get(f"http://127.0.0.1:{settings.http.port}/v1/why", params={"table": "x"}, trust_env=False)
     assert wrong.status_code == 400

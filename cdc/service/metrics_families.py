@@ -1,0 +1,151 @@
+"""Everything that `/metrics` shows: one line a family. docs/metrics.md is made from this list."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib.metadata import version
+
+from cdc.service.health import nested
+from cdc.service.metrics import Buckets, Family, Sample, numbers
+from cdc.service.observer import Seen
+from cdc.service.status import Facts
+from sinks.measures import BOUNDS
+
+Read = Callable[[Seen], Iterable[Sample | Buckets]]
+
+
+def _one(value: float | None) -> Iterator[Sample]:
+    if value is not None:
+        yield (), value
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) else None
+
+
+def _said(part: str, *path: str) -> Read:
+    """One number of a part's status file; no sample where it has not said it."""
+
+    def read(seen: Seen) -> Iterator[Sample]:
+        yield from _one(_number(nested(_facts(seen, part), *path[:-1]).get(path[-1])))
+
+    return read
+
+
+def _facts(seen: Seen, part: str) -> Facts:
+    facts: Facts = getattr(seen, part)
+    return facts
+
+
+def _of_sinks(seen: Seen, name: str) -> Iterator[Sample]:
+    for sink in sorted(nested(seen.apply, "sinks")):
+        yield (sink,), _number(nested(seen.apply, "sinks", sink).get(name)) or 0
+
+
+def _states(seen: Seen, state: str) -> Iterator[Sample]:
+    for sink in sorted(nested(seen.apply, "sinks")):
+        yield (sink,), float(nested(seen.apply, "sinks", sink).get("state") == state)
+
+
+def _of_parts(seen: Seen, name: str) -> Iterator[Sample]:
+    for part in sorted(nested(seen.daemon, "parts")):
+        yield (part,), _number(nested(seen.daemon, "parts", part).get(name)) or 0
+
+
+def _histograms(seen: Seen, name: str) -> Iterator[Buckets]:
+    for sink in sorted(nested(seen.apply, "sinks")):
+        facts = nested(seen.apply, "sinks", sink, name)
+        counts = facts.get("counts")
+        if isinstance(counts, list) and len(counts) == len(BOUNDS) + 1:
+            yield Buckets((sink,), BOUNDS, tuple(map(int, counts)), _number(facts.get("total")) or 0.0)
+
+
+def _applied(seen: Seen) -> Iterator[Sample]:
+    for sink in sorted(nested(seen.apply, "sinks")):
+        for table, count in numbers(nested(seen.apply, "sinks", sink, "changes")):
+            yield (sink, table), count
+
+
+def _captured(seen: Seen) -> Iterator[Sample]:
+    for table in sorted(nested(seen.capture, "changes")):
+        for op, count in numbers(nested(seen.capture, "changes", table)):
+            yield (table, op), count
+
+
+def _sink_lag(seen: Seen, unit: str) -> Iterator[Sample]:
+    for sink, lag in sorted(seen.sink_lags.items()):
+        yield (sink,), getattr(lag, unit)
+
+
+def _table_lag(seen: Seen, unit: str) -> Iterator[Sample]:
+    for place, lag in sorted(seen.table_lags.items()):
+        yield place, getattr(lag, unit)
+
+
+def _ready(seen: Seen) -> Iterator[Sample]:
+    yield (), float(not seen.reasons(tuple(seen.reached)))
+
+
+FAMILIES = (
+    Family("millrace_build_info", "gauge", ("version",), "Always 1.", lambda _: [((version("millrace"),), 1.0)]),
+    Family("millrace_ready", "gauge", (), "1 when `/readyz` answers 200.", _ready),
+    Family("millrace_observed_seconds", "gauge", (), "Time of the look that these figures are from, since 1970.",
+           lambda seen: _one(seen.at)),
+    Family("millrace_part_restarts_total", "counter", ("part",), "Times that capture or apply was started again.",
+           partial(_of_parts, name="restarts")),
+    Family("millrace_part_memory_bytes", "gauge", ("part",), "Resident memory of capture or apply.",
+           partial(_of_parts, name="rss_bytes")),
+    Family("millrace_source_lsn", "gauge", (), "Where the source's WAL ended at the last look, as a number.",
+           _said("capture", "source_lsn")),
+    Family("millrace_log_head_lsn", "gauge", (), "LSN up to which the log is complete, as a number.",
+           lambda seen: _one(seen.head)),
+    Family("millrace_capture_lag_bytes", "gauge", (), "WAL of the source that capture has not read.",
+           lambda seen: _one(seen.capture_lag.bytes)),
+    Family("millrace_capture_lag_seconds", "gauge", (), "Seconds since capture was last known to be up to date.",
+           lambda seen: _one(seen.capture_lag.seconds)),
+    Family("millrace_capture_changes_total", "counter", ("table", "op"),
+           "Changes put into the log; op is c, u, d, r (snapshot), t or m.", _captured),
+    Family("millrace_capture_bytes_total", "counter", (), "Bytes of changes put into the log.",
+           _said("capture", "bytes_total")),
+    Family("millrace_capture_queued_bytes", "gauge", (), "Changes read and not yet durable: back-pressure of the log.",
+           _said("capture", "queued_bytes")),
+    Family("millrace_capture_reconnects_total", "counter", (), "Connections to the source that were lost.",
+           _said("capture", "reconnects")),
+    Family("millrace_snapshot_rows", "gauge", (), "Rows of the table that the first snapshot is reading.",
+           _said("capture", "snapshot", "rows")),
+    Family("millrace_snapshot_tables_done", "gauge", (), "Tables that the first snapshot has finished.",
+           _said("capture", "snapshot", "tables_done")),
+    Family("millrace_slot_retained_bytes", "gauge", (), "WAL that the source keeps for our slot.",
+           _said("capture", "slot_retained_bytes")),
+    Family("millrace_slot_room_bytes", "gauge", (),
+           "WAL that may still be written before the slot is lost (max_slot_wal_keep_size) or source.wal_room_gb is "
+           "used up; absent where neither is set.", lambda seen: _one(seen.slot_room)),
+    Family("millrace_slot_seconds_to_full", "gauge", (), "Seconds until that room is used up at the present pace.",
+           lambda seen: _one(seen.slot_seconds)),
+    Family("millrace_disk_free_bytes", "gauge", (), "Room on the disk of the state folder.",
+           lambda seen: _one(seen.disk_free)),
+    Family("millrace_disk_seconds_to_full", "gauge", (), "Seconds until that disk is full at the present pace.",
+           lambda seen: _one(seen.disk_seconds)),
+    Family("millrace_sink_running", "gauge", ("sink",), "1 while the sink applies or waits for changes.",
+           partial(_states, state="running")),
+    Family("millrace_sink_paused", "gauge", ("sink",), "1 while somebody has paused the sink.",
+           partial(_states, state="paused")),
+    Family("millrace_sink_lag_bytes", "gauge", ("sink",), "WAL between the newest known change and what is applied.",
+           partial(_sink_lag, unit="bytes")),
+    Family("millrace_sink_lag_seconds", "gauge", ("sink",), "Age of what the sink has not applied; 0 when up to date.",
+           partial(_sink_lag, unit="seconds")),
+    Family("millrace_table_lag_bytes", "gauge", ("sink", "table"), "The same for one table.",
+           partial(_table_lag, unit="bytes")),
+    Family("millrace_table_lag_seconds", "gauge", ("sink", "table"), "The same for one table.",
+           partial(_table_lag, unit="seconds")),
+    Family("millrace_sink_changes_total", "counter", ("sink", "table"), "Folded changes applied.", _applied),
+    Family("millrace_sink_visible_seconds", "histogram", ("sink",),
+           "From the commit in the source to the return of the store's write, for each folded change; rows of a "
+           "snapshot count from the snapshot's moment.", partial(_histograms, name="visible")),
+    Family("millrace_sink_batch_seconds", "histogram", ("sink",), "Duration of a batch.",
+           partial(_histograms, name="batch_times")),
+    Family("millrace_sink_restarts_total", "counter", ("sink",), "Times that the sink's query was started again.",
+           partial(_of_sinks, name="restarts")),
+    Family("millrace_dead_letters", "gauge", ("sink",), "Changes set aside, to be looked at.",
+           partial(_of_sinks, name="dead_letters")),
+)  # fmt: skip
+"""In the order in which they are shown."""

@@ -1,0 +1,186 @@
+"""Looks at the pipeline from the side, in a thread of its own, so that whoever answers a request never waits.
+
+Promise: `seen` is always there at once, however slow or dead the log, the disk or a store is; how old it is it says
+itself. One look serves every request and every waiting client.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import cdc.log
+from cdc.config import Settings
+from cdc.errors import LogError, MillraceError
+from cdc.model import ZERO_LSN, Lsn
+from cdc.ports import LogReader
+from cdc.service import status
+from cdc.service.health import Reason, has_reached, reasons
+from cdc.service.lag import NO_LAG, Lag, Lags, Moment
+from cdc.service.outlook import Outlook
+from cdc.service.reached import Positions
+
+_EVERY = 1.0
+_HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last look found. `slot_seconds` and `disk_seconds` are the time until the source drops our WAL and
+    until the state folder's disk is full."""
+
+    at: float = 0.0
+    capture: status.Facts = field(default_factory=dict)
+    apply: status.Facts = field(default_factory=dict)
+    daemon: status.Facts = field(default_factory=dict)
+    head: Lsn = ZERO_LSN
+    reached: Mapping[str, Lsn] = field(default_factory=dict)
+    capture_lag: Lag = NO_LAG
+    sink_lags: Mapping[str, Lag] = field(default_factory=dict)
+    table_lags: Mapping[tuple[str, str], Lag] = field(default_factory=dict)
+    slot_room: int | None = None
+    slot_seconds: float = float("inf")
+    disk_free: int = 0
+    disk_seconds: float = float("inf")
+    trouble: str = ""
+
+    @property
+    def watermark(self) -> Lsn:
+        """Up to where the reader knows that the log misses nothing."""
+        known = self.capture.get("watermark")
+        return Lsn(known) if isinstance(known, int) else ZERO_LSN
+
+    def behind(self, wanted: Lsn, asked: Sequence[str]) -> list[str]:
+        """Those of the asked sinks that do not yet hold everything up to an LSN."""
+        positions = {name: self.reached.get(name, ZERO_LSN) for name in asked}
+        return [name for name, at in positions.items() if not has_reached(wanted, at, self.head, self.watermark)]
+
+    def reasons(self, sinks: Sequence[str]) -> list[Reason]:
+        """Why the pipeline is not ready, judged now: what was seen long ago counts as silence."""
+        found = reasons(self.capture, self.apply, tuple(sinks), datetime.now(UTC))
+        if self.trouble:
+            found.append(Reason("log", self.trouble))
+        return found
+
+
+class Observer:
+    """Looks once a second, and fifty times a second while somebody waits. `changed` is called when a position moved."""
+
+    def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
+        self.seen = Seen()
+        self.changed = changed
+        self.samplers: list[Callable[[Seen], None]] = []
+        self._slot, self._disk, self._lags = Outlook(), Outlook(), Lags()
+        self._waiting = 0
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+        self.follow(settings)
+
+    def follow(self, settings: Settings) -> None:
+        """From now on these settings count; also after a reload."""
+        self.settings = settings
+        self.sinks = tuple(sink.name for sink in settings.sinks)
+        self._reader: LogReader | None = None
+        self._positions: Positions | None = None
+
+    @property
+    def reader(self) -> LogReader:
+        """The log. Raises LogError if it cannot be opened."""
+        if self._reader is None:
+            self._reader = cdc.log.open_reader(self.settings)
+        return self._reader
+
+    def start(self) -> None:
+        """Begin; the first look is done on return unless the log is slow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(5)
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Look as often as pays while the block runs. Only from the one thread that answers requests."""
+        self._waiting += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def look(self) -> None:
+        """Look at everything once."""
+        self._look_at_positions()
+        now, seen = time.time(), self.seen
+        self._lags.look(Moment(now, seen.capture, seen.head, seen.reached, self._tables()))
+        free = shutil.disk_usage(self.settings.state).free if self.settings.state.exists() else 0
+        self._disk.add(now, free)
+        room = self._slot_room(seen.capture)
+        self._slot.add(now, room if room is not None else 0)
+        self.seen = replace(
+            seen,
+            capture_lag=self._lags.capture,
+            sink_lags=self._lags.sinks,
+            table_lags=self._lags.tables,
+            slot_room=room,
+            slot_seconds=self._slot.seconds() if room is not None else float("inf"),
+            disk_free=free,
+            disk_seconds=self._disk.seconds(),
+        )
+        for sample in self.samplers:
+            sample(self.seen)
+
+    def _look_at_positions(self) -> None:
+        """The reader's word first, then the stores' positions, then the head: in this order no store looks too far."""
+        state, seen = self.settings.state, self.seen
+        capture, apply, daemon = (status.read(state, name) for name in ("capture", "apply", "daemon"))
+        try:
+            if self._positions is None:
+                self._positions = Positions(self.settings, self.reader)
+            reached, head, trouble = self._positions.reached(), self._positions.head(), ""
+        except LogError as error:
+            reached, head, trouble = dict(seen.reached), seen.head, str(error)
+        moved = (reached, head, capture.get("watermark")) != (seen.reached, seen.head, seen.watermark)
+        said = replace(seen, capture=capture, apply=apply, daemon=daemon)
+        self.seen = replace(said, at=time.time(), head=head, reached=reached, trouble=trouble)
+        if moved:
+            self.changed()
+
+    def _tables(self) -> dict[str, list[str]]:
+        captured = [table.name for table in self.settings.source.tables]
+        chosen = {sink.name: sink.tables or captured for sink in self.settings.sinks}
+        return {name: [str(table) for table in tables] for name, tables in chosen.items()}
+
+    def _slot_room(self, capture: status.Facts) -> int | None:
+        """WAL that may still be written before the slot is lost or the source's disk is full; None where unknown."""
+        safe, retained = capture.get("slot_safe_bytes"), capture.get("slot_retained_bytes")
+        rooms = [safe] if isinstance(safe, int) else []
+        if self.settings.source.wal_room_gb and isinstance(retained, int):
+            rooms.append(max(0, int(self.settings.source.wal_room_gb * 1e9) - retained))
+        return min(rooms, default=None)
+
+    def _run(self) -> None:
+        due = 0.0
+        while not self._stop.is_set():
+            try:
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _EVERY
+                    self.look()
+                else:
+                    self._look_at_positions()
+            except (MillraceError, OSError) as error:
+                _log.debug("the pipeline could not be looked at: %s", type(error).__name__)
+            except Exception:
+                _log.exception("the pipeline could not be looked at")
+            self._wake.clear()
+            if self._waiting:
+                self._stop.wait(_HURRY)
+            else:
+                self._wake.wait(_EVERY)

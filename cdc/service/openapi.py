@@ -1,0 +1,186 @@
+"""The endpoint's description: one operation a line, from which both the routes and `/openapi.json` are made."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_SECONDS: Schema = {"type": "number", "minimum": 0}
+_LSN: Schema = {"type": "string", "pattern": "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$", "example": "16/B374D848"}
+_TEXTS: Schema = {"type": "array", "items": _TEXT}
+_ANY: Schema = {"type": "object", "additionalProperties": True}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": _object(error=_TEXT),
+    "Readiness": _object(ready={"type": "boolean"}, reasons=_list(_object(part=_TEXT, message=_TEXT, remedy=_TEXT))),
+    "Waited": {
+        "type": "object",
+        "required": ["reached", "lsn"],
+        "properties": {"reached": {"type": "boolean"}, "lsn": _LSN, "behind": _TEXTS},
+    },
+    "Cut": _object(lsn=_LSN),
+    "Status": _object(capture=_ANY, apply=_ANY, daemon=_ANY, log=_object(head=_LSN), reached=_ANY),
+    "Flow": _object(capture=_TEXT, captured=_COUNT, head=_LSN, slot=_ANY, sinks=_list(_ANY), tables=_ANY),
+    "History": _object(sinks=_TEXTS, samples=_list(_object(time=_SECONDS, lag=_list(_COUNT), changes=_list(_COUNT)))),
+    "Story": _object(table=_TEXT, events=_list(_object(event=_ANY, entry=_LSN, sinks=_ANY))),
+    "Letters": _object(
+        total=_COUNT,
+        letters=_list(_object(sink=_TEXT, table=_TEXT, lsn=_LSN, reason=_TEXT, attempts=_COUNT, parked_at=_TEXT)),
+    ),
+    "Retried": _object(asked=_COUNT),
+    "Paused": _object(paused=_object(sinks=_TEXTS, tables=_TEXTS)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parameter in the address."""
+
+    name: str
+    schema: Schema
+    meaning: str
+    required: bool = False
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path. `name` is the method of the endpoint that answers; `answer` a schema's name or a media type."""
+
+    path: str
+    name: str
+    summary: str
+    answer: str
+    method: Literal["GET", "POST"] = "GET"
+    queries: tuple[Query, ...] = ()
+    body: Schema | None = None
+    refusals: tuple[int, ...] = ()
+    open: bool = False
+
+
+_READYZ = "Whether the pipeline does what it promises; 503 with the reasons where it does not."
+_SINK = Query("sink", _TEXT, "Only this sink; may be repeated. Default: all.", repeated=True)
+_RETRY: Schema = {"type": "object", "properties": {"sink": _TEXT, "table": _TEXT, "lsn": _LSN}}
+
+OPERATIONS = (
+    Operation("/livez", "livez", "Whether the daemon's loop turns; depends on nothing else.", "text/plain", open=True),
+    *(Operation(path, "readyz", _READYZ, "Readiness", refusals=(503,)) for path in ("/readyz", "/healthz", "/health")),
+    Operation("/metrics", "metrics", "Metrics in Prometheus's text format.", "text/plain"),
+    Operation("/openapi.json", "description", "This description.", "application/json"),
+    Operation("/v1/status", "status", "What each part last said, and each sink's position.", "Status"),
+    Operation(
+        "/v1/wait",
+        "wait",
+        "Answers once the sinks hold everything committed up to an LSN; 504 when out of time.",
+        "Waited",
+        queries=(
+            Query("lsn", _LSN, "As pg_current_wal_lsn() gives it, after the commit.", required=True),
+            _SINK,
+            Query("timeout", {**_SECONDS, "default": 10, "maximum": 60}, "Seconds."),
+        ),
+        refusals=(400, 404, 504),
+    ),
+    Operation("/v1/cut", "cut", "The newest LSN that every sink has reached.", "Cut"),
+    Operation("/v1/flow", "flow", "Source, log and stores at this moment: the page's picture.", "Flow"),
+    Operation("/v1/history", "history", "The last hour, a sample every five seconds: the page's plots.", "History"),
+    Operation(
+        "/v1/why",
+        "why",
+        "Every event of a key in the log and its fate in each sink; no values.",
+        "Story",
+        queries=(
+            Query("table", _TEXT, "As schema.name.", required=True),
+            Query("key", _TEXT, 'A JSON object of the key columns: {"id":42}.', required=True),
+        ),
+        refusals=(400, 429, 503),
+    ),
+    Operation(
+        "/v1/dead-letters", "letters", "Parked changes, newest first; no keys, no values.", "Letters",
+        queries=(_SINK,), refusals=(404,),
+    ),
+    Operation(
+        "/v1/dead-letters/retry", "retry", "Have the pipeline try parked changes again.", "Retried",
+        method="POST", body=_RETRY, refusals=(400, 403, 408, 413, 503),
+    ),
+    *(
+        Operation(
+            f"/v1/{verb}", verb, f"{verb.capitalize()} a sink or a table.", "Paused",
+            method="POST", body=_object(target=_TEXT), refusals=(400, 403, 408, 413, 503),
+        )
+        for verb in ("pause", "resume")
+    ),
+)  # fmt: skip
+
+
+def document() -> Schema:
+    """The description, as OpenAPI 3.1 has it."""
+    paths: dict[str, Schema] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Millrace", "version": version("millrace"), "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}, {}],
+    }
+
+
+def _described(operation: Operation) -> Schema:
+    found: Schema = {
+        "operationId": operation.path.strip("/").replace("/", "_").replace(".", "_").replace("-", "_"),
+        "summary": operation.summary,
+        "responses": {"200": {"description": "Done.", "content": _content(operation.answer)}},
+    }
+    if not operation.open:
+        found["responses"]["401"] = {"description": "A token is needed.", "content": _content("Error")}
+    for code in operation.refusals:
+        body = operation.answer if operation.answer == "Readiness" or code == 504 else "Error"
+        found["responses"][str(code)] = {"description": _REFUSED[code], "content": _content(body)}
+    if operation.queries:
+        found["parameters"] = [_parameter(query) for query in operation.queries]
+    if operation.body is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": operation.body}}}
+    if operation.open:
+        found["security"] = []
+    return found
+
+
+_REFUSED = {
+    400: "The question is malformed.",
+    403: "The request comes from another site.",
+    404: "There is no such sink.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Others are searching.",
+    503: "Not now; the reason is in the body.",
+    504: "Out of time; `behind` names the sinks.",
+}
+
+
+def _content(answer: str) -> Schema:
+    if "/" in answer:
+        return {answer: {"schema": _TEXT if answer.startswith("text/") else _ANY}}
+    return {"application/json": {"schema": _ref(answer)}}
+
+
+def _parameter(query: Query) -> Schema:
+    schema = _list(query.schema) if query.repeated else query.schema
+    found = {"name": query.name, "in": "query", "required": query.required, "description": query.meaning}
+    return {**found, "schema": schema}
