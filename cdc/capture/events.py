@@ -3,6 +3,7 @@
 Plain tuples, because a stream of small transactions makes two of them per row. Times are microseconds since 1970.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cdc.model import Lsn, TableSchema
@@ -41,13 +42,15 @@ class StreamStop(NamedTuple):
 
 
 class StreamCommit(NamedTuple):
-    """The streamed transaction is complete: its rows get this commit LSN and time."""
+    """The streamed transaction is complete: its rows get this commit LSN and time, and the ids of its new schemas."""
 
     xid: int
     commit_lsn: Lsn
     end_lsn: Lsn
     commit_ts: int
     row: int = 0
+    schemas: Mapping[int, int] = {}
+    """The recorded ids by the provisional ones that its rows carry."""
 
 
 class StreamAbort(NamedTuple):

@@ -18,7 +18,8 @@ streamed one. `ordinal` counts a transaction's rows over feeds.
 - Truncate: one row per table, op `t`, key, after and before NULL.
 - Keys: the identity's columns. Under FULL the wire calls every column a key, so `keys` is asked for the primary
   key; without one the whole row is the key, and so it is for a table with identity nothing (inserts only).
-- A relation counts from its message on, also inside a transaction.
+- A relation counts from its message on, also inside a transaction. A schema that is new in a streamed block has a
+  negative `schema_id` in its rows; the StreamCommit says which id it was recorded under.
 
 Malformed bytes raise DecodeError and nothing else; the decoder must not be used afterwards.
 """
@@ -137,7 +138,9 @@ class Decoder:
         """Take in relations in their order, with the ends of streamed transactions between them."""
         for index in frames.of(_TURNS).tolist():
             event = found.get(index)
-            if isinstance(event, StreamCommit | StreamPrepare):
+            if isinstance(event, StreamCommit):
+                found[index] = event._replace(schemas=self._relations.publish(event.xid, index))
+            elif isinstance(event, StreamPrepare):
                 self._relations.publish(event.xid, index)
             elif isinstance(event, StreamAbort):
                 if event.xid == event.subxid:

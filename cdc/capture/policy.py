@@ -4,6 +4,7 @@ Stream, snapshots and backfills all record through it, so none of them can follo
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from cdc.errors import SchemaRefused
@@ -46,6 +47,13 @@ class PolicedSchemas:
         recorded = self._newest[schema.table] = self._schemas.record(schema)
         return recorded
 
+    def standing(self, schema: TableSchema) -> TableSchema | None:
+        """What `record` would return without having to store anything; None: it would store it, or refuse it."""
+        before = self._newest.get(schema.table)
+        if before is None or replace(schema, id=before.id) == before:
+            return before
+        return before if self._policy == "ignore" and any(_changes(before, schema)) else None
+
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with."""
         return self._schemas.get(table, schema_id)
@@ -53,6 +61,13 @@ class PolicedSchemas:
     def newest(self) -> Sequence[TableSchema]:
         """The newest schema of every table."""
         return self._schemas.newest()
+
+
+def standing(schemas: Schemas, schema: TableSchema) -> TableSchema | None:
+    """The schema under which rows of this one would go, if the registry has it already. Records nothing."""
+    if isinstance(schemas, PolicedSchemas):
+        return schemas.standing(schema)
+    return next((known for known in schemas.newest() if replace(schema, id=known.id) == known), None)
 
 
 def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, bool]]:

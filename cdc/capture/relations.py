@@ -1,14 +1,17 @@
 """Relation messages: the table schemas that rows are decoded with, and which of them counts where in the stream.
 
 A relation counts from its message on. Inside a streamed block it counts for that transaction only, until its commit
-makes it everybody's: so does the server think of what it has sent.
+makes it everybody's: so does the server think of what it has sent. A schema that is new there has a provisional id
+(negative) until then, so that a rollback leaves nothing in the registry.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from cdc.capture.layout import Layout, lay_out, recorded_as
 from cdc.capture.mask import Masking
+from cdc.capture.policy import standing
 from cdc.capture.reading import Reading
 from cdc.capture.types import BUILT_IN
 from cdc.errors import DecodeError
@@ -36,21 +39,34 @@ class Relations:
         self._messages: dict[int, tuple[bytes, Layout]] = {}
         self._history: dict[tuple[int, int], list[tuple[int, Layout]]] = {}
         self._over: set[int] = set()
+        self._pending: dict[int, list[tuple[bytes, Layout]]] = {}
+        self._provisional = 0
 
     def learn(self, message: memoryview, scope: int, place: int) -> Layout | None:
         """Take in a relation message that stands at `place` of this feed; returns the layout where it is new."""
-        streamed = scope != 0
-        body = bytes(message[5 if streamed else 1 :])
+        body = bytes(message[5 if scope else 1 :])
         oid = int.from_bytes(body[:4], "big")
         seen = self._messages.get(oid)
         if seen is None or seen[0] != body:
-            layout = self._laid_out(_parsed(Reading(message), streamed, self._type))
-            self._messages[oid] = (body, layout)
+            layout = self._taken_in(message, scope, body)
             changed = seen is None or seen[1].schema != layout.schema
         else:
             layout, changed = seen[1], False
         self._history.setdefault((scope, oid), []).append((place, layout))
         return layout if changed else None
+
+    def _taken_in(self, message: memoryview, scope: int, body: bytes) -> Layout:
+        """Recorded at once, but for a streamed transaction's: that may yet be rolled back with all its DDL."""
+        layout = self._laid_out(_parsed(Reading(message), scope != 0, self._type))
+        found = standing(self._schemas, layout.schema) if scope else self._schemas.record(layout.schema)
+        if found is not None:
+            layout = recorded_as(layout, found)
+            self._messages[layout.schema.oid] = (body, layout)
+            return layout
+        self._provisional -= 1
+        layout = recorded_as(layout, replace(layout.schema, id=self._provisional))
+        self._pending.setdefault(scope, []).append((body, layout))
+        return layout
 
     def at(self, scope: int, oid: int, place: int) -> Layout | None:
         """The layout that a row at this place of the feed was written with."""
@@ -64,15 +80,26 @@ class Relations:
         """Where in this feed the layout of this relation changes."""
         return [place for place, _ in self._history.get((scope, oid), []) if place >= 0]
 
-    def publish(self, scope: int, place: int) -> None:
-        """The streamed transaction is committed at this place: what it said of relations holds for all."""
+    def publish(self, scope: int, place: int) -> dict[int, int]:
+        """The streamed transaction is committed at this place: what it said of relations is recorded and holds for all.
+
+        Returns the ids of its schemas by the provisional ones (negative) that its rows carry.
+        """
+        recorded: dict[int, Layout] = {}
+        for body, layout in self._pending.pop(scope, ()):
+            kept = recorded_as(layout, self._schemas.record(replace(layout.schema, id=0)))
+            recorded[layout.schema.id] = kept
+            self._messages[layout.schema.oid] = (body, kept)
         for (inner, oid), history in list(self._history.items()):
             if inner == scope:
-                self._history.setdefault((0, oid), []).append((place, history[-1][1]))
+                last = history[-1][1]
+                self._history.setdefault((0, oid), []).append((place, recorded.get(last.schema.id, last)))
         self.forget(scope)
+        return {provisional: layout.schema.id for provisional, layout in recorded.items()}
 
     def forget(self, scope: int) -> None:
         """The streamed transaction is over; its rows in this feed may still ask."""
+        self._pending.pop(scope, None)
         self._over.add(scope)
 
     def settle(self) -> None:
@@ -87,8 +114,7 @@ class Relations:
     def _laid_out(self, schema: TableSchema) -> Layout:
         if schema.identity == "f" and (names := self._keys(schema.oid)):
             schema = _keyed(schema, names)
-        layout = lay_out(schema, self._masking)
-        return recorded_as(layout, self._schemas.record(layout.schema))
+        return lay_out(schema, self._masking)
 
     def _type(self, oid: int) -> PgType:
         found = BUILT_IN.get(oid) or self._types.get(oid)

@@ -5,9 +5,9 @@ streamed transaction only the rows of surviving subtransactions. Prepared transa
 `cdc.capture.wire.protocol`): they arrive at COMMIT PREPARED like any other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -46,12 +46,16 @@ class Aside(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the rows of a streamed transaction learn at its commit, and which subtransactions did not survive."""
+    """What the rows of a streamed transaction learn at its commit, and which subtransactions did not survive.
+
+    `schemas` are the ids of its new schemas by the provisional ones in the rows.
+    """
 
     xid: int
     commit_lsn: Lsn
     commit_ts: int
     aborted: frozenset[int] = frozenset()
+    schemas: Mapping[int, int] = field(default_factory=dict)
 
     def apply(self, rows: pa.Table, ordinal: int) -> pa.Table:
         """The surviving rows, counted from `ordinal`. While streamed, `xid` holds the subtransaction's."""
@@ -66,8 +70,16 @@ class Stamp:
             "xid": pa.array(np.full(count, self.xid, np.int64)),
             "commit_ts": pa.repeat(when, count),
         }
+        if self.schemas:
+            stamps["schema_id"] = self._renumbered(rows["schema_id"])
         columns = [stamps.get(name, rows[name]) for name in LOG_SCHEMA.names]
         return pa.Table.from_arrays(columns, schema=LOG_SCHEMA)
+
+    def _renumbered(self, ids: "pa.ChunkedArray[Any]") -> "pa.Array[Any]":
+        found = ids.to_numpy().copy()
+        for provisional, recorded in self.schemas.items():
+            found[found == provisional] = recorded
+        return pa.array(found, pa.int32())
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +219,7 @@ class Assembler:
                 self._abort(event)
             case StreamCommit() if event.xid in self._streams:
                 whole = self._streams.pop(event.xid)
-                stamp = Stamp(event.xid, event.commit_lsn, event.commit_ts, frozenset(whole.aborted))
+                stamp = Stamp(event.xid, event.commit_lsn, event.commit_ts, frozenset(whole.aborted), event.schemas)
                 return self._committed(whole, event.end_lsn, stamp)
             case LogicalMessage():
                 return self._said(event)

@@ -172,6 +172,32 @@ def test_a_streamed_transaction_that_rolls_back_leaves_nothing(items: Rig) -> No
     assert len(items.rows("public.items")) == 1
 
 
+@pytest.mark.parametrize("survives", [True, False])
+def test_columns_added_in_a_streamed_transaction_count_only_if_it_commits(items: Rig, survives: bool) -> None:
+    items.database.execute(
+        f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'",
+        "insert into items values (0, 'before')",
+    )
+    with items.following() as following, items.database.connect(autocommit=False) as writer:
+        writer.execute("alter table items add column extra int default 5")
+        writer.execute("insert into items select g, 'x', g, repeat('x', 100) from generate_series(1, 5000) g")
+        if survives:
+            writer.commit()
+        else:
+            writer.rollback()
+        items.database.execute("insert into items (id, label) values (9999, 'after')")
+        following.reaches(items.now())
+        schemas = following.reader._log.schemas
+        names = [column.name for schema in schemas.newest() for column in schema.columns]
+    assert ("extra" in names) is survives
+    assert {row["schema_id"] for row in items.rows()} == ({1, 2} if survives else {1})
+    if survives:  # the rows of before have it too, but no change says so
+        items.database.execute("update items set label = 'touched' where id = 0")
+        with items.following() as following:
+            following.reaches(items.now())
+    items.assert_equal()
+
+
 def test_interleaved_writers_end_in_commit_order(items: Rig) -> None:
     items.database.execute("insert into items select g, 'start' from generate_series(1, 20) g")
 

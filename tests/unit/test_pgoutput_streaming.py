@@ -49,7 +49,7 @@ def test_streamed_rows_carry_their_subtransaction_and_no_commit_yet() -> None:
         ("StreamAbort", 2),
         ("StreamCommit", 2),
     ]
-    assert found.events[-1] == events.StreamCommit(7, 90, 99, 1_000, 2)  # type: ignore[arg-type]
+    assert found.events[-1] == events.StreamCommit(7, 90, 99, 1_000, 2, {-1: 1})  # type: ignore[arg-type]
     assert found.events[-2] == events.StreamAbort(7, 8, row=2)
 
 
@@ -108,6 +108,31 @@ def test_a_relation_of_an_aborted_streamed_transaction_is_forgotten() -> None:
     )  # fmt: skip
     found = target.feed(frames(pg.begin(20), pg.insert(10, [b"3"]), pg.commit(20, 21)))
     assert found.rows["after"].to_pylist() == ['{"id":3}']
+
+
+def test_a_streamed_transactions_schema_is_recorded_when_it_commits_and_never_when_it_is_rolled_back() -> None:
+    registry = Registry()
+    target = Decoder(registry, enum_of)
+    target.feed(frames(pg.begin(5), pg.relation(TABLE), pg.insert(10, [b"1"]), pg.commit(5, 6)))
+    block = [pg.relation(WIDER, 7), pg.insert(10, [b"2", b"x"], 7), pg.stream_stop()]
+    target.feed(frames(pg.stream_start(7), *block, pg.stream_abort(7, 7)))
+    assert [schema.id for schema in registry.newest()] == [1]
+    open_rows = target.feed(frames(pg.stream_start(7), *block)).rows["schema_id"].to_pylist()
+    assert open_rows[0] < 0 and [schema.id for schema in registry.newest()] == [1]
+    (committed,) = target.feed(frames(pg.stream_commit(7, 30, 31))).events
+    assert isinstance(committed, events.StreamCommit) and committed.schemas == {open_rows[0]: 2}
+    assert [(schema.id, len(schema.columns)) for schema in registry.newest()] == [(2, 2)]
+    later = target.feed(frames(pg.begin(40), pg.insert(10, [b"4", b"y"]), pg.commit(40, 41)))
+    assert later.rows["schema_id"].to_pylist() == [2]
+
+
+def test_a_streamed_schema_that_is_known_keeps_its_id() -> None:
+    target = decoder()
+    target.feed(
+        frames(pg.begin(5), pg.relation(WIDER), pg.commit(5, 6), pg.begin(7), pg.relation(TABLE), pg.commit(7, 8))
+    )
+    found = target.feed(frames(pg.stream_start(7), pg.relation(TABLE, 7), pg.insert(10, [b"2"], 7), pg.stream_stop()))
+    assert found.rows["schema_id"].to_pylist() == [2]
 
 
 def test_a_message_inside_a_streamed_block_carries_its_transaction() -> None:
