@@ -180,7 +180,8 @@ def _complete(history: list[dict[str, Any]], read: str) -> dict[str, Any] | None
     }
 
 
-_DECODER = JSONDecoder()
+_DECODER = JSONDecoder(parse_int=str, parse_float=str)
+"""Only finds where a value ends. Made a number, an integer of more than 4300 digits would be refused by Python."""
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 

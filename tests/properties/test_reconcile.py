@@ -256,6 +256,11 @@ def test_digits_are_never_touched() -> None:
     assert dict(members(image)) == {"n": "123456789012345678901234567890.10", "e": "1e400", "t": '"a\\"b}"'}
 
 
+def test_a_number_may_have_as_many_digits_as_postgres_gives_it() -> None:
+    digits = "9" * 131_072
+    assert dict(members(f'{{"n":{digits},"m":-{digits}.5}}')) == {"n": digits, "m": f"-{digits}.5"}
+
+
 @given(st.lists(st.lists(st.integers(0, 20), max_size=30), max_size=10))
 def test_the_newest_commits_are_remembered(feeds: list[list[int]]) -> None:
     committed = Committed(8)
