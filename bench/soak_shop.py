@@ -73,7 +73,7 @@ class Crowd:
         seed = self._seed * 1000 + number
         while not self._stop.is_set():
             seed += 100
-            with suppress(psycopg.Error, OSError), self._connect() as connection:
+            with suppress(psycopg.Error, OSError, KeyError), self._connect() as connection:
                 work(connection, number, seed)
             self._stop.wait(0.3)
 

@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import cdc.log
@@ -59,7 +60,8 @@ def _claim(lanes: Lanes, stop: threading.Event) -> None:
 
 
 def _publish(lanes: Lanes, state: str) -> None:
-    status.publish(lanes.settings.state, "apply", {"state": state, "sinks": lanes.facts()})
+    with suppress(OSError):  # a full disk: whoever reads the file sees that it is old
+        status.publish(lanes.settings.state, "apply", {"state": state, "sinks": lanes.facts()})
 
 
 if __name__ == "__main__":

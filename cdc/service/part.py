@@ -10,6 +10,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -70,7 +71,7 @@ def main(part: str, run: Run) -> int:
     logs.configure(part, options.log_format, options.log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stopper(stop))
+        signal.signal(number, setter(stop))
     settings: Settings | None = None
     try:
         settings = settings_from(options.config)
@@ -87,7 +88,7 @@ def main(part: str, run: Run) -> int:
 def _news(config: Path) -> News:
     """Reads the file again after SIGHUP. What cannot be read changes nothing: the daemon has said so already."""
     asked = threading.Event()
-    signal.signal(signal.SIGHUP, lambda _number, _frame: asked.set())
+    signal.signal(signal.SIGHUP, setter(asked))
 
     def news() -> Settings | None:
         if not asked.is_set():
@@ -102,9 +103,11 @@ def _news(config: Path) -> News:
     return news
 
 
-def _stopper(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
+def setter(event: threading.Event) -> Callable[[int, FrameType | None], None]:
+    """A signal's handler that sets an event."""
+
     def handle(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+        event.set()
 
     return handle
 
@@ -113,5 +116,7 @@ def _ended(part: str, settings: Settings | None, error: MillraceError) -> int:
     _log.error("%s", error)
     if settings is not None:
         said = {"message": error.message, "remedy": error.remedy, "transient": error.transient}
-        status.publish(settings.state, part, {**status.read(settings.state, part), "state": "failed", "error": said})
+        facts = {**status.read(settings.state, part), "state": "failed", "error": said}
+        with suppress(OSError):  # a full disk must not turn a passing error into a final one
+            status.publish(settings.state, part, facts)
     return TRY_AGAIN if error.transient else error.exit_code

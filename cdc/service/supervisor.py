@@ -7,20 +7,24 @@ is final ends the whole daemon with that error's code instead of looping.
 import fcntl
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cdc.errors import EnvironmentFault
+from cdc.service.budgets import resident_bytes
 from cdc.service.restarts import Attempts, is_final
 
 CAPTURE_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 """Arrow's own allocator and glibc's arenas reserve address space by the gigabyte, which a hard limit counts; plain
 malloc also costs less system time."""
+_LEAST_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -34,23 +38,39 @@ class Part:
     process: subprocess.Popen[bytes] | None = None
     attempts: Attempts = field(default_factory=Attempts)
     restarts: int = 0
+    reason: str = ""
     started: float = 0.0
+    started_at: str = ""
     due: float = 0.0
+    kill_at: float | None = None
 
     def start(self) -> None:
         """Start it now."""
         self.process = subprocess.Popen(self.command, env={**os.environ, **self.environment})
-        self.started = time.monotonic()
+        self.started, self.started_at = time.monotonic(), datetime.now(UTC).isoformat()
         _log.info("%s started, pid %d", self.name, self.process.pid)
 
     def ended(self, code: int) -> None:
-        """Note the end and when to start again."""
+        """Note the end and when to start again: at once if it was asked to end."""
         now = time.monotonic()
         self.process = None
         self.restarts += 1
+        if self.kill_at is not None:
+            self.kill_at, self.due = None, now
+            return
         self.attempts = self.attempts.ended(now - self.started)
         self.due = now + self.attempts.delay
+        self.reason = f"ended with {code}"
         _log.warning("%s ended with %d; starting again in %.1f s", self.name, code, self.attempts.delay)
+
+    def restart(self, reason: str, grace: float) -> None:
+        """Have it end and start again; killed if it has not ended after that many seconds."""
+        self.reason = reason
+        if self.process is None or self.kill_at is not None:
+            return
+        _log.warning("%s starts again: %s", self.name, reason)
+        self.kill_at = time.monotonic() + grace
+        self.process.terminate()
 
     def stop(self, deadline: float) -> None:
         """Ask it to finish its batch and end; kill it at the deadline."""
@@ -67,13 +87,21 @@ class Part:
             self.process.wait()
         self.process = None
 
+    def facts(self) -> dict[str, object]:
+        """What there is to know of it, for the daemon's status."""
+        pid = None if self.process is None else self.process.pid
+        resident = 0 if pid is None else resident_bytes(pid)
+        facts = {"pid": pid, "restarts": self.restarts, "rss_bytes": resident, "started_at": self.started_at}
+        return {**facts, "last_exit": self.reason}
+
 
 @dataclass(slots=True)
 class Supervisor:
-    """The parts, in the order in which they start."""
+    """The parts, in the order in which they start. `beat` is called at every turn, some ten times a second."""
 
     parts: Sequence[Part]
     grace: float = 30.0
+    beat: Callable[[], None] = lambda: None
     _final: int | None = field(default=None, init=False)
 
     def run(self, stop: threading.Event) -> int:
@@ -82,12 +110,29 @@ class Supervisor:
             while not stop.is_set() and self._final is None:
                 for part in self.parts:
                     self._tend(part)
+                self.beat()
                 stop.wait(0.1)
         finally:
-            deadline = time.monotonic() + self.grace
-            for part in reversed(self.parts):
-                part.stop(deadline)
+            self._stop()
         return self._final or 0
+
+    def restart(self, name: str, reason: str) -> None:
+        """Start a part again, for a reason that is not its failure."""
+        for part in self.parts:
+            if part.name == name:
+                part.restart(reason, self.grace)
+
+    def tell(self, name: str) -> None:
+        """Have a part read the pipeline file again. One that does not run reads it when it starts."""
+        for part in self.parts:
+            if part.name == name and part.process is not None:
+                part.process.send_signal(signal.SIGHUP)
+
+    def _stop(self) -> None:
+        """In reverse; whoever stops later is left some seconds of the grace, however long the first one takes."""
+        end = time.monotonic() + self.grace
+        for later, part in reversed(list(enumerate(self.parts))):
+            part.stop(end - min(_LEAST_SECONDS, self.grace / 4) * later)
 
     def _tend(self, part: Part) -> None:
         if part.process is None:
@@ -96,8 +141,10 @@ class Supervisor:
             return
         code = part.process.poll()
         if code is None:
+            if part.kill_at is not None and time.monotonic() > part.kill_at:
+                part.process.kill()
             return
-        if is_final(code):
+        if is_final(code) and part.kill_at is None:
             part.process = None
             self._final = code
             _log.error("%s cannot go on (exit code %d): stopping", part.name, code)
