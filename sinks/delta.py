@@ -24,9 +24,10 @@ from sinks.delta_history import write_history
 from sinks.delta_known import KnownTables
 from sinks.delta_layout import DELETED, Layout, SequenceBy, TypeChange, Wishes, evolve, folder, new_layout
 from sinks.delta_maintenance import Care, Cared, maintain
+from sinks.delta_mark import clear_staging
 from sinks.delta_spark import merge_by_spark
 from sinks.delta_store import DeltaStore
-from sinks.delta_write import MergeBySpark, write
+from sinks.delta_write import MergeBySpark, Ways, write
 
 
 class DeltaSettings(SinkSettings):
@@ -52,6 +53,9 @@ class DeltaSettings(SinkSettings):
     keep_history_hours: float = Field(24.0, ge=1)
     """How far back time travel reaches; older files and commits are removed. Each batch leaves the files behind that
     it rewrote, so a week of batches every second is half a million of them."""
+    deletion_vectors: bool = True
+    """Let scattered changes of a large table mark old rows instead of copying files, on local disks. Readers of such
+    a table must know deletion vectors: most do; deltalake's `scan` does, its `to_pyarrow_table` does not."""
     type_change: TypeChange = "stop"
     """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
 
@@ -104,7 +108,7 @@ class DeltaSink:
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
         reached("delta.before_commit")
-        done = store.commit(lambda table: self._write(table, given))
+        done = store.commit(lambda table: self._write(store, table, given))
         reached("delta.after_commit")
         self._caretaker.written(batch.schema)
         if done.rejected:
@@ -132,6 +136,8 @@ class DeltaSink:
         tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
         care = Care(tombstones, timedelta(hours=self._settings.keep_history_hours))
         layout = evolve(schema, store.schema(), self._wishes(schema.table)).layout
+        if store.folder is not None:
+            clear_staging(store.folder)
         return store.guarded(lambda: maintain(store.current(), layout, care, datetime.now(UTC)))
 
     def facts(self) -> dict[str, str]:
@@ -184,12 +190,13 @@ class DeltaSink:
             settings.append_only,
         )
 
-    def _write(self, table: DeltaTable, given: Changes) -> Changes:
+    def _write(self, store: DeltaStore, table: DeltaTable, given: Changes) -> Changes:
         if self._settings.append_only:
             return write_changelog(table, given)
         if self._settings.stored_as_scd_type == 2:
             return write_history(table, given, datetime.now(UTC))
-        return write(table, given, self._by_spark())
+        marker = store.marker if self._settings.deletion_vectors else None
+        return write(table, given, Ways(self._by_spark(), marker))
 
     def _make_root(self) -> None:
         if "://" not in self._settings.path:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
 from sinks.delta_images import type_name
+from sinks.delta_region import bounded
 from sinks.delta_types import INSTANT, arrow_type, holds, widens
 
 VERSION = "_millrace_version"
@@ -74,6 +75,11 @@ class Layout:
     def by_text(self) -> bool:
         """Whether rows are told apart by the key's JSON text: tables whose whole row is the key, nulls included."""
         return KEY_TEXT in self.key
+
+    @property
+    def compared(self) -> list[str]:
+        """The key columns by which files can be told apart."""
+        return [name for name in self.key if bounded(self.arrow.field(name).type)]
 
     @property
     def changelog(self) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,17 @@ from deltalake.exceptions import CommitFailedError
 from sinks.delta_changes import sorted_by
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import COMMITTED, DELETED, Layout
-from sinks.delta_merge import fence, overwrite
-from sinks.delta_region import Region
-from sinks.delta_write import REGION_LIMIT, compared, files, scanned, target_size
+from sinks.delta_merge import fence, overwrite, quoted
+from sinks.delta_region import Files, literal
+from sinks.delta_write import REGION_LIMIT, files, scanned, target_size
+
+Objects: TypeAlias = npt.NDArray[np.object_]
 
 SPARE_FILES = 8
 """A stretch of files is rewritten when it has this many more than twice what its size asks for."""
 
+MARKED_SHARE = 0.05
+"""Of a file's rows, so many may be marked as gone before it is rewritten."""
 
 _RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
@@ -52,20 +57,32 @@ class Cared:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Neighbouring files in key order."""
+    """Neighbouring files in key order: the rows from the least key of the first to before `end` (None: all beyond)."""
 
-    low: object
-    high: object
+    starts: tuple[Any, ...]
+    end: Any = None
+
+    def condition(self, column: str) -> str:
+        low = f"{quoted(column)} >= {literal(self.starts[0])}"
+        return low if self.end is None else f"{low} AND {quoted(column)} < {literal(self.end)}"
+
+    def halves(self) -> list["_Stretch"]:
+        """None for a single file."""
+        half = len(self.starts) // 2
+        return [_Stretch(self.starts[:half], self.starts[half]), _Stretch(self.starts[half:], self.end)] if half else []
 
 
 def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime) -> Cared:
-    """One round. Safe at any time and beside any writer."""
+    """One round. Safe at any time and beside any writer: where the stream is faster, a stretch is tried in halves."""
     purged = rewritten = yielded = 0
-    for stretch in _worn(table, layout, now - care.tombstones):
+    waiting = _worn(table, layout, now - care.tombstones)
+    while waiting:
+        stretch = waiting.pop()
         try:
             purged += _tidy(table, layout, stretch, now - care.tombstones)
             rewritten += 1
         except CommitFailedError:
+            waiting += stretch.halves()
             yielded += 1
         table.update_incremental()
     _limit_log(table, hours := int(care.history.total_seconds() // 3600))
@@ -88,43 +105,60 @@ def _limit_log(table: DeltaTable, hours: int) -> None:
 def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]:
     """Stretches worth rewriting, each small enough for memory; nothing for keys that have no bounds."""
     found = files(table, layout)
-    if not compared(layout) or not len(found.bytes) or None in found.lows[0] or None in found.highs[0]:
+    if not layout.compared or not len(found.bytes) or None in found.lows[0] or None in found.highs[0]:
         _compact(table, found.bytes)
         return []
     fair = target_size(int(found.bytes.sum()))
-    purgeable = _with_old_tombstones(table, before) & (not layout.history)
-    lows, highs = list[Any](found.lows[0]), list[Any](found.highs[0])
+    old = _with_old_tombstones(table, before) & (not layout.history)
+    due = old | _marked(table, found)
+    lows, highs = np.array(found.lows[0], object), np.array(found.highs[0], object)
     stretches = []
-    for group in _groups(sorted(range(len(lows)), key=lows.__getitem__), found.bytes):
-        low, high = min(lows[file] for file in group), max(highs[file] for file in group)
-        met = [file for file in range(len(lows)) if lows[file] <= high and highs[file] >= low]
-        if int(found.bytes[met].sum()) > 2 * REGION_LIMIT:
+    for stretch in _stretches(found):
+        met = np.flatnonzero((highs >= stretch.starts[0]) & (stretch.end is None or lows < stretch.end))
+        size = int(found.bytes[met].sum())
+        if size > 2 * REGION_LIMIT:
             table.optimize.z_order(list(layout.key), target_size=fair, commit_properties=fence(table))
             return []
-        size = int(found.bytes[group].sum())
-        crowded = len(group) > SPARE_FILES + 2 * size // fair
-        if crowded or _overlapping(group, lows, highs) or purgeable[group].any():
-            stretches.append(_Stretch(low, high))
+        crowded = len(met) > SPARE_FILES + 2 * size // fair
+        if crowded or _overlapping(met.tolist(), lows, highs) or due[met].any():
+            stretches.append(stretch)
     return stretches
 
 
-def _overlapping(group: list[int], lows: list[Any], highs: list[Any]) -> bool:
+def _overlapping(group: list[int], lows: Objects, highs: Objects) -> bool:
     """Whether a file meets four on average: appends in random order do that, and every change then costs four."""
     met = sum(bool(lows[one] <= highs[other] and highs[one] >= lows[other]) for one in group for other in group)
     return met > 4 * len(group)
 
 
-def _groups(order: list[int], sizes: npt.NDArray[np.int64]) -> Iterator[list[int]]:
-    group: list[int] = []
+def _stretches(found: Files) -> Iterator[_Stretch]:
+    """The whole table, in parts of about half of what is rewritten at once."""
+    sizes: dict[Any, int] = {}
+    for low, size in zip(found.lows[0], found.bytes.tolist(), strict=True):
+        sizes[low] = sizes.get(low, 0) + size
+    starts: list[Any] = []
     total = 0
-    for file in order:
-        if group and total + sizes[file] > REGION_LIMIT // 2:
-            yield group
-            group, total = [], 0
-        group.append(file)
-        total += int(sizes[file])
-    if group:
-        yield group
+    for low in sorted(sizes):
+        if starts and total + sizes[low] > REGION_LIMIT // 2:
+            yield _Stretch(tuple(starts), low)
+            starts, total = [], 0
+        starts.append(low)
+        total += sizes[low]
+    yield _Stretch(tuple(starts))
+
+
+def _marked(table: DeltaTable, found: Files) -> npt.NDArray[np.bool_]:
+    """Files of whose rows a good part is marked as gone: readers pass over them again and again."""
+    vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all().to_pylist()
+    gone = {_name(one["filepath"]): one["selection_vector"].count(False) for one in vectors}
+    shares = [
+        gone.get(_name(path), 0) > MARKED_SHARE * rows for path, rows in zip(found.paths, found.rows, strict=True)
+    ]
+    return np.array(shares, np.bool_)
+
+
+def _name(path: str) -> str:
+    return unquote(path).rsplit("/", 1)[-1]
 
 
 def _with_old_tombstones(table: DeltaTable, before: datetime) -> npt.NDArray[np.bool_]:
@@ -141,7 +175,7 @@ def _values(actions: pa.Table, name: str) -> list[Any]:
 
 def _tidy(table: DeltaTable, layout: Layout, stretch: _Stretch, before: datetime) -> int:
     """Write the rows of a stretch again, sorted, without old tombstones; returns how many of these there were."""
-    condition = Region((compared(layout)[0],), (((stretch.low, stretch.high),),), 0, 0, 0, new=False).condition()
+    condition = stretch.condition(layout.compared[0])
     rows = scanned(table, layout, layout.arrow.names, condition)
     kept = rows if layout.history else _without_tombstones(rows, before)  # what has ended is the history itself
     kept = sorted_by(kept, layout.key).cast(layout.arrow)

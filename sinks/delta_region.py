@@ -28,6 +28,7 @@ class Files:
     rows: Ints
     lows: tuple[Sequence[object], ...]
     highs: tuple[Sequence[object], ...]
+    paths: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Region:
     def _sides(self, prefix: str, box: Sequence[tuple[object, object]]) -> Iterator[str]:
         for name, (low, high) in zip(self.names, box, strict=True):
             column = prefix + '"' + name.replace('"', '""') + '"'
-            yield f"{column} >= {_literal(low)} AND {column} <= {_literal(high)}"
+            yield f"{column} >= {literal(low)} AND {column} <= {literal(high)}"
 
 
 def bounded(type_: pa.DataType) -> bool:
@@ -205,5 +206,6 @@ def _values(ranks: Sequence[_Ranks], box: Ints) -> tuple[tuple[object, object], 
     return tuple((rank.values[low], rank.values[high]) for rank, (low, high) in sides)
 
 
-def _literal(value: object) -> str:
+def literal(value: object) -> str:
+    """A value of a bounded type in an expression."""
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

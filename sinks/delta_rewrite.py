@@ -21,6 +21,21 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """For each change, the number of its stored row (or -1), whether it wins over it, and whether it is an orphan."""
+
+    below: Ints
+    winners: Bools
+    orphans: Bools
+
+    @property
+    def replaced(self) -> Ints:
+        """The numbers of the stored rows that give way."""
+        replaced: Ints = self.below[self.winners & (self.below >= 0)]
+        return replaced
+
+
+@dataclass(frozen=True, slots=True)
 class Rewritten:
     """The region's new rows, sorted by key; how many changed; and which changes are orphans."""
 
@@ -31,20 +46,28 @@ class Rewritten:
 
 def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
     """`stored` are all rows of the region, tombstones too, in the columns of `changes.layout.arrow`."""
-    names = changes.layout.arrow.names
-    below = places(stored, changes)
-    found = below >= 0
-    old_version, old_deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
-    newer = changes.rows[VERSION].to_numpy() > np.where(found, old_version, -1)
-    orphans = changes.rows[PARTIAL].to_numpy() & newer & (~found | old_deleted)
-    winners = newer & ~orphans
-    if not winners.any():
-        return Rewritten(stored, 0, orphans)
+    decided = decide(stored, changes)
+    if not decided.winners.any():
+        return Rewritten(stored, 0, decided.orphans)
     kept = np.ones(stored.num_rows, np.bool_)
-    kept[below[winners & found]] = False
-    fresh = filled(stored, changes, below).filter(pa.array(winners)).select(names)
-    rows = pa.concat_tables([stored.filter(pa.array(kept)), fresh])
-    return Rewritten(sorted_by(rows, changes.layout.key), int(winners.sum()), orphans)
+    kept[decided.replaced] = False
+    rows = pa.concat_tables([stored.filter(pa.array(kept)), fresh(stored, changes, decided)])
+    return Rewritten(sorted_by(rows, changes.layout.key), int(decided.winners.sum()), decided.orphans)
+
+
+def decide(stored: pa.Table, changes: Changes) -> Decided:
+    """Which changes win; `stored` needs the key, VERSION and DELETED."""
+    below = places(stored, changes)
+    version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
+    newer = changes.rows[VERSION].to_numpy() > version
+    orphans = changes.rows[PARTIAL].to_numpy() & newer & deleted
+    return Decided(below, newer & ~orphans, orphans)
+
+
+def fresh(stored: pa.Table, changes: Changes, decided: Decided) -> pa.Table:
+    """The new rows of the winners, whole."""
+    rows = filled(stored, changes, decided.below).filter(pa.array(decided.winners))
+    return rows.select(changes.layout.arrow.names)
 
 
 def places(stored: pa.Table, changes: Changes) -> Ints:

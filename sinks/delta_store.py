@@ -16,6 +16,7 @@ from deltalake.schema import Schema
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
 from sinks.delta_layout import Evolution, Layout
+from sinks.delta_mark import Marker
 from sinks.delta_merge import fence
 from sinks.delta_sync import sync
 from sinks.delta_write import scanned
@@ -39,6 +40,7 @@ class DeltaStore:
         self._options = dict(options) or None
         self._wait = wait
         self._handle: DeltaTable | None = None
+        self.marker = Marker(self.folder) if self.folder is not None else None
 
     @property
     def folder(self) -> Path | None:

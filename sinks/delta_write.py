@@ -4,6 +4,7 @@
 |---|---|
 | into an empty table, or only new keys | append, sorted by key |
 | at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
+| touches many more rows than it has, on a local disk | marks the old rows, adds the new ones (sinks.delta_mark) |
 | touches at most REGION_LIMIT of files | rewrite these files in memory, sorted by key |
 | touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
 | touches more, in files that lie apart | half of its keys after the other, each by this rule: several commits |
@@ -23,8 +24,9 @@ from deltalake import DeltaTable
 from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION, Layout
+from sinks.delta_mark import Marker
 from sinks.delta_merge import append, floor, marks, merge, overwrite
-from sinks.delta_region import Files, Region, bounded
+from sinks.delta_region import Files, Region
 from sinks.delta_region import region as key_region
 from sinks.delta_rewrite import places, rewrite, taken
 
@@ -48,7 +50,15 @@ table once per batch."""
 MergeBySpark = Callable[[DeltaTable, Changes], None]
 
 
-def write(table: DeltaTable, given: Changes, by_spark: MergeBySpark | None = None) -> Changes:
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a table has beyond `deltalake`: Spark, and a log on a local disk in which rows can be marked as gone."""
+
+    by_spark: MergeBySpark | None = None
+    marker: Marker | None = None
+
+
+def write(table: DeltaTable, given: Changes, ways: Ways = Ways()) -> Changes:  # noqa: B008 - frozen
     """Bring the table to these changes; returns them with what was set aside."""
     given = given.after_truncate(floor(table))
     if given.truncated:
@@ -58,7 +68,20 @@ def write(table: DeltaTable, given: Changes, by_spark: MergeBySpark | None = Non
     stored = files(table, given.layout)
     target = target_size(int(stored.bytes.sum()))
     region = touched(given, stored, target)
-    if not len(stored.bytes) or _only_new_keys(table, given, region):
+    if not len(stored.bytes) or _clearly_new(region):
+        return _append(table, given, target)
+    marked = None
+    if ways.marker is not None and ways.marker.pays(given, region):
+        marked = ways.marker.write(table, given, stored, target // 2)
+    return marked or _copy(table, given, stored, region, ways.by_spark)
+
+
+def _copy(
+    table: DeltaTable, given: Changes, stored: Files, region: Region | None, by_spark: MergeBySpark | None
+) -> Changes:
+    """Without marks: the files that hold the old rows are written again."""
+    target = target_size(int(stored.bytes.sum()))
+    if _new_by_looking(table, given, region):
         return _append(table, given, target)
     if region is not None and region.bytes <= REGION_LIMIT:
         return _rewrite(table, given, region, target)
@@ -79,10 +102,13 @@ def _halves(given: Changes, stored: Files, region: Region | None, target: int) -
     return halves if size <= region.bytes * 5 // 4 else ()
 
 
-def _only_new_keys(table: DeltaTable, given: Changes, region: Region | None) -> bool:
-    """Whether no key is stored, by the bounds of the files, or for many keys all over the table by looking."""
-    if region is not None and region.new and not region.files:
-        return True
+def _clearly_new(region: Region | None) -> bool:
+    """Whether no key is stored, by the bounds of the files."""
+    return region is not None and region.new and not region.files
+
+
+def _new_by_looking(table: DeltaTable, given: Changes, region: Region | None) -> bool:
+    """Whether no key is stored; looked up only for many keys all over the table."""
     if given.rows.num_rows < LOAD_ROWS or (region is not None and region.rows <= given.rows.num_rows):
         return False
     return not _survey(table, given, region).found.any()
@@ -154,25 +180,21 @@ def scanned(table: DeltaTable, layout: Layout, columns: list[str], condition: st
 
 def touched(given: Changes, stored: Files, target: int) -> Region | None:
     """The part of the table that the changes touch; None if it cannot be bounded."""
-    names = compared(given.layout)
+    names = given.layout.compared
     return key_region(names, given.rows.select(names), stored, target // 2) if names else None
-
-
-def compared(layout: Layout) -> list[str]:
-    """The key columns by which files can be told apart."""
-    return [name for name in layout.key if bounded(layout.arrow.field(name).type)]
 
 
 def files(table: DeltaTable, layout: Layout) -> Files:
     """The table's files as the log describes them."""
     actions = pa.table(table.get_add_actions(flatten=True))
-    names = compared(layout)
+    names = layout.compared
     rows: AnyArray = actions["num_records"]
     return Files(
         actions["size_bytes"].to_numpy(),
         rows.fill_null(0).to_numpy(),
         tuple(_bounds(actions, f"min.{name}") for name in names),
         tuple(_bounds(actions, f"max.{name}") for name in names),
+        [str(path) for path in actions["path"].to_pylist()],
     )
 
 

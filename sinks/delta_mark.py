@@ -1,0 +1,273 @@
+"""Scattered changes of a large table: the old rows are marked as gone, the new ones go into a file of their own.
+
+One commit, as with every way: files whose rows were replaced are named again with a deletion vector, and the new file
+is added. Nothing is copied, so a batch costs what its keys cost to find: the key columns of files that may hold them.
+Small files that earlier batches left are taken in by every so many, so that their number stays bounded; the order of
+the files is restored by maintenance (sinks.delta_maintenance).
+
+For tables on a local disk: `deltalake` reads, rewrites and vacuums tables with deletion vectors, but cannot write one.
+"""
+
+import json
+import os
+import shutil
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+from sinks.delta_changes import STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta_images import no_values
+from sinks.delta_json import AnyArray
+from sinks.delta_layout import DELETED, VERSION, Layout
+from sinks.delta_log import Action, LiveFiles, commit, removal
+from sinks.delta_merge import marks
+from sinks.delta_region import Files, Region
+from sinks.delta_rewrite import decide, fresh
+from sinks.delta_vectors import inline
+
+Ints = npt.NDArray[np.int64]
+
+LEAST_REGION = 4 * 1024 * 1024
+"""Compressed bytes that a rewrite must touch before marks are made instead: some 120,000 rows, 0.1 s of CPU. Below that
+a rewrite costs no more, and leaves no work behind for readers and for maintenance."""
+
+LEAST_RATIO = 4
+"""…and for each change, so many rows must be spared the copying."""
+
+SMALL_FILES = 32
+"""Small files are taken in when there are so many: each is opened by every batch whose keys it may hold."""
+
+STAGING = "_millrace_staging"
+_TAG = "MILLRACE_MARKS"
+"""On files that hold the new rows of marked ones, so that those left by small batches are known from sorted ones."""
+_FEATURE = "deletionVectors"
+_PROPERTY = "delta.enableDeletionVectors"
+_EVERY_CHECKPOINT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Stored rows that a batch may replace: where they lie, file by file."""
+
+    rows: pa.Table
+    file: Ints
+    place: Ints
+
+
+class Marker:
+    """One table's way with deletion vectors. Not for two threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._live = LiveFiles(folder)
+        self._gone: dict[str, tuple[str, Ints]] = {}
+        self._able: bool | None = None
+
+    def pays(self, given: Changes, region: Region | None) -> bool:
+        """Whether marking is cheaper than rewriting the files that the batch touches."""
+        if region is None or region.bytes < LEAST_REGION or region.rows < LEAST_RATIO * given.rows.num_rows:
+            return False
+        if self._able is None:
+            self._able = _links(self._folder)
+        return self._able
+
+    def write(self, table: DeltaTable, given: Changes, stored: Files, small: int) -> Changes | None:
+        """Write the batch in one commit, or in none if nothing changes; None if the table's log cannot be read here."""
+        if not self._live.follow(table.version()) or not self._known(stored):
+            return None
+        if _PROPERTY not in self._live.metadata.get("configuration", {}):
+            self._allow(table)
+        gone = self._vectors(table)
+        found = self._look_up(given, stored, gone)
+        decided = decide(found.rows, given)
+        if decided.winners.any():
+            marked = self._marked(found, decided.replaced, gone)
+            taken_in = self._small_files(small)
+            old = [self._rows(path, given.layout, marked.get(path, gone.get(path))) for path in taken_in]
+            rows = pa.concat_tables([fresh(found.rows, given, decided), *old])
+            adds = _staged(self._folder, sorted_by(rows, given.layout.key).cast(given.layout.arrow), 2 * small)
+            self._commit(table, marks(table, given), adds, marked, taken_in)
+        return given.without(decided.orphans, STORED_ROW_MISSING)
+
+    def _known(self, stored: Files) -> bool:
+        """Whether both readers of the log see the same files."""
+        return set(stored.paths) == set(map(unquote, self._live.adds))
+
+    def _allow(self, table: DeltaTable) -> None:
+        """Deletion vectors are a feature of the table that its readers must know."""
+        protocol, metadata = self._live.protocol, self._live.metadata
+        features = {name: sorted({*protocol.get(name, ()), _FEATURE}) for name in ("readerFeatures", "writerFeatures")}
+        actions: list[Action] = [
+            {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
+            {"metaData": {**metadata, "configuration": {**metadata.get("configuration", {}), _PROPERTY: "true"}}},
+        ]
+        commit(self._folder, table.version() + 1, "SET TBLPROPERTIES", actions, {})
+        self._follow(table)
+
+    def _follow(self, table: DeltaTable) -> None:
+        table.update_incremental()
+        if not self._live.follow(table.version()):
+            raise CommitFailedError("the table's log was cleaned up in between")
+
+    # -- what is stored
+
+    def _vectors(self, table: DeltaTable) -> dict[str, Ints]:
+        """The rows of each file that no longer count; asked of `deltalake` only where another writer made a vector."""
+        wanted = {path: _identity(add) for path, add in self._live.adds.items() if add.get("deletionVector")}
+        known = {path: rows for path, (identity, rows) in self._gone.items() if wanted.get(path) == identity}
+        if len(known) < len(wanted):
+            masks = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all().to_pylist()
+            by_name = {unquote(mask["filepath"]).rsplit("/", 1)[-1]: mask["selection_vector"] for mask in masks}
+            for path in wanted.keys() - known.keys():
+                known[path] = np.flatnonzero(~np.array(by_name[unquote(path).rsplit("/", 1)[-1]], np.bool_))
+        self._gone = {path: (wanted[path], rows) for path, rows in known.items()}
+        return known
+
+    def _look_up(self, given: Changes, stored: Files, gone: dict[str, Ints]) -> _Found:
+        """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
+        layout = given.layout
+        columns = list(dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept]))
+        name = layout.compared[0]
+        keys = given.rows[name].combine_chunks()
+        keys = keys.take(pc.sort_indices(keys))
+        parts = [pa.schema([layout.arrow.field(column) for column in columns]).empty_table()]
+        files, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        paths = list(self._live.adds)
+        number = {unquote(path): at for at, path in enumerate(paths)}
+        for path, asked in _asked(keys, stored):
+            rows = self._read(path, layout, columns)
+            held: AnyArray = pc.is_in(rows[name], value_set=asked)
+            mask = held.to_numpy()
+            at = number[path]
+            if (dead := gone.get(paths[at])) is not None:
+                mask[dead] = False
+            place = np.flatnonzero(mask)
+            parts.append(rows.take(place))
+            files.append(np.full(len(place), at))
+            places.append(place)
+        return _Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(places))
+
+    def _read(self, path: str, layout: Layout, columns: Sequence[str]) -> pa.Table:
+        """These columns of a file; one that was added later is null in it."""
+        file = pq.ParquetFile(self._folder / path, memory_map=True)
+        there = set(file.schema_arrow.names)
+        rows = file.read([name for name in columns if name in there], use_threads=False)
+        arrays: list[AnyArray] = [
+            rows[field.name].cast(field.type) if field.name in there else no_values(rows.num_rows, field.type)
+            for field in (layout.arrow.field(name) for name in columns)
+        ]
+        return pa.Table.from_arrays(arrays, list(columns))
+
+    def _rows(self, path: str, layout: Layout, dead: Ints | None) -> pa.Table:
+        """The live rows of a file, in all columns."""
+        rows = self._read(unquote(path), layout, layout.arrow.names)
+        if dead is None:
+            return rows
+        alive = np.ones(rows.num_rows, np.bool_)
+        alive[dead] = False
+        return rows.filter(pa.array(alive))
+
+    def _small_files(self, small: int) -> list[str]:
+        """Files that earlier batches left, once there are many."""
+        adds = self._live.adds
+        left = [path for path, add in adds.items() if _TAG in (add.get("tags") or {}) and add["size"] < small]
+        return left if len(left) >= SMALL_FILES else []
+
+    # -- what is written
+
+    def _marked(self, found: _Found, replaced: Ints, gone: dict[str, Ints]) -> dict[str, Ints]:
+        """For each file that loses rows, all rows of it that no longer count."""
+        paths = list(self._live.adds)
+        lost = found.file[replaced]
+        return {
+            paths[at]: np.union1d(gone.get(paths[at], np.zeros(0, np.int64)), found.place[replaced[lost == at]])
+            for at in np.unique(lost).tolist()
+        }
+
+    def _commit(
+        self,
+        table: DeltaTable,
+        own: CommitProperties,
+        new: Sequence[Action],
+        marked: dict[str, Ints],
+        taken_in: Sequence[str],
+    ) -> None:
+        left = {path: dead for path, dead in marked.items() if path not in taken_in}
+        named = {path: with_vector(self._live.adds[path], dead) for path, dead in left.items()}
+        actions: list[Action] = [{"remove": removal(self._live.adds[path])} for path in (*left, *taken_in)]
+        actions += [{"add": add} for add in (*new, *named.values()) if add is not None]
+        actions += [{"txn": {"appId": one.app_id, "version": one.version}} for one in own.app_transactions or ()]
+        version = table.version() + 1
+        commit(self._folder, version, "MERGE", actions, dict(own.custom_metadata or {}))
+        self._follow(table)
+        self._gone |= {path: (_identity(add), marked[path]) for path, add in named.items() if add is not None}
+        if version % _EVERY_CHECKPOINT == 0:
+            table.create_checkpoint()
+
+
+def with_vector(add: Action, dead: Ints) -> Action | None:
+    """A file named again without these rows; None if none is left."""
+    stats = json.loads(add["stats"]) if add.get("stats") else {}
+    if len(dead) == stats.get("numRecords"):
+        return None
+    bounds = {"stats": json.dumps({**stats, "tightBounds": False})} if stats else {}
+    return {**add, **bounds, "dataChange": True, "deletionVector": inline(dead)}
+
+
+def _identity(add: Action) -> str:
+    vector = add["deletionVector"]
+    return f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
+
+
+def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
+    """The files that may hold some of the keys, each with these keys. `keys` are sorted."""
+    values = keys.to_pylist()
+    for path, low, high in zip(stored.paths, stored.lows[0], stored.highs[0], strict=True):
+        first, last = bisect_left(values, low), bisect_right(values, high)
+        if last > first:
+            yield path, keys.slice(first, last - first)
+
+
+def _staged(folder: Path, rows: pa.Table, file_size: int) -> list[Action]:
+    """The rows as files of the table, not yet part of it; `deltalake` itself writes them and their statistics."""
+    stage = folder / STAGING / uuid4().hex
+    write_deltalake(stage, rows, target_file_size=file_size)
+    lines = (stage / "_delta_log" / f"{0:020}.json").read_bytes().split(b"\n")
+    adds: list[Action] = [action["add"] for action in map(json.loads, filter(None, lines)) if "add" in action]
+    for add in adds:
+        (stage / unquote(add["path"])).replace(folder / unquote(add["path"]))
+    shutil.rmtree(stage)
+    return [{**{name: value for name, value in add.items() if value is not None}, "tags": {_TAG: ""}} for add in adds]
+
+
+def clear_staging(folder: Path, older_than: float = 3600.0) -> None:
+    """Remove what a killed writer left behind."""
+    for stage in (folder / STAGING).glob("*"):
+        if time.time() - stage.stat().st_mtime > older_than:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def _links(folder: Path) -> bool:
+    """Whether the file system has hard links, by which a commit is made without replacing another's."""
+    one, two = (folder / "_delta_log" / f".{uuid4().hex}.tmp" for _ in range(2))
+    try:
+        one.touch()
+        os.link(one, two)
+    except OSError:
+        return False
+    finally:
+        one.unlink(missing_ok=True)
+        two.unlink(missing_ok=True)
+    return True

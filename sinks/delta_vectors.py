@@ -1,0 +1,58 @@
+"""Deletion vectors: the numbers of a file's rows that no longer count, as the log holds them. Pure.
+
+Written inline (no file beside the table that a vacuum would have to know) as Delta's protocol says: an array of
+32-bit Roaring bitmaps in their portable form, in Z85.
+"""
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+_MAGIC = 1681511377
+_NO_RUNS = 12346
+_ARRAY_MOST = 4096
+_Z85 = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#", np.uint8)
+
+
+def inline(rows: Ints) -> dict[str, object]:
+    """The descriptor of a vector of these rows: sorted, distinct, below 2^32."""
+    data = _serialised(rows)
+    return {
+        "storageType": "i",
+        "pathOrInlineDv": _z85(data),
+        "sizeInBytes": len(data),
+        "cardinality": len(rows),
+    }
+
+
+def _serialised(rows: Ints) -> bytes:
+    return struct.pack("<iqi", _MAGIC, 1, 0) + _bitmap(rows)
+
+
+def _bitmap(rows: Ints) -> bytes:
+    """One portable Roaring bitmap without runs: arrays for up to 4096 rows of 65536, bit sets beyond."""
+    highs = rows >> 16
+    keys, starts = np.unique(highs, return_index=True)
+    parts = np.split((rows & 0xFFFF).astype("<u2"), starts[1:])
+    containers = [part.tobytes() if len(part) <= _ARRAY_MOST else _bits(part) for part in parts]
+    head = struct.pack("<II", _NO_RUNS, len(keys))
+    counts = b"".join(struct.pack("<HH", key, len(part) - 1) for key, part in zip(keys, parts, strict=True))
+    first = len(head) + len(counts) + 4 * len(keys)
+    offsets = first + np.cumsum([0, *map(len, containers[:-1])])
+    return head + counts + offsets.astype("<u4").tobytes() + b"".join(containers)
+
+
+def _bits(part: npt.NDArray[np.uint16]) -> bytes:
+    bits = np.zeros(65536, np.uint8)
+    bits[part] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _z85(data: bytes) -> str:
+    padded = data + b"\0" * (-len(data) % 4)
+    words = np.frombuffer(padded, ">u4").astype(np.int64)
+    digits = np.stack([words // 85**power % 85 for power in (4, 3, 2, 1, 0)], axis=1)
+    return _Z85[digits].tobytes().decode()

@@ -1,0 +1,262 @@
+"""Scattered changes of a large table: old rows are marked by deletion vectors, and every reader sees the same rows."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc.errors import Rejected
+from cdc.model import Column, TableId, TableSchema
+from cdc.ports import Batch
+from sinks import delta, delta_mark, delta_rewrite, delta_write
+from sinks.context import SinkContext
+from sinks.delta_log import LiveFiles
+from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, History, batch, change, cut, images, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Open = Callable[..., delta.DeltaSink]
+ITEMS = TableSchema(
+    TableId("public", "items"), (Column("id", INT4, key=True), Column("label", TEXT), Column("big", TEXT)), 1
+)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def open_sink(lake: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """A sink that marks wherever it can, in files of a few hundred rows."""
+    monkeypatch.setattr(delta_mark, "LEAST_REGION", 0)
+    monkeypatch.setattr(delta_mark, "LEAST_RATIO", 0)
+    monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
+
+    def opened(**settings: Any) -> delta.DeltaSink:
+        return delta.open_sink(delta.DeltaSettings(path=str(lake), **settings), SinkContext(lake))
+
+    return opened
+
+
+def numbers(ids: range, version: int, label: str = "row") -> Batch:
+    rows = [
+        change("u", f'{{"id":{one}}}', version, f'{{"id":{one},"label":"{label} {one}","big":"big {one}"}}')
+        for one in ids
+    ]
+    return batch(ITEMS, rows)
+
+
+def loaded(open_sink: Open, **settings: Any) -> delta.DeltaSink:
+    sink = open_sink(**settings)
+    sink.prepare(ITEMS)
+    for start in range(0, 5000, 500):
+        sink.apply(numbers(range(start, start + 500), 5))
+    return sink
+
+
+def opened_table(lake: Path) -> DeltaTable:
+    return DeltaTable(lake / "public.items")
+
+
+def scanned(lake: Path) -> list[Any]:
+    rows = pa.RecordBatchReader.from_stream(opened_table(lake).scan(columns=["id", "label"])).read_all()
+    return sorted(rows.to_pylist(), key=lambda row: row["id"])
+
+
+def last_actions(lake: Path) -> dict[str, list[dict[str, Any]]]:
+    commit = lake / "public.items" / "_delta_log" / f"{opened_table(lake).version():020}.json"
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in commit.read_bytes().split(b"\n"):
+        for kind, action in orjson.loads(line).items():
+            found.setdefault(kind, []).append(action)
+    return found
+
+
+def test_scattered_changes_copy_no_row(lake: Path, open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
+    done = last_actions(lake)
+    added = [add for add in done["add"] if "deletionVector" not in add]
+    assert [orjson.loads(add["stats"])["numRecords"] for add in added] == [20]
+    assert sum(add["deletionVector"]["cardinality"] for add in done["add"] if "deletionVector" in add) == 20
+    rows = scanned(lake)
+    assert len(rows) == 5000
+    assert [row["id"] for row in rows if row["label"].startswith("new")] == list(range(0, 5000, 250))
+
+
+def test_a_batch_marked_again_makes_no_commit(lake: Path, open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    given = numbers(range(0, 5000, 250), 6, "new")
+    sink.apply(given)
+    version = opened_table(lake).version()
+    sink.apply(given)
+    again = open_sink()
+    again.prepare(ITEMS)
+    again.apply(given)
+    assert opened_table(lake).version() == version
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "schema, keys",
+    [
+        (table("ints"), INTEGERS),
+        (table("odd_texts", [("id", TEXT)]), ODD_TEXTS),
+        (table("pairs", [("id", INT4), ("part", TEXT)]), PAIRS),
+    ],
+    ids=["ints", "texts", "pairs"],
+)
+def test_marks_end_as_the_rewrite_does(
+    open_sink: Open, monkeypatch: pytest.MonkeyPatch, seed: int, schema: TableSchema, keys: list[dict[str, str]]
+) -> None:
+    monkeypatch.setattr(delta_mark, "SMALL_FILES", 4)
+    rng = random.Random(f"{seed}-{schema.table}")
+    history = History(schema, keys, rng).write(60)
+    sink = open_sink(as_text={str(schema.table): ("at",)})
+    sink.prepare(schema)
+    batches = [batch(schema, rows) for rows in cut(history.rows, rng)]
+    for number, current in enumerate(batches):
+        sink.apply(current)
+        sink.apply(batches[rng.randrange(number + 1)])
+    assert sink.stored(schema).equals(sink.expected(schema, images(history.state())))
+
+
+def test_a_partial_row_keeps_its_large_column_and_one_without_its_row_is_rejected(open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    partial = [
+        change("u", f'{{"id":{one}}}', 7, f'{{"id":{one},"label":"short"}}', ["big"]) for one in (7, 4321, 99_999)
+    ]
+    with pytest.raises(Rejected) as caught:
+        sink.apply(batch(ITEMS, partial))
+    assert [item.key for item in caught.value.items] == ['{"id":99999}']
+    rows = {row["id"]: row for row in sink.stored(ITEMS).to_pylist()}
+    assert (rows[7]["label"], rows[7]["big"]) == ("short", "big 7")
+    assert rows[4321]["big"] == "big 4321"
+
+
+def test_an_older_change_never_brings_a_deleted_row_back(open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    sink.apply(batch(ITEMS, [change("d", '{"id":7}', 9), change("d", '{"id":4000}', 9)]))
+    sink.apply(numbers(range(0, 5000, 1), 8, "late"))
+    assert set(range(5000)) - set(sink.stored(ITEMS)["id"].to_pylist()) == {7, 4000}
+
+
+def test_small_files_are_taken_in_so_that_their_number_stays_bounded(
+    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_mark, "SMALL_FILES", 6)
+    monkeypatch.setattr(delta_write, "LEAST_FILE", 20_000)
+    sink = loaded(open_sink)
+    files = len(opened_table(lake).file_uris())
+    for version in range(6, 36):
+        sink.apply(numbers(range(version, 5000, 500), version, f"v{version}"))
+        assert len(opened_table(lake).file_uris()) <= files + 8
+    newest = {one: version for version in range(6, 36) for one in range(version, 5000, 500)}
+    expected = [f"v{newest[one]} {one}" if one in newest else f"row {one}" for one in range(5000)]
+    assert [row["label"] for row in scanned(lake)] == expected
+
+
+def test_maintenance_folds_the_marks_in_and_changes_no_row(lake: Path, open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    for version in range(6, 26):
+        sink.apply(numbers(range(version, 5000, 100), version, f"v{version}"))
+    before = sink.stored(ITEMS)
+    cared = sink.maintain(ITEMS)
+    assert cared.rewritten > 0 and cared.yielded == 0
+    assert sink.stored(ITEMS).equals(before)
+    live = LiveFiles(lake / "public.items")
+    assert live.follow(opened_table(lake).version())
+    assert not [add for add in live.adds.values() if "deletionVector" in add]
+    sink.apply(numbers(range(0, 5000, 250), 50, "after"))
+    assert sink.stored(ITEMS).num_rows == 5000
+
+
+def test_marks_survive_a_checkpoint_and_a_new_process(lake: Path, open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
+    opened_table(lake).create_checkpoint()
+    again = open_sink()
+    again.prepare(ITEMS)
+    again.apply(numbers(range(0, 5000, 125), 7, "newer"))
+    rows = scanned(lake)
+    assert len(rows) == 5000
+    assert sum(row["label"].startswith("newer") for row in rows) == 40
+    assert opened_table(lake).transaction_version("millrace.lsn") == 8
+
+
+def test_a_writer_between_look_and_commit_is_noticed(
+    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, rival = loaded(open_sink), open_sink()
+    real = delta_rewrite.decide
+    overtaken: list[int] = []
+
+    def decide(*arguments: Any) -> Any:
+        if not overtaken:
+            overtaken.append(1)
+            rival.apply(numbers(range(0, 5000, 250), 20, "rival"))
+        return real(*arguments)
+
+    monkeypatch.setattr(delta_mark, "decide", decide)
+    sink.apply(numbers(range(0, 5000, 250), 10, "late"))
+    rows = scanned(lake)
+    assert len(rows) == 5000
+    assert sum(row["label"].startswith("rival") for row in rows) == 20
+
+
+def test_a_table_grows_a_column_after_its_rows_were_marked(open_sink: Open) -> None:
+    sink = loaded(open_sink)
+    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
+    wider = TableSchema(ITEMS.table, (*ITEMS.columns, Column("extra", INT4)), 2)
+    sink.prepare(wider)
+    rows = [
+        change("u", f'{{"id":{one}}}', 7, f'{{"id":{one},"label":"x","extra":{one}}}', ["big"])
+        for one in range(0, 5000, 250)
+    ]
+    sink.apply(batch(wider, rows))
+    stored = {row["id"]: row for row in sink.stored(wider).to_pylist()}
+    assert stored[250] == {"id": 250, "label": "x", "big": "big 250", "extra": 250}
+    assert stored[251]["extra"] is None
+
+
+def test_without_deletion_vectors_files_are_copied(lake: Path, open_sink: Open) -> None:
+    sink = loaded(open_sink, deletion_vectors=False)
+    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
+    assert not any("deletionVector" in add for add in last_actions(lake)["add"])
+    assert opened_table(lake).to_pyarrow_table().num_rows == 5000
+
+
+@pytest.mark.spark
+def test_spark_reads_marked_tables_and_its_own_marks_are_read_here(
+    spark: "SparkSession", lake: Path, open_sink: Open
+) -> None:
+    sink = loaded(open_sink)
+    sink.apply(numbers(range(0, 5000, 3), 6, "new"))
+    path = str(lake / "public.items")
+    frame = spark.read.format("delta").load(path)
+    assert frame.count() == 5000
+    assert frame.where("label like 'new%'").count() == len(range(0, 5000, 3))
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 4998")
+    sink.apply(numbers(range(1, 5000, 3), 7, "newer"))
+    assert spark.read.format("delta").load(path).count() == 4999
+    assert sink.stored(ITEMS).num_rows == 4999
+
+
+def test_vectors_of_many_rows_are_read_back_as_they_were_written(lake: Path, open_sink: Open) -> None:
+    """Arrays hold up to 4096 rows of 65536; beyond that a container is a bit set."""
+    from sinks.delta_vectors import inline
+
+    sink = loaded(open_sink)
+    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
+    for rows in (np.array([0]), np.arange(5000), np.arange(0, 200_000, 7), np.array([65535, 65536, 131072])):
+        described = inline(rows)
+        assert described["cardinality"] == len(rows)
+        assert len(str(described["pathOrInlineDv"])) == -(-int(str(described["sizeInBytes"])) // 4) * 5
