@@ -11,8 +11,9 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from cdc.capture import slot
 from cdc.capture.connect import connect
@@ -29,8 +30,8 @@ from snapshots.messages import say
 from snapshots.pace import Pace
 from snapshots.reader import TableReader
 from snapshots.reconcile import Merged
-from snapshots.requests import Edge, Ended, Refused, Request, Steer, ended, understand
-from snapshots.rows import Stamp, log_rows
+from snapshots.requests import Anew, Edge, Ended, Refused, Request, Steer, ended, understand
+from snapshots.rows import Stamp, log_rows, truncation
 from snapshots.windows import Pending, Windows
 
 _RETRY_SECONDS = 2.0
@@ -79,6 +80,17 @@ class Backfills:
         """Begin with what is open."""
         self._thread.start()
 
+    def follow(self, settings: Settings, marks: Mapping[str, str]) -> None:
+        """Take over other tables, and begin with those that lack their first snapshot; `marks` are the log's.
+
+        Only while the reader is between two connections.
+        """
+        with self._changed:
+            self._settings = settings
+            wanted = missing(settings.source.tables, marks)
+            self._jobs |= {job.id: job for job in wanted if job.anew or job.id not in self._jobs}
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Stop after the chunk under way; what is open goes on at the next start."""
         self._stop.set()
@@ -121,6 +133,8 @@ class Backfills:
                 return self._merged(self._windows.high(token), message.lsn)
             case Ended(identity, token, reason) if token == self._secret and identity in self._jobs:
                 return self._entry(replace(self._jobs[identity], state=State.FAILED, reason=reason))
+            case Anew(identity, token) if token == self._secret and identity in self._jobs:
+                return self._begun_anew(self._jobs[identity], message.lsn)
             case Refused(reason):
                 _log.warning("A message at %s was not obeyed: %s.", format_lsn(message.lsn), reason)
         return ()
@@ -137,6 +151,14 @@ class Backfills:
             self._jobs |= {job.id: job for job in jobs}
             self._changed.notify_all()
         return [Entry(LOG_SCHEMA.empty_table(), self._end, dict(job.mark() for job in jobs))]
+
+    def _begun_anew(self, job: Job, lsn: Lsn) -> Sequence[Entry]:
+        """Every row that the log has of the table so far is over, in the same instant as that is noted."""
+        schema = next((schema for schema in self._schemas.newest() if schema.table == job.request.table), None)
+        (noted,) = self._entry(replace(job, anew=False))
+        if schema is None:
+            return [noted]
+        return [replace(noted, rows=truncation(schema, Stamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]
 
     def _steered(self, verb: str, identity: str) -> list[Job]:
         chosen = [job for job in self._jobs.values() if identity in (job.id, "all")]
@@ -193,7 +215,9 @@ class Backfills:
     def _attempt(self, job: Job) -> None:
         try:
             with connect(self._settings.source, "millrace backfill") as connection:
-                reader = TableReader(connection, self._settings.source, self._schemas, self._windows, self._clock)
+                reader = TableReader(
+                    connection, self._settings.source, self._schemas, self._windows, self._clock, secret=self._secret
+                )
                 reader.read(job, self._pace(job.id), self._wanted)
         except MillraceError as error:
             if error.transient:

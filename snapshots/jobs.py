@@ -22,6 +22,8 @@ class State(StrEnum):
     DONE = "done"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    LEFT = "left"
+    """Its table left the pipeline; should it come back, it begins again."""
 
 
 _OPEN = (State.RUNNING, State.PAUSED)
@@ -47,6 +49,8 @@ class Job:
     reason: str = ""
     fresh: bool = False
     """The table may be new to the stream: a transaction older than its publication would be missed."""
+    anew: bool = False
+    """The log has rows of the table from before it left, or was dropped, which must go first."""
 
     @property
     def open(self) -> bool:
@@ -73,6 +77,7 @@ class Job:
             "rows": self.rows,
             "reason": self.reason,
             "fresh": self.fresh,
+            "anew": self.anew,
         }
         return PREFIX + self.id, json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
@@ -83,7 +88,8 @@ class Job:
         place = None if body["place"] is None else tuple(body["place"])
         request = Request.of_facts(body["request"])
         state = State(body["state"])
-        return cls(name.removeprefix(PREFIX), request, state, place, body["rows"], body["reason"], body["fresh"])
+        flags = (body["fresh"], body.get("anew", False))
+        return cls(name.removeprefix(PREFIX), request, state, place, body["rows"], body["reason"], *flags)
 
 
 def known(marks: Mapping[str, str]) -> dict[str, Job]:
@@ -95,18 +101,25 @@ def known(marks: Mapping[str, str]) -> dict[str, Job]:
 def missing(tables: Iterable[TableSettings], marks: Mapping[str, str]) -> list[Job]:
     """The backfills that stand for a first snapshot which a table never had, or which a crash cut short.
 
-    Tables whose `snapshot` is `incremental`, tables added to the pipeline, and tables with unfinished chunks.
+    Tables whose `snapshot` is `incremental`, tables added to the pipeline, and tables with unfinished chunks. Tables
+    that come back, or were made again under their name, begin again whatever they had.
     """
-    wanted = [table.name for table in tables if table.snapshot != "never"]
-    plans = planned(marks, wanted)
     jobs = []
-    for name in wanted:
-        plan = plans.get(name)
-        if plan is not None and plan.finished:
-            continue
-        if (job := Job(own_id(name), Request(name), fresh=plan is None)).mark()[0] not in marks:
-            jobs.append(job)
+    former = known(marks)
+    plans = planned(marks, [table.name for table in tables])
+    for table in tables:
+        name, plan = table.name, plans.get(table.name)
+        before = former.get(own_id(name))
+        if before is not None and before.state is State.LEFT:
+            jobs.append(Job(own_id(name), Request(name), fresh=True, anew=True))
+        elif table.snapshot != "never" and before is None and (plan is None or not plan.finished):
+            jobs.append(Job(own_id(name), Request(name), fresh=plan is None))
     return jobs
+
+
+def left(tables: Iterable[TableId]) -> dict[str, str]:
+    """The marks of tables that leave the pipeline."""
+    return dict(Job(own_id(name), Request(name), State.LEFT).mark() for name in tables)
 
 
 def own_id(table: TableId) -> str:

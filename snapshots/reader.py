@@ -16,14 +16,14 @@ from cdc.capture.connect import explained
 from cdc.capture.layout import images
 from cdc.config import SourceSettings
 from cdc.errors import SlotLost, SourceRefused
-from cdc.model import Lsn
+from cdc.model import ZERO_LSN, Lsn, parse_lsn
 from cdc.ports import Clock, Schemas
 from snapshots.copy import read_blocks
 from snapshots.jobs import Job
 from snapshots.messages import say
 from snapshots.pace import Pace
 from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
-from snapshots.requests import Request, edge
+from snapshots.requests import Request, anew, edge
 from snapshots.rows import Readable, describe, masking_of
 from snapshots.tables import find_leaves, key_order, touch
 from snapshots.walks import KeyWalk, ListWalk, PageWalk, Place, Walk
@@ -61,9 +61,19 @@ class TableReader:
     """Reads for one backfill over one connection."""
 
     def __init__(
-        self, connection: Connection, source: SourceSettings, schemas: Schemas, windows: Windows, clock: Clock
+        self,
+        connection: Connection,
+        source: SourceSettings,
+        schemas: Schemas,
+        windows: Windows,
+        clock: Clock,
+        *,
+        secret: str = "",
     ) -> None:
+        """`secret` is what our own messages are known by."""
         self._connection = connection
+        self._secret = secret
+        self._floor = ZERO_LSN
         self._source = source
         self._schemas = schemas
         self._windows = windows
@@ -71,27 +81,29 @@ class TableReader:
 
     def read(self, job: Job, pace: Pace, wanted: Wanted) -> None:
         """Chunk after chunk until the table ends, or the backfill is not wanted any more."""
-        table = self._table(job.request)
+        table = self._table(job)
         pace.begin(self._clock.monotonic(), table.estimate)
+        self._forget(job, pace, wanted)
         self._settle(job, pace, wanted)
         place = job.place
         while wanted(job.id) is not None:
             try:
                 following, outcome = self._chunk(job, table, place, pace, wanted)
             except SourceRefused:
-                if not self._altered(table, job.request):
+                if not self._altered(table, job):
                     raise
                 following, outcome = place, Reread("the table's columns have changed")
             if isinstance(outcome, Reread):
                 pace.again(outcome.smaller)
                 self._clock.wait(_REREAD_SECONDS)
-                table = self._table(job.request)
+                table = self._table(job)
             elif outcome is None or following is None:
                 return
             else:
                 place = following
 
-    def _table(self, request: Request) -> _Table:
+    def _table(self, job: Job) -> _Table:
+        request = job.request
         settings = next((table for table in self._source.tables if table.name == request.table), None)
         if settings is None:
             raise SourceRefused(f"Table {request.table} is not captured.", "Add it to source.tables first.")
@@ -101,6 +113,8 @@ class TableReader:
         leaves, rows = find_leaves(self._connection, settings.name)
         key = key_order(self._connection, settings.name) if readable.keyed else ()
         conditions = _conditions(request)
+        if job.automatic and settings.snapshot == "never":
+            conditions.append(sql.SQL("false"))  # it came back, and only what the log held of it is to go
         if request.keys:
             _check_keys(request, key)
             walk: Walk = ListWalk(readable, key, request.keys, conditions)
@@ -110,18 +124,30 @@ class TableReader:
         estimate = len(request.keys) or (0 if conditions else rows)
         return _Table(readable, key, walk, estimate, keeps=not (hidden and isinstance(walk, KeyWalk)))
 
-    def _altered(self, table: _Table, request: Request) -> bool:
+    def _altered(self, table: _Table, job: Job) -> bool:
         """Whether a refusal only means that the table has other columns than a moment ago."""
         with explained("Looking at the table again"):
             self._connection.execute("rollback")
-        return self._table(request).readable.columns != table.readable.columns
+        return self._table(job).readable.columns != table.readable.columns
+
+    def _forget(self, job: Job, pace: Pace, wanted: Wanted) -> None:
+        """Have the log drop what it holds of a table that begins again, and wait until it has."""
+        if not job.anew:
+            return
+        say(self._connection, anew(job.id, self._secret), transactional=False)
+        pace.waiting = "the stream, to drop what the table held before"
+        while (now := wanted(job.id)) is not None and now.anew:
+            self._clock.wait(0.05)
 
     def _settle(self, job: Job, pace: Pace, wanted: Wanted) -> None:
         """Wait for what began before us.
 
         Transactions older than a table's publication write to it unseen, so a table new to the stream waits for all of
-        them. Otherwise a short while, once, is enough: for commits from before this process looked.
+        them; whatever is not visible then is written behind this point, which therefore may be the rows' version.
+        Otherwise a short while, once, is enough: for commits from before this process looked.
         """
+        (began,) = self._one("select pg_current_wal_insert_lsn()::text")
+        self._floor = Lsn(parse_lsn(began) - 1) if job.fresh else ZERO_LSN
         (newest,) = self._one("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
         deadline = self._clock.monotonic() + (0.0 if self._windows.settled else _SETTLE_SECONDS)
         while wanted(job.id) is not None and (job.fresh or self._clock.monotonic() < deadline):
@@ -137,7 +163,7 @@ class TableReader:
         self, job: Job, table: _Table, place: Place | None, pace: Pace, wanted: Wanted
     ) -> tuple[Place | None, Merged | Reread | None]:
         """Where the walk goes on, and what became of the chunk; None: the backfill is to stop."""
-        version = self._restart_lsn()
+        version = max(self._restart_lsn(), self._floor)
         pending = Pending(job.id, table.readable.layout.schema)
         token = secrets.token_hex(16)
         began = self._clock.monotonic()

@@ -73,13 +73,21 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Anew:
+    """A backfill of ours begins with an empty table: what the log held of it is over."""
+
+    id: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A message that is not obeyed. `reason` holds nothing of its content."""
 
     reason: str
 
 
-Said = Request | Steer | Edge | Ended | Refused
+Said = Request | Steer | Edge | Ended | Anew | Refused
 
 
 def ask(request: Request, key: bytes) -> str:
@@ -103,6 +111,11 @@ def ended(identity: str, token: str, reason: str) -> str:
     return json.dumps({"ended": identity, "token": token, "reason": reason}, ensure_ascii=False)
 
 
+def anew(identity: str, token: str) -> str:
+    """The message by which the log is told that a table begins again."""
+    return json.dumps({"anew": identity, "token": token})
+
+
 def understand(content: bytes, key: bytes) -> Said:
     """Read a message. Never raises: whatever is not understood is refused."""
     try:
@@ -113,6 +126,8 @@ def understand(content: bytes, key: bytes) -> Said:
             return Edge("high" in said, str(said.get("high", said.get("low"))))
         if "ended" in said:
             return Ended(str(said["ended"]), str(said["token"]), str(said["reason"]))
+        if "anew" in said:
+            return Anew(str(said["anew"]), str(said["token"]))
         verb = next(verb for verb in _VERBS if verb in said)
         return Steer(verb, str(said[verb]))
     except (ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError):

@@ -114,6 +114,21 @@ class Stamp:
     xid: int = 0
 
 
+def truncation(schema: TableSchema, stamp: Stamp) -> pa.Table:
+    """One row of the log: whatever the table held with a smaller version is gone."""
+    row = {
+        "table": str(schema.table),
+        "op": Op.TRUNCATE.value,
+        "version": stamp.version,
+        "commit_lsn": stamp.commit_lsn,
+        "ordinal": 0,
+        "xid": stamp.xid,
+        "commit_ts": stamp.commit_ts,
+        "schema_id": schema.id,
+    }
+    return pa.Table.from_pylist([row], schema=LOG_SCHEMA)
+
+
 def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> pa.Table:
     """Images (key, after) as rows of the log, with ordinals from `first` on; they may bring versions of their own."""
     count = read.num_rows

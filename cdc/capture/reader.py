@@ -8,7 +8,7 @@ ahead of the log, and a slot that is has been moved by somebody else.
 import logging
 import random
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -88,6 +88,7 @@ class Reader:
         self._reconnects = 0
         self._watermark = self._received = log.progress().end
         self._failure: SourceError | None = None
+        self._change: Callable[[], None] | None = None
         self._sender = 0
 
     @property
@@ -114,6 +115,18 @@ class Reader:
         """Have `run` raise this at its next turn: somebody else found that going on would be wrong."""
         self._failure = error
 
+    def between(self, change: Callable[[], None]) -> None:
+        """Have `run` end its connection, do this in its own thread while nothing is on its way, and connect again."""
+        self._change = change
+
+    def follow(self, source: SourceSettings, masking: Masking) -> None:
+        """Take over other tables from the next connection on. Only inside `between`.
+
+        Those of before stay known: their last changes may still be under way.
+        """
+        self._source, self._masking = source, masking
+        self._known |= {table.name for table in source.tables}
+
     def run(self, stop: threading.Event) -> None:
         """Follow the slot until `stop`. Raises what cannot be cured by trying again."""
         attempts = _Attempts(2 * self._source.heartbeat_seconds, self._clock)
@@ -138,11 +151,14 @@ class Reader:
         while not self._handoff.settle(_WAIT_SECONDS):
             if stop.is_set():
                 return
+        if (change := self._change) is not None:
+            self._change = None
+            change()
         self._listener.restarted()
         after = self._log.progress().end
         with self._stream(self._connected(after, attempts.silence), after) as stream:
             self._state, self._trouble = "streaming", ""
-            while not stop.is_set():
+            while not stop.is_set() and self._change is None:
                 stream.turn()
                 self._watermark, self._received = stream.watermark, stream.received
                 if self._failure is not None:

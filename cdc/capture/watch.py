@@ -5,16 +5,17 @@ added would lose changes in silence.
 """
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cdc.capture import publication, slot
-from cdc.capture.connect import brief
+from cdc.capture.connect import Connection, brief
 from cdc.capture.publication import Publication
 from cdc.config import SourceSettings
 from cdc.errors import SlotLost, SourceError, SourceLost, SourceRefused
-from cdc.model import ZERO_LSN, Lsn
+from cdc.model import ZERO_LSN, Lsn, TableId
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +29,36 @@ class Seen:
     at: datetime | None = None
 
 
+Absent = Callable[[Connection, Sequence[TableId]], bool]
+"""Whether it is in order that these tables are not in the publication any more."""
+
+
 class Watch:
     """Looks every heartbeat. `alarm` is called, in the watching thread, with what makes going on wrong."""
 
     def __init__(self, source: SourceSettings, published: Publication, alarm: Callable[[SourceError], None]) -> None:
+        self.absent: Absent = lambda _connection, _tables: False
+        """Who may know why tables are gone from the publication."""
         self._source = source
         self._published = published
         self._alarm = alarm
         self._stop = threading.Event()
+        self._looking = threading.Lock()
         self.seen = Seen()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         """Begin looking."""
         self._thread.start()
+
+    @contextmanager
+    def averted(self) -> Iterator[Callable[[Publication], None]]:
+        """Change the publication unseen; the block tells what it is afterwards, where it has changed."""
+        with self._looking:
+            yield self._expect
+
+    def _expect(self, published: Publication) -> None:
+        self._published = published
 
     def close(self) -> None:
         """Stop looking. A look under way is left to itself: it changes nothing, and its server may be silent."""
@@ -69,7 +86,17 @@ class Watch:
             self.seen = Seen(facts.retained_bytes, facts.wal_status, facts.source_lsn, facts.safe_bytes, now)
             if facts.wal_status == "lost":
                 raise SlotLost(f"Slot {facts.name} was invalidated.", slot.RESYNC)
-            compare(publication.read(connection, self._source.publication), self._published)
+            with self._looking:
+                self._compare(connection)
+
+    def _compare(self, connection: Connection) -> None:
+        found = publication.read(connection, self._source.publication)
+        stored = self._published
+        sent = {entry.table for entry in found.tables} if found is not None else set()
+        gone = [entry.table for entry in stored.tables if entry.table not in sent]
+        if found is not None and gone and self.absent(connection, gone):
+            stored = replace(stored, tables=tuple(entry for entry in stored.tables if entry.table in sent))
+        compare(found, stored)
 
 
 def compare(found: Publication | None, stored: Publication) -> None:

@@ -11,9 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import cdc.log
-from cdc.capture import doctor, publication, slot, watch
+from cdc.capture import publication, slot, watch
 from cdc.capture.connect import connect
-from cdc.capture.doctor import Verdict
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
@@ -24,6 +23,7 @@ from cdc.ports import LogWriter
 from cdc.service import lean, part, resync
 from cdc.service.budgets import BudgetedLog, DiskBudget
 from cdc.service.capture_status import CaptureStatus
+from cdc.service.following import Following, publish, refuse_unready
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
 from snapshots.initial import run_initial
@@ -36,11 +36,11 @@ _SLOT_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, stop: threading.Event, _news: part.News) -> None:
+def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(settings.state) as status:
         budget = DiskBudget(settings.state, settings.budgets)
-        Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop).run()
+        Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop, news).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Capture:
     log: LogWriter
     status: CaptureStatus
     stop: threading.Event
+    news: part.News = lambda: None
 
     def run(self) -> None:
         """Begin if the log is new or to be filled anew, then follow the stream."""
@@ -70,12 +71,7 @@ class Capture:
         """
         with connect(self.settings.source):
             pass  # an unreachable source is tried again, not refused
-        failed = [found for found in doctor.examine(self.settings.source) if found.verdict is Verdict.FAIL]
-        known = {"slot"} if fresh else {"slot", "publication"}
-        failed = [found for found in failed if found.check not in known]
-        if failed:
-            said = "; ".join(f"{found.object}: {found.message}" for found in failed)
-            raise SourceRefused(f"The source is not ready: {said}.", " ".join(found.remedy for found in failed))
+        refuse_unready(self.settings.source, frozenset({"slot"} if fresh else {"slot", "publication"}))
 
     def _published_before(self) -> Publication | None:
         stored = self.log.progress().marks.get(publication.MARK)
@@ -83,13 +79,10 @@ class Capture:
 
     def _published(self, before: Publication | None) -> Publication:
         """The publication: made at the first start, followed at later ones, and what it is now noted in the log."""
+        if before is not None:
+            return publish(self.settings.source, before, self.log)
         with connect(self.settings.source) as connection:
-            if before is None:
-                return publication.ensure(connection, self.settings.source)
-            found = publication.follow(connection, self.settings.source, before)
-        if found.mark() != before.mark():
-            self._note({publication.MARK: found.mark()})
-        return found
+            return publication.ensure(connection, self.settings.source)
 
     def _note(self, marks: dict[str, str]) -> None:
         self.log.append(Entry(LOG_SCHEMA.empty_table(), self.log.progress().end, marks))
@@ -141,10 +134,13 @@ class Capture:
             known=[entry.table for entry in before.tables],
         )
         side = watch.Watch(source, published, reader.fail)
-        self.status.follow(reader, side, backfills)
+        following = Following(self.settings, self.log, reader, side, backfills, published, self.stop)
+        side.absent = following.absent
+        self.status.follow(reader, side, backfills, following)
         with Upkeep(self.log), closing(side), closing(backfills):
             side.start()
             backfills.start()
+            threading.Thread(target=following.run, args=(self.news,), name="tables", daemon=True).start()
             reader.run(self.stop)
 
 

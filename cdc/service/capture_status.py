@@ -11,6 +11,7 @@ from cdc.capture.reader import Reader, ReaderStatus
 from cdc.capture.watch import Watch
 from cdc.model import format_lsn
 from cdc.service import status
+from cdc.service.following import Following
 from snapshots.chunked import Backfills
 from snapshots.initial import SnapshotProgress
 
@@ -27,6 +28,7 @@ class CaptureStatus:
         self._reader: Reader | None = None
         self._watch: Watch | None = None
         self._backfills: Backfills | None = None
+        self._following: Following | None = None
         self._last = (monotonic(), 0, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
@@ -51,9 +53,9 @@ class CaptureStatus:
         """How far the snapshot is."""
         self._snapshot = progress
 
-    def follow(self, reader: Reader, watch: Watch, backfills: Backfills) -> None:
+    def follow(self, reader: Reader, watch: Watch, backfills: Backfills, following: Following) -> None:
         """From now on the reader's state counts."""
-        self._reader, self._watch, self._backfills = reader, watch, backfills
+        self._reader, self._watch, self._backfills, self._following = reader, watch, backfills, following
         self._state = "streaming"
 
     def publish(self) -> None:
@@ -70,6 +72,9 @@ class CaptureStatus:
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
             facts["history_exact_from"] = self._backfills.history_exact_from
+        if self._following is not None:
+            facts["captured"] = [str(table.name) for table in self._following.settings.source.tables]
+            facts["tables_outcome"] = self._following.outcome
         if self._reader is not None:
             facts |= self._of_reader(self._reader.status)
         status.publish(self._folder, "capture", facts)
