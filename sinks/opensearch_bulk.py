@@ -11,6 +11,7 @@ import orjson
 
 from cdc.errors import Busy
 from sinks.opensearch_client import Blocked, Client, RequestRefused, path_of
+from sinks.raw_json import quote
 
 _FIELD = re.compile(r"field \[([^\]]*)\] of type \[([^\]]*)\]")
 _ROUNDS = 4
@@ -38,9 +39,10 @@ class IndexGone(Exception):
     """The alias that is written to does not exist."""
 
 
-def item(key: str, version: int, identity: bytes, source: bytes) -> Item:
+def item(key: str, version: int, identity: bytes, source: bytes, routing: str | None = None) -> Item:
     """`source` is a JSON object; a raw line break in it can only be white space, and would end the line."""
-    action = b'{"index":{"_id":%b,"version":%d,"version_type":"external"}}\n' % (identity, version)
+    to = b"" if routing is None else b',"routing":' + quote(routing).encode()
+    action = b'{"index":{"_id":%b,"version":%d,"version_type":"external"%b}}\n' % (identity, version, to)
     return Item(key, version, action + (source.replace(b"\n", b" ") if b"\n" in source else source) + b"\n")
 
 

@@ -1,10 +1,11 @@
 """A table's index behind its alias: created, widened, rebuilt where a field must change its type.
 
 Readers use the alias `<prefix><schema>.<table>`, which hides tombstones; the index behind it is numbered, so that it
-can be replaced in one step. The mapping's `_meta` keeps the version of the newest truncate and the schema's id.
+can be replaced in one step. The mapping's `_meta` keeps the version of the newest truncate, the schema's id and the
+column of the routing. A template beside it gives the same mapping to an index that somebody else makes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +15,10 @@ from cdc.errors import SinkError
 from cdc.model import TableSchema
 from sinks.opensearch_client import Client, RequestRefused, path_of
 from sinks.opensearch_mapping import index_name, mapping, unfit
+from sinks.opensearch_settings import OpenSearchSettings
 
 _POLL = 0.2
+_PRIORITY = 200  # above what OpenSearch and its plugins bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +29,72 @@ class Index:
     name: str
     truncated: int = 0
     schema_id: int = 0
+    routing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Indexes:
-    """Makes and changes indexes. `fields` overrides the mapping by table and column."""
+    """Makes and changes indexes."""
 
     client: Client
-    sink: str
-    prefix: str
-    metadata: str
-    settings: Mapping[str, object]
-    fields: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    settings: OpenSearchSettings
     wait: Callable[[float], None]
+
+    @property
+    def _sink(self) -> str:
+        return self.settings.name
 
     def open(self, schema: TableSchema) -> Index:
         """The table's index, created or brought up to this schema; one made for a newer schema stays as it is."""
         for column in schema.columns:
-            if why := unfit(column, self.metadata):
-                raise SinkError(f"sink {self.sink!r}: column {column.name!r} of {schema.table} {why}.")
-        alias = index_name(self.prefix, schema.table)
+            if why := unfit(column, self.settings.metadata):
+                raise SinkError(f"sink {self._sink!r}: column {column.name!r} of {schema.table} {why}.")
+        alias = index_name(self.settings.prefix, schema.table)
+        routing = self.settings.routing.get(str(schema.table), "")
         name = self.behind(alias)
         if name is None:
-            return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id))
+            self._describe(schema, alias)
+            return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id, routing))
         found = self._found(alias, name)
+        self._refuse_other_routing(found, routing)
         if found.schema_id > schema.id:
             return found
+        self._describe(schema, alias)
         index = replace(found, schema_id=schema.id)
+        self._adjust(index)
         try:
-            self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, index))
+            self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, _meta(index)))
         except RequestRefused as refused:
             if refused.status != 400:
                 raise self._failed(alias, refused) from None
             return self._rebuild(schema, index)
         return index
+
+    def _adjust(self, index: Index) -> None:
+        """Have an index that was made under other settings take over those that can change."""
+        try:
+            self.client.json("PUT", path_of(index.name, "_settings"), {"index": self.settings.follows()})
+        except RequestRefused as refused:
+            raise self._failed(index.name, refused) from None
+
+    def _describe(self, schema: TableSchema, alias: str) -> None:
+        """Keep the table's template. A longer name wins where patterns overlap: equal priorities are refused."""
+        if not self.settings.template:
+            return
+        content = {"settings": self.settings.shape(), "mappings": self._mappings(schema, {})}
+        body = {"index_patterns": [f"{alias}-*"], "priority": _PRIORITY + len(alias), "template": content}
+        try:
+            self.client.json("PUT", path_of("_index_template", alias), body)
+        except RequestRefused as refused:
+            raise self._failed(f"the template {alias}", refused) from None
+
+    def _refuse_other_routing(self, found: Index, routing: str) -> None:
+        if found.routing != routing:
+            raise SinkError(
+                f"sink {self._sink!r}: {found.name} was filled with routing by {found.routing or 'id'!r}, not "
+                f"by {routing or 'id'!r}; rows would be there twice.",
+                f"Delete the index {found.name}, then read the table again: millrace backfill.",
+            )
 
     def behind(self, alias: str) -> str | None:
         """The index that an alias stands for, if there is one."""
@@ -74,17 +109,18 @@ class Indexes:
 
     def hidden(self) -> dict[str, Any]:
         """The query for tombstones."""
-        return {"term": {f"{self.metadata}.deleted": True}}
+        return {"term": {f"{self.settings.metadata}.deleted": True}}
 
     def _create(self, schema: TableSchema, index: Index, aliased: bool = True) -> Index:
         aliases = {index.alias: {"filter": self._shown()}} if aliased else {}
-        body = {"settings": self.settings, "mappings": self._mappings(schema, index), "aliases": aliases}
+        mappings = self._mappings(schema, _meta(index))
+        body = {"settings": self.settings.shape(), "mappings": mappings, "aliases": aliases}
         try:
             self.client.json("PUT", path_of(index.name), body)
         except RequestRefused as refused:
             if refused.kind == "resource_already_exists_exception":
                 raise SinkError(
-                    f"sink {self.sink!r}: the index {index.name} exists, but no alias {index.alias} leads to it.",
+                    f"sink {self._sink!r}: the index {index.name} exists, but no alias {index.alias} leads to it.",
                     "Delete that index or choose another `prefix`.",
                 ) from None
             raise self._failed(index.name, refused) from None
@@ -93,15 +129,16 @@ class Indexes:
     def _shown(self) -> dict[str, Any]:
         return {"bool": {"must_not": [self.hidden()]}}
 
-    def _mappings(self, schema: TableSchema, index: Index) -> dict[str, Any]:
-        overrides = self.fields.get(str(schema.table), {})
-        properties = mapping(schema, overrides, self.metadata)
-        return {"dynamic": False, "_meta": _meta(index), "properties": properties}
+    def _mappings(self, schema: TableSchema, meta: dict[str, Any]) -> dict[str, Any]:
+        overrides = self.settings.fields.get(str(schema.table), {})
+        properties = mapping(schema, overrides, self.settings.metadata)
+        return {"dynamic": False, "_meta": meta, "properties": properties}
 
     def _found(self, alias: str, name: str) -> Index:
         answer = self.client.json("GET", path_of(name, "_mapping"))
         meta = answer[name]["mappings"].get("_meta", {})
-        return Index(alias, name, int(meta.get("truncated", 0)), int(meta.get("schema_id", 0)))
+        truncated, schema_id = int(meta.get("truncated", 0)), int(meta.get("schema_id", 0))
+        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")))
 
     def _rebuild(self, schema: TableSchema, old: Index) -> Index:
         """Copy into a new index with the new fields, versions kept, then turn the alias over in one step."""
@@ -132,15 +169,17 @@ class Indexes:
         failures = answer.get("response", {}).get("failures") or ([answer["error"]] if "error" in answer else [])
         if failures:
             raise SinkError(
-                f"sink {self.sink!r}: {len(failures)} document(s) of {old} do not fit the table's new types.",
+                f"sink {self._sink!r}: {len(failures)} document(s) of {old} do not fit the table's new types.",
                 f"Delete the index {old}, then read the table again: millrace backfill.",
             )
 
     def _failed(self, place: str, refused: RequestRefused) -> SinkError:
         return SinkError(
-            f"sink {self.sink!r}: OpenSearch refuses {place} ({refused.status} {refused.kind}).", "See its log."
+            f"sink {self._sink!r}: OpenSearch refuses {place} ({refused.status} {refused.kind}).",
+            "See its log.",
         )
 
 
-def _meta(index: Index) -> dict[str, int]:
-    return {"truncated": index.truncated, "schema_id": index.schema_id}
+def _meta(index: Index) -> dict[str, Any]:
+    routing = {"routing": index.routing} if index.routing else {}
+    return {"truncated": index.truncated, "schema_id": index.schema_id, **routing}

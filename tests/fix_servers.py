@@ -361,6 +361,7 @@ def index_prefix(opensearch_server: LocalServer) -> Iterator[str]:
     opensearch_server.start()
     for name in opensearch_request(opensearch_server, "GET", f"/{prefix}*/_alias?expand_wildcards=all"):
         opensearch_request(opensearch_server, "DELETE", f"/{name}")
+    opensearch_request(opensearch_server, "DELETE", f"/_index_template/{prefix}*")
 
 
 def opensearch_request(server: LocalServer, method: str, path: str, body: object = None) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
 from sinks import delta, memory
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSettings
 from sinks.opensearch import open_sink as open_opensearch
 from sinks.opensearch_mapping import document_id, index_name
+from sinks.opensearch_settings import OpenSearchSettings
 from sinks.redis import open_sink as open_redis
 from sinks.redis_keys import Names
 from sinks.redis_settings import RedisSettings
@@ -122,10 +122,10 @@ class RedisBench:
 class OpenSearchBench:
     """The session's OpenSearch with a prefix of the test's own."""
 
-    def __init__(self, request: pytest.FixtureRequest) -> None:
+    def __init__(self, request: pytest.FixtureRequest, **settings: Any) -> None:
         self._server = request.getfixturevalue("opensearch_server")
         self._settings = OpenSearchSettings(
-            url=self._server.url, prefix=request.getfixturevalue("index_prefix"), replicas=0
+            url=self._server.url, prefix=request.getfixturevalue("index_prefix"), replicas=0, **settings
         )
 
     def open(self) -> Sink:
@@ -137,19 +137,27 @@ class OpenSearchBench:
             self._ask("POST", f"/{self._settings.prefix}*/{verb}?wait_for_active_shards=1")
 
     def versions(self, schema: TableSchema) -> dict[str, int]:
-        index = f"/{index_name(self._settings.prefix, schema.table)}-000001"
-        self._ask("POST", f"{index}/_refresh")
-        found = self._ask("POST", f"{index}/_search", {"size": 1000, "version": True, "_source": False})
-        return {hit["_id"]: hit["_version"] for hit in found["hits"]["hits"]}
+        """A key whose routing changed is there several times: live once, and with older tombstones."""
+        self._ask("POST", f"{self._index(schema)}/_refresh")
+        body = {"size": 1000, "version": True, "sort": [{"millrace.version": "asc"}], "_source": False}
+        found = self._ask("POST", f"{self._index(schema)}/_search", body)["hits"]["hits"]
+        return {hit["_id"]: hit["_version"] for hit in found}
 
     def lose(self, schema: TableSchema, key: str) -> None:
-        self._ask("DELETE", f"/{index_name(self._settings.prefix, schema.table)}-000001/_doc/{document_id(key)}")
+        self._ask("POST", f"{self._index(schema)}/_refresh")
+        query = {"query": {"ids": {"values": [document_id(key)]}}}
+        self._ask("POST", f"{self._index(schema)}/_delete_by_query", query)
+
+    def _index(self, schema: TableSchema) -> str:
+        return f"/{index_name(self._settings.prefix, schema.table)}-000001"
 
     def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         return opensearch_request(self._server, method, path, body)
 
 
 LOOKUPS = {f"public.{name}": ("label", "good", "big") for name in TABLES}
+ROUTING = {f"public.{name}": "label" for name in TABLES}
+BY_KEY = {f"public.{name}": "id" for name in TABLES}
 MakeBench = Callable[[pytest.FixtureRequest], Bench]
 
 
@@ -157,6 +165,8 @@ BENCHES: dict[str, MakeBench] = {
     "delta": lambda request: DeltaBench(request.getfixturevalue("tmp_path")),
     "memory": lambda _request: MemoryBench(),
     "opensearch": OpenSearchBench,
+    "opensearch-routed": lambda request: OpenSearchBench(request, shards=3, routing=ROUTING),
+    "opensearch-routed-by-key": lambda request: OpenSearchBench(request, shards=3, routing=BY_KEY),
     "redis": RedisBench,
     "redis-hash": lambda request: RedisBench(request, form="hash"),
     "redis-lookups": lambda request: RedisBench(request, lookups=LOOKUPS),

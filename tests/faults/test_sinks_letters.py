@@ -13,7 +13,8 @@ from sinks.applier import Applier
 from sinks.context import SinkContext
 from sinks.dead_letters import DeadLetters
 from sinks.folded import Folded
-from sinks.opensearch import OpenSearchSettings, open_sink
+from sinks.opensearch import open_sink
+from sinks.opensearch_settings import OpenSearchSettings
 from tests.contract.test_sinks import check
 from tests.fix_log import FilledLog
 from tests.fix_servers import LocalServer

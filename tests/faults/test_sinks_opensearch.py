@@ -8,7 +8,8 @@ import pytest
 
 from cdc.errors import Busy, Lost
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSettings, OpenSearchSink, open_sink
+from sinks.opensearch import OpenSearchSink, open_sink
+from sinks.opensearch_settings import OpenSearchSettings
 from tests.contract.test_sinks import check
 from tests.fix_proxy import MakeProxy
 from tests.fix_servers import LocalServer, opensearch_request

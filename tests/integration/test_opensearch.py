@@ -10,8 +10,9 @@ import pytest
 from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSettings, OpenSearchSink, open_sink
+from sinks.opensearch import OpenSearchSink, open_sink
 from sinks.opensearch_mapping import index_name
+from sinks.opensearch_settings import OpenSearchSettings
 from tests.contract.test_sinks import check
 from tests.fix_servers import LocalServer, opensearch_request
 from tests.histories import INT4, NUMERIC, TEXT, batch, change, table

@@ -1,0 +1,105 @@
+"""Tables whose copies can lie on several shards (see sinks.opensearch_routing): look, write, look again, clear away."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+
+import pyarrow as pa
+
+from cdc.errors import RejectedItem
+from sinks.images import STORED_ROW_MISSING, columns
+from sinks.opensearch_bulk import Bulk, Item, item
+from sinks.opensearch_client import Client
+from sinks.opensearch_documents import Documents
+from sinks.opensearch_index import Index
+from sinks.opensearch_mapping import document_id, raw_document_id
+from sinks.opensearch_routing import Copy, Route, copies
+from sinks.raw_json import quote, splice
+
+_READ = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A folded change."""
+
+    key: str
+    op: str
+    version: int
+    after: str | None
+    unchanged: Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Writes one table."""
+
+    client: Client
+    bulk: Bulk
+    documents: Documents
+    index: Index
+    route: Route
+
+    def write(self, rows: pa.Table, table: str) -> list[RejectedItem]:
+        """Every key ends with one live document at most, the newest; returns what is refused for ever."""
+        refused: list[RejectedItem] = []
+        for start in range(0, rows.num_rows, _READ):
+            part = rows.slice(start, _READ)
+            changes = list(starmap(Change, zip(*columns(part, *Change.__slots__), strict=True)))
+            refused += self._write(changes, table)
+        return refused
+
+    def _write(self, changes: Sequence[Change], table: str) -> list[RejectedItem]:
+        ids = {change.key: document_id(change.key) for change in changes}
+        held = self._look(ids.values())
+        refused: list[RejectedItem] = []
+        items: list[Item] = []
+        for change in changes:
+            items += self._items(change, held.get(ids[change.key], ()), table, refused)
+        for refusal in self.bulk.send(self.index.alias, items):
+            refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
+        parked = {one.key for one in refused}
+        self._clear([one for key, one in ids.items() if key not in parked])
+        return refused
+
+    def _look(self, ids: Iterable[str]) -> Mapping[str, Sequence[Copy]]:
+        return copies(self.client, self.index.name, self.route, ids)
+
+    def _items(self, change: Change, held: Sequence[Copy], table: str, refused: list[RejectedItem]) -> Iterator[Item]:
+        if any(copy.version > change.version for copy in held):
+            return
+        identity = raw_document_id(change.key)
+        if change.op == "d":
+            for routing in {copy.routing for copy in held} or {None}:
+                yield item(change.key, change.version, identity, self.documents.gone(change.version), routing)
+            return
+        image = self._whole(change, held)
+        if image is None:
+            refused.append(RejectedItem(table, change.key, change.version, STORED_ROW_MISSING))
+        elif image:
+            source = self.documents.live(image.encode(), change.version)
+            yield item(change.key, change.version, identity, source, self.route.of(change.key, image))
+
+    def _whole(self, change: Change, held: Sequence[Copy]) -> str | None:
+        """The row with its gaps filled; empty if it is stored already, None if what it keeps is gone."""
+        after = change.after or "{}"
+        if not change.unchanged:
+            return after
+        newest = max((copy.version for copy in held), default=0)
+        if newest == change.version:
+            return ""
+        rows = [self.documents.row(copy.source) for copy in held if copy.version == newest]
+        stored = next((row for row in rows if row is not None), None)
+        whole, lacking = splice(after, stored, change.unchanged) if stored else ("", change.unchanged)
+        return None if lacking else whole
+
+    def _clear(self, ids: Sequence[str]) -> None:
+        """Hide every copy that is older than the newest one."""
+        items = []
+        for one, found in self._look(ids).items():
+            newest = max(copy.version for copy in found)
+            for copy in found:
+                if copy.version < newest and self.documents.row(copy.source) is not None:
+                    source = self.documents.gone(newest)
+                    items.append(item("", newest, quote(one).encode(), source, copy.routing))
+        self.bulk.send(self.index.alias, items)

@@ -1,0 +1,67 @@
+"""The settings of an OpenSearch sink."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from cdc.config import SecretField, SinkSettings
+from cdc.model import TableId
+from cdc.secret import Secret
+
+
+class OpenSearchSettings(SinkSettings):
+    """An OpenSearch cluster."""
+
+    kind: Literal["opensearch"] = "opensearch"
+    url: str = "http://127.0.0.1:9200"
+    """http:// or https://; without a password in it."""
+    username: str = ""
+    password: SecretField = Secret("")
+    ca_file: str = ""
+    """Certificate authority for https, if not the system's."""
+    prefix: str = Field("", pattern=r"^([a-z0-9][a-z0-9._-]{0,80})?$")
+    """Put before every alias and index."""
+    shards: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=0)
+    routing: dict[str, str] = Field(default_factory=dict)
+    """Column whose value chooses the shard of a table's documents: `public.order_lines: order_id`."""
+    refresh: Literal["", "wait_for", "true"] = ""
+    """Empty: rows can be searched within the index's refresh interval (a second)."""
+    refresh_interval: str = Field("", pattern=r"^(-1|[0-9]+(ms|s|m))?$")
+    """How often what was written becomes searchable, for instance 5s; empty: OpenSearch's own, a second."""
+    index: dict[str, Any] = Field(default_factory=dict)
+    """Further settings for indices that are made (analysis, codec, …)."""
+    template: bool = True
+    """Keep an index template for each table, so that an index made by a restore or by hand gets its mapping."""
+    bulk_mb: float = Field(5.0, gt=0, le=90)
+    """Size of a bulk request; OpenSearch refuses more than 100 MB."""
+    tombstone_days: float = Field(7.0, gt=0)
+    """How long a deleted row is remembered: longer than any replay reaches back."""
+    metadata: str = Field("millrace", pattern=r"^[a-z][a-z0-9_]{0,40}$")
+    """Field of a document that holds its version."""
+    fields: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
+    """Mapping of single columns: `public.users: {bio: {type: text, analyzer: english}}`."""
+
+    def shape(self) -> dict[str, Any]:
+        """The settings of an index that is made."""
+        own = {"number_of_shards": self.shards, "number_of_replicas": self.replicas}
+        return {**self.index, **own, **self.follows()}
+
+    def follows(self) -> dict[str, Any]:
+        """The settings that an index which is there already takes over."""
+        interval = {"refresh_interval": self.refresh_interval} if self.refresh_interval else {}
+        return {"number_of_replicas": self.replicas, **interval}
+
+    @field_validator("url")
+    @classmethod
+    def _no_password(cls, url: str) -> str:
+        if "@" in url:
+            raise ValueError("the url holds credentials; use username and password instead")
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("the url begins with neither http:// nor https://")
+        return url
+
+    @field_validator("routing")
+    @classmethod
+    def _name_tables(cls, routing: dict[str, str]) -> dict[str, str]:
+        return {str(TableId.parse(table)): column for table, column in routing.items()}
