@@ -34,8 +34,9 @@ lock: .venv/ready ## Resolve the dependencies anew into requirements.lock
 	@$(BIN)/pip-compile -q --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links \
 		--no-header --extra dev -o requirements.lock pyproject.toml
 
-docs: .venv/ready ## Generate the configuration reference
+docs: .venv/ready ## Generate the references: configuration, HTTP, metrics
 	@$(BIN)/python -m cdc.cli.reference
+	@$(BIN)/python -m cdc.cli.reference_http
 
 bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS, CONTENDERS)
 	@$(BIN)/python -m bench.capture

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 LEVELS = [
     ["cdc.model", "cdc.errors", "cdc.secret"],
-    ["cdc.ports", "cdc.config", "cdc.pipeline_file", "cdc.logs", "cdc.failpoint", "cdc.clock"],
+    ["cdc.ports", "cdc.config", "cdc.pipeline_file", "cdc.logs", "cdc.failpoint", "cdc.clock", "cdc.client"],
     ["cdc.capture", "cdc.log", "deploy.local"],
     ["snapshots", "sinks", "views"],
     ["cdc.service"],
