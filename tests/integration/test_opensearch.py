@@ -88,6 +88,67 @@ def test_a_column_can_be_mapped_by_hand(opened: Open, ask: Ask) -> None:
     assert ask({"match": {"label": "run mill"}})["total"]["value"] == 1
 
 
+def test_json_can_be_mapped_as_nested_objects(opened: Open, ask: Ask) -> None:
+    parts = {"type": "nested", "properties": {"size": {"type": "keyword"}, "color": {"type": "keyword"}}}
+    sink = opened(fields={"public.items": {"doc": parts}})
+    docs = ['[{"size":"m","color":"red"},{"size":"l","color":"blue"}]', '[{"size":"l","color":"red"}]']
+    sink.apply(batch(ITEMS, [row(key, 10, f'"doc":{doc}') for key, doc in enumerate(docs, 1)]))
+    both = [{"term": {"doc.size": "l"}}, {"term": {"doc.color": "red"}}]
+    found = ask({"nested": {"path": "doc", "query": {"bool": {"filter": both}}}})
+    assert [hit["_id"] for hit in found["hits"]] == ["2"]
+    with pytest.raises(Rejected):
+        sink.apply(batch(ITEMS, [row(3, 11, '"doc":"a scalar"')]))
+
+
+def test_an_index_made_by_somebody_else_gets_the_mapping_of_its_table(
+    opened: Open, opensearch_server: LocalServer, index_prefix: str
+) -> None:
+    opened(refresh_interval="7s", index={"analysis": {"analyzer": {"own": {"tokenizer": "whitespace"}}}})
+    longer = TableSchema(TableId("public", "items-old"), ITEMS.columns[:2], id=1)
+    opened(longer)
+    name = f"/{index_prefix}public.items-restored"
+    opensearch_request(opensearch_server, "PUT", name)
+    made = opensearch_request(opensearch_server, "GET", name)[name[1:]]
+    own = opensearch_request(opensearch_server, "GET", f"/{index_prefix}public.items")[
+        f"{index_prefix}public.items-000001"
+    ]
+    assert made["mappings"]["properties"] == own["mappings"]["properties"]
+    assert made["settings"]["index"]["refresh_interval"] == "7s"
+    assert "own" in made["settings"]["index"]["analysis"]["analyzer"]
+    opensearch_request(opensearch_server, "PUT", f"/{index_prefix}public.items-old-restored")
+    other = opensearch_request(opensearch_server, "GET", f"/{index_prefix}public.items-old-restored/_mapping")
+    properties = other[f"{index_prefix}public.items-old-restored"]["mappings"]["properties"]
+    assert set(properties) == {"id", "label", "millrace"}
+
+
+def test_the_template_follows_the_table(opened: Open, opensearch_server: LocalServer, index_prefix: str) -> None:
+    sink = opened()
+    sink.prepare(TableSchema(ITEMS.table, (*ITEMS.columns, Column("extra", INT4)), id=2))
+    opened(ITEMS)  # a replay meets the old schema: the template stays
+    found = opensearch_request(opensearch_server, "GET", f"/_index_template/{index_prefix}public.items")
+    template = found["index_templates"][0]["index_template"]["template"]
+    assert template["mappings"]["properties"]["extra"] == {"type": "integer"}
+
+
+def test_refresh_interval_and_replicas_of_an_index_follow_the_settings(
+    opened: Open, opensearch_server: LocalServer, index_prefix: str
+) -> None:
+    opened()
+    opened(refresh_interval="30s", replicas=1)
+    found = opensearch_request(opensearch_server, "GET", f"/{index_prefix}public.items/_settings")
+    index = found[f"{index_prefix}public.items-000001"]["settings"]["index"]
+    assert (index["refresh_interval"], index["number_of_replicas"]) == ("30s", "1")
+
+
+def test_rows_can_be_searched_when_apply_returns_if_asked_for(
+    opened: Open, opensearch_server: LocalServer, index_prefix: str
+) -> None:
+    sink = opened(refresh="true", refresh_interval="-1")
+    sink.apply(batch(ITEMS, [row(1, 10)]))
+    found = opensearch_request(opensearch_server, "POST", f"/{index_prefix}public.items/_search", {})
+    assert found["hits"]["total"]["value"] == 1
+
+
 def test_stale_refused_and_good_rows_of_one_request_go_their_own_ways(opened: Open) -> None:
     sink = opened(fields={"public.items": {"label": {"type": "integer"}}})
     sink.apply(batch(ITEMS, [row(1, 20, '"label":"1"')]))
