@@ -161,11 +161,11 @@ def test_a_table_that_comes_back_is_read_again_and_rows_deleted_meanwhile_are_go
     rig.assert_equal()
 
 
-@pytest.mark.parametrize("point", ["tables.published", "tables.noted"])
+@pytest.mark.parametrize("point", ["tables.published:kill@2", "tables.noted:kill"], ids=["published", "noted"])
 def test_a_kill_while_a_table_is_added_is_mended_by_the_next_start(running: tuple[Rig, Program], point: str) -> None:
     rig, program = running
     assert program.terminate() == 0
-    program = rig.start(f"{point}:kill")
+    program = rig.start(point)
     rig.wait_caught_up(program)
     rig.database.execute(*MORE)
     name_tables(rig, program, "public.items", "public.more")
