@@ -8,7 +8,6 @@ the files is restored by maintenance (sinks.delta_maintenance).
 For tables on a local disk: `deltalake` reads, rewrites and vacuums tables with deletion vectors, but cannot write one.
 """
 
-import json
 import os
 import shutil
 import time
@@ -21,6 +20,7 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -138,16 +138,17 @@ class Marker:
     def _look_up(self, given: Changes, stored: Files, gone: dict[str, Ints]) -> _Found:
         """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
         layout = given.layout
-        columns = list(dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept]))
+        columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])
+        wanted = pa.schema([layout.arrow.field(column) for column in columns])
         name = layout.compared[0]
         keys = given.rows[name].combine_chunks()
         keys = keys.take(pc.sort_indices(keys))
-        parts = [pa.schema([layout.arrow.field(column) for column in columns]).empty_table()]
+        parts = [wanted.empty_table()]
         files, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         paths = list(self._live.adds)
         number = {unquote(path): at for at, path in enumerate(paths)}
         for path, asked in _asked(keys, stored):
-            rows = self._read(path, layout, columns)
+            rows = self._read(path, wanted)
             held: AnyArray = pc.is_in(rows[name], value_set=asked)
             mask = held.to_numpy()
             at = number[path]
@@ -159,20 +160,20 @@ class Marker:
             places.append(place)
         return _Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(places))
 
-    def _read(self, path: str, layout: Layout, columns: Sequence[str]) -> pa.Table:
+    def _read(self, path: str, wanted: pa.Schema) -> pa.Table:
         """These columns of a file; one that was added later is null in it."""
         file = pq.ParquetFile(self._folder / path, memory_map=True)
         there = set(file.schema_arrow.names)
-        rows = file.read([name for name in columns if name in there], use_threads=False)
+        rows = file.read([name for name in wanted.names if name in there], use_threads=False)
         arrays: list[AnyArray] = [
             rows[field.name].cast(field.type) if field.name in there else no_values(rows.num_rows, field.type)
-            for field in (layout.arrow.field(name) for name in columns)
+            for field in wanted
         ]
-        return pa.Table.from_arrays(arrays, list(columns))
+        return pa.Table.from_arrays(arrays, schema=wanted)
 
     def _rows(self, path: str, layout: Layout, dead: Ints | None) -> pa.Table:
         """The live rows of a file, in all columns."""
-        rows = self._read(unquote(path), layout, layout.arrow.names)
+        rows = self._read(unquote(path), layout.arrow)
         if dead is None:
             return rows
         alive = np.ones(rows.num_rows, np.bool_)
@@ -219,10 +220,10 @@ class Marker:
 
 def with_vector(add: Action, dead: Ints) -> Action | None:
     """A file named again without these rows; None if none is left."""
-    stats = json.loads(add["stats"]) if add.get("stats") else {}
+    stats = orjson.loads(add["stats"]) if add.get("stats") else {}
     if len(dead) == stats.get("numRecords"):
         return None
-    bounds = {"stats": json.dumps({**stats, "tightBounds": False})} if stats else {}
+    bounds = {"stats": orjson.dumps({**stats, "tightBounds": False}).decode()} if stats else {}
     return {**add, **bounds, "dataChange": True, "deletionVector": inline(dead)}
 
 
@@ -245,7 +246,7 @@ def _staged(folder: Path, rows: pa.Table, file_size: int) -> list[Action]:
     stage = folder / STAGING / uuid4().hex
     write_deltalake(stage, rows, target_file_size=file_size)
     lines = (stage / "_delta_log" / f"{0:020}.json").read_bytes().split(b"\n")
-    adds: list[Action] = [action["add"] for action in map(json.loads, filter(None, lines)) if "add" in action]
+    adds: list[Action] = [action["add"] for action in map(orjson.loads, filter(None, lines)) if "add" in action]
     for add in adds:
         (stage / unquote(add["path"])).replace(folder / unquote(add["path"]))
     shutil.rmtree(stage)
