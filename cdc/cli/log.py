@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cdc.cli import log_room
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 from cdc.config import Settings
 from cdc.errors import ConfigError
@@ -15,6 +16,8 @@ from cdc.model import format_lsn, parse_lsn
 from cdc.ports import LogReader, Slice
 
 app = typer.Typer(help="Look into the durable log.", no_args_is_help=True)
+app.command()(log_room.compact)
+app.command()(log_room.trim)
 
 _HEADINGS = ("offset", "end", "rows", "tables", "committed")
 

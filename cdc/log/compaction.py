@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from cdc.log import content
 from cdc.log.folder import View
-from cdc.log.history import History
+from cdc.log.history import History, sizes_of
 from cdc.log.names import Segment
 from cdc.model import LOG_SCHEMA
 
@@ -36,6 +36,20 @@ def compact(history: History, protected: int | None) -> int:
     for segment in chosen:
         removed += _rewrite(history, view, segment, newest)
     return removed
+
+
+def replaced(view: View, protected: int | None, mergeable: int) -> int:
+    """How many rows would go if what all have read were merged first; fresh segments of that many bytes never are."""
+    sizes = sizes_of(view)
+    chosen = [
+        segment
+        for segment in view.chain.kept
+        if (segment.generation > 0 or sizes[segment] < mergeable) and (protected is None or segment.stop <= protected)
+    ]
+    newest = _newest_complete(view, chosen)
+    return sum(
+        table.num_rows - int(needed(table, newest).sum()) for segment in chosen for table in _tables(view, segment)
+    )
 
 
 def _newest_complete(view: View, chosen: Sequence[Segment]) -> pa.Table:

@@ -88,12 +88,13 @@ class History:
         for segment in view.chain.superseded:
             self._lease.withdraw(view.places[segment])
 
-    def merge(self, hot: int, target: int) -> int:
-        """Merge what is due; returns how many segments went into new ones."""
+    def merge(self, hot: int, target: int, until: int | None = None) -> int:
+        """Merge what is due, at most up to a sequence number; returns how many segments went into new ones."""
         view = self.view()
         sizes = sizes_of(view)
+        kept = [segment for segment in view.chain.kept if until is None or segment.stop <= until]
         merged = 0
-        for run in plan(view.chain.kept, sizes, hot, target):
+        for run in plan(kept, sizes, hot, target):
             self._merge(view, run)
             merged += len(run)
         self._move_large(view, sizes, hot, target)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from cdc.log import content
 from cdc.log.consumers import Consumers
+from cdc.log.folder import View
 from cdc.log.history import History, sizes_of
 from cdc.log.names import Segment
 
@@ -41,9 +42,7 @@ class Retention:
     def apply(self, hours: float, gigabytes: float, force: bool = False) -> int:
         """Remove what is past retention; returns how many entries went. `force` ignores the consumers."""
         view = self._history.view()
-        oldest = int((datetime.now(UTC).timestamp() - hours * 3600) * 1e6)
-        protected = None if force else self.protected()
-        gone = expired(view.chain.kept, sizes_of(view), oldest, int(gigabytes * 2**30), protected)
+        gone = self.due(view, hours, gigabytes, force)
         if not gone:
             return 0
         floor = () if view.chain.floor is None else (view.chain.floor,)
@@ -51,6 +50,12 @@ class Retention:
         cut = content.Cut(last.stop, last.end, 0, 0)
         self._history.replace(view, (*floor, *gone), (), (cut,), expired=True)
         return last.stop - gone[0].start + 1
+
+    def due(self, view: View, hours: float, gigabytes: float, force: bool = False) -> Sequence[Segment]:
+        """What `apply` would remove now."""
+        oldest = int((datetime.now(UTC).timestamp() - hours * 3600) * 1e6)
+        protected = None if force else self.protected()
+        return expired(view.chain.kept, sizes_of(view), oldest, int(gigabytes * 2**30), protected)
 
     def protected(self) -> int | None:
         """The last sequence number that every registered consumer has read; None if there are no consumers."""

@@ -5,7 +5,7 @@ one fact, and a restart reads the position off the names. See docs/adr/0005-segm
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,11 +15,11 @@ from cdc import failpoint
 from cdc.config import LogSettings, Settings
 from cdc.errors import LogError
 from cdc.log import content
-from cdc.log.compaction import compact
+from cdc.log.compaction import compact, replaced
 from cdc.log.consumers import Consumers
 from cdc.log.files import make_folder, room, write_new
 from cdc.log.folder import LogFolder
-from cdc.log.history import History, recover_marks
+from cdc.log.history import History, recover_marks, sizes_of
 from cdc.log.lease import Lease
 from cdc.log.names import Segment
 from cdc.log.reading import SegmentReader
@@ -128,17 +128,46 @@ class SegmentWriter:
         """A few syncs for the writer, a file to open for each reader."""
         return 0.03
 
+    @property
+    def _target(self) -> int:
+        return int(self._settings.segment_mb * 2**20)
+
     def maintain(self) -> None:
         """Merge what is small and old, remove what is past retention."""
         with self._maintaining:
             self._history.tidy()
-            self._history.merge(self._settings.hot_segments, int(self._settings.segment_mb * 2**20))
+            self._history.merge(self._settings.hot_segments, self._target)
             self._retention.apply(self._settings.retention_hours, self._settings.retention_gb)
 
-    def compact(self, force: bool = False) -> int:
-        """Drop versions in history that newer ones replace; returns how many. `force` ignores the consumers."""
+    def compact(self, force: bool = False, whole: bool = False) -> int:
+        """Drop versions in history that newer ones replace; returns how many. `force` ignores the consumers.
+
+        `whole` merges fresh segments into history first, so that their versions count too.
+        """
         with self._maintaining:
-            return compact(self._history, None if force else self._retention.protected())
+            protected = None if force else self._retention.protected()
+            if whole:
+                self._history.merge(0, self._target, protected)
+            return compact(self._history, protected)
+
+    def compactable(self, force: bool = False) -> int:
+        """How many versions a whole compaction would drop. Changes nothing."""
+        protected = None if force else self._retention.protected()
+        return replaced(self._history.view(), protected, self._target // 4)
+
+    def trim(self, hours: float, gigabytes: float, force: bool = False) -> int:
+        """Remove what is older or beyond that size; returns how many entries went. `force` ignores the consumers."""
+        with self._maintaining:
+            return self._retention.apply(hours, gigabytes, force)
+
+    def trimmable(self, hours: float, gigabytes: float, force: bool = False) -> Sequence[Segment]:
+        """The segments that `trim` would remove. Changes nothing."""
+        return self._retention.due(self._history.view(), hours, gigabytes, force)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk of everything that can be read."""
+        return sum(sizes_of(self._history.view()).values())
 
     def close(self) -> None:
         """Let go of the lock."""

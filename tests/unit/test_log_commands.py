@@ -3,15 +3,16 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from cdc.cli.log import app
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, LogFenced
 from cdc.log.reading import SegmentReader
 from cdc.log.segments import SegmentSettings, SegmentWriter
 from cdc.model import Lsn
-from tests.contract.logs import entry
+from tests.contract.logs import commits, entry, read_all
 
 
 @pytest.fixture
@@ -74,3 +75,49 @@ def test_a_bad_segment_is_set_aside_by_its_sequence_number(config: Path, tmp_pat
     assert "segment 3..3" in run("quarantine", "3", "--yes", "--config", str(config))
     found = json.loads(run("show", "--json", "--config", str(config)))
     assert [item["rows"] for item in found] == [3, 3, 0, 3, 3]
+
+
+def test_compaction_says_first_what_would_go_and_leaves_what_a_consumer_has_not_read(config: Path) -> None:
+    before = commits(_rows(config))
+    said = json.loads(run("compact", "--dry-run", "--json", "--config", str(config)))
+    assert said["dry_run"] and commits(_rows(config)) == before
+    done = json.loads(run("compact", "--json", "--config", str(config)))
+    assert (done["rows"], said["rows"]) == (4, 4)
+    # Entries of keys n to n+2: of the first three, which everybody has read, each key's newest is left.
+    assert commits(_rows(config)) == [100, 200, 300, 300, 300, *before[9:]]
+    assert "0 replaced" in run("compact", "--config", str(config))
+
+
+def test_a_forced_compaction_also_drops_what_nobody_has_read_yet(config: Path) -> None:
+    assert json.loads(run("compact", "--force", "--json", "--config", str(config)))["rows"] == 8
+    assert commits(_rows(config)) == [100, 200, 300, 400, 500, 500, 500]
+
+
+def test_trimming_says_first_what_would_go_and_stops_at_the_slowest_consumer(config: Path) -> None:
+    said = json.loads(run("trim", "--hours", "0", "--dry-run", "--json", "--config", str(config)))
+    assert said == {"entries": 3, "rows": 9, "until": "3", "dry_run": True}
+    assert len(_rows(config)) == 15
+    assert "3 entries with 9 change(s) gone" in run("trim", "--hours", "0", "--yes", "--config", str(config))
+    assert commits(_rows(config)) == [400] * 3 + [500] * 3
+
+
+def test_a_forced_trim_takes_what_nobody_has_read_and_keeps_the_position(config: Path) -> None:
+    run("trim", "--gb", "0", "--force", "--yes", "--config", str(config))
+    found = json.loads(run("positions", "--json", "--config", str(config)))
+    assert (found["start"], found["head"], found["end"]) == ("5", "5", "0/1FE")
+
+
+def test_trimming_is_asked_about(config: Path) -> None:
+    result = CliRunner().invoke(app, ["trim", "--hours", "0", "--config", str(config)], input="n\n")
+    assert result.exit_code == 1 and len(_rows(config)) == 15
+
+
+def test_room_is_made_only_while_nobody_writes(config: Path) -> None:
+    writer = SegmentWriter(config.parent / "state" / "log", SegmentSettings())
+    with pytest.raises(LogFenced, match="Another process writes"):
+        run("compact", "--config", str(config))
+    writer.close()
+
+
+def _rows(config: Path) -> pa.Table:
+    return read_all(SegmentReader(config.parent / "state" / "log"))
