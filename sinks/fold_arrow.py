@@ -1,0 +1,59 @@
+"""The fold of rows that are in memory already, without Spark: for replays and for looking beyond a store.
+
+The live path folds in Spark (sinks.fold); both give the same, and a test holds them against each other.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model import PROGRESS_TABLE
+from sinks.delta_json import AnyArray
+from sinks.fold import FOLDED
+
+Ints = npt.NDArray[np.int64]
+
+
+def ranked(changes: pa.Table) -> pa.Table:
+    """LOG_SCHEMA to the columns of FOLDED and `place`, as `sinks.fold.fold` gives them for `sinks.folded.gather`."""
+    rows = changes.filter((pc.field("op") != "m") | (pc.field("table") == PROGRESS_TABLE)).combine_chunks()
+    group = _groups(rows)
+    newest_first: list[tuple[str, Literal["ascending", "descending"]]] = [("group", "ascending")]
+    newest_first += [(name, "descending") for name in ("version", "commit_lsn", "ordinal")]
+    numbered = rows.append_column("group", pa.array(group))
+    order = np.asarray(pc.sort_indices(numbered, sort_keys=newest_first))
+    firsts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    place = np.arange(len(order)) - np.repeat(firsts, np.diff(firsts, append=len(order))) + 1
+    partial = _partial(rows)[order]
+    kept = (place == 1) | np.repeat(partial[firsts], np.diff(firsts, append=len(order)))
+    found = rows.take(order[kept]).select(FOLDED.names)
+    found = found.set_column(found.column_names.index("op"), "op", _op(found["op"]))
+    return found.append_column("place", pa.array(place[kept]))
+
+
+def _groups(rows: pa.Table) -> Ints:
+    """A number for each table and key; a truncate has no key, which counts as one."""
+    tables, keys = (_codes(rows[name]) for name in ("table", "key"))
+    both: Ints = tables * (int(keys.max(initial=0)) + 1) + keys
+    return both
+
+
+def _codes(column: AnyArray) -> Ints:
+    coded: AnyArray = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    codes: Ints = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
+
+
+def _partial(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    lengths: AnyArray = pc.list_value_length(rows["unchanged"])
+    partial: npt.NDArray[np.bool_] = lengths.fill_null(0).to_numpy() > 0
+    return partial
+
+
+def _op(column: AnyArray) -> AnyArray:
+    """Inserts, updates and reads all mean: the row is now this."""
+    own: AnyArray = pc.is_in(column, value_set=pa.array(["d", "t", "m"]))
+    return pc.if_else(own, column, pa.scalar("u"))
