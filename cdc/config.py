@@ -104,6 +104,20 @@ class LogSettings(Part):
     """…or when the log is larger than this."""
 
 
+class RetrySettings(Part):
+    """What a sink does while its store is down, slow or full."""
+
+    attempts: int = Field(0, ge=0)
+    """Failures in a row after which a batch is given up; 0: never."""
+    first_seconds: float = Field(0.5, gt=0)
+    """Pause after the first failure; it doubles with each further one."""
+    longest_seconds: float = Field(30.0, gt=0)
+    """The longest pause."""
+    then: Literal["stop", "park"] = "stop"
+    """When a batch is given up: stop this sink until somebody resumes it, or park the batch's changes as dead letters
+    and go on. A truncate cannot be parked: it is waited for."""
+
+
 class SinkSettings(Part):
     """A store; each kind of sink extends this."""
 
@@ -116,6 +130,10 @@ class SinkSettings(Part):
     """Least time between two batches; 0 starts the next batch at once."""
     max_batch_changes: int = Field(50_000, ge=1)
     """About how many changes one batch takes; bounds memory."""
+    retry: RetrySettings = Field(default_factory=RetrySettings)
+    query: Literal["shared", "own"] = "shared"
+    """Sinks that keep pace share one query, and one that falls behind gets its own until it has caught up; `own`
+    (or a trigger_seconds) gives it its own always."""
 
     @model_validator(mode="after")
     def _name_defaults_to_kind(self) -> "SinkSettings":

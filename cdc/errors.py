@@ -19,6 +19,7 @@
     └── SinkError                 a store
         ├── Busy                  transient: the store asks to come back after `retry_after` seconds
         ├── Lost                  transient: reconnect and apply again
+        ├── GaveUp                transient trouble that lasted longer than the sink's retry policy allows
         └── Rejected              these rows, for ever: they go to the dead letters
 
 Messages name objects, places and counts. They never hold a row's values, a DSN or a secret.
@@ -137,6 +138,14 @@ class Lost(SinkError):
     """The store cannot be reached, or its answer was lost; what was sent may or may not have been applied."""
 
     transient = True
+
+
+class GaveUp(SinkError):
+    """A store failed so often in a row that its retry policy says to try no more; `why` is its last answer."""
+
+    def __init__(self, message: str, why: MillraceError) -> None:
+        super().__init__(message, why.remedy)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc import failpoint
-from cdc.errors import Busy, Lost, MillraceError, Rejected, RejectedItem, SourceError
+from cdc.config import RetrySettings
+from cdc.errors import Busy, GaveUp, Lost, MillraceError, Rejected, RejectedItem, SourceError
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Sink
 from sinks.dead_letters import DeadLetters, Letter
@@ -27,8 +28,6 @@ from sinks.raw_json import splice
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_FIRST_WAIT = 0.5
-_LONGEST_WAIT = 30.0
 
 
 class Reselect(Protocol):
@@ -79,6 +78,7 @@ class Applier:
         letters: DeadLetters,
         stop: threading.Event,
         reselect: Reselect | None = None,
+        retry: RetrySettings | None = None,
     ) -> None:
         self.name = name
         self.status = SinkStatus(dead_letters=letters.count())
@@ -88,6 +88,7 @@ class Applier:
         self._letters = letters
         self._stop = stop
         self._reselect = reselect
+        self._retry = retry or RetrySettings()
         self._sink: Sink | None = None
         self._prepared: dict[TableId, int] = {}
         self.turn = threading.RLock()
@@ -103,7 +104,7 @@ class Applier:
             for batch in folded.batches:
                 if batch.schema.table in self.held:
                     continue
-                self._table(batch)
+                self._live(batch)
                 failpoint.reached("sink.mid_batch")
             failpoint.reached("sink.after_apply")
             if folded.reached:
@@ -162,7 +163,7 @@ class Applier:
             self._letters.truncate(table, batch.truncated)
         parked = self._letters.of_table(table) if self.status.dead_letters else {}
         whole = _onto_letters(batch, parked) if parked else batch
-        refused = self._reselected(whole, self._retried(lambda: self._attempt(whole)))
+        refused = self._reselected(whole, self._attempted(whole))
         if refused:
             self._park(whole, refused)
         if parked:
@@ -171,6 +172,27 @@ class Applier:
             self.status.dead_letters = self._letters.count()
         self.status.changes[table] = self.status.changes.get(table, 0) + batch.rows.num_rows
         self.status.visible.add(ages(batch.rows, datetime.now(UTC)))
+
+    def _live(self, batch: Batch) -> None:
+        try:
+            self._table(batch)
+        except GaveUp as error:
+            self.status.state, self.status.error = "stopped", str(error)
+            raise
+
+    def _attempted(self, batch: Batch) -> Sequence[RejectedItem]:
+        """What the store refuses for ever; all of it, where the policy says to park what a store does not take."""
+        try:
+            # no letter can hold a truncate: without it, rows that are gone would stay
+            limit = 0 if batch.truncated and self._retry.then == "park" else self._retry.attempts
+            return self._retried(lambda: self._attempt(batch), limit)
+        except GaveUp as error:
+            if self._retry.then == "stop":
+                raise
+            _log.warning("sink %s: %s Its batch is parked.", self.name, error)
+            rows = zip(*(batch.rows.column(name).to_pylist() for name in ("key", "version")), strict=True)
+            table = str(batch.schema.table)
+            return [RejectedItem(table, key, version, f"given up: {error.why.message}") for key, version in rows]
 
     def _attempt(self, batch: Batch) -> Sequence[RejectedItem]:
         sink = self._connect()
@@ -206,7 +228,7 @@ class Applier:
         ]
         again = Batch(batch.schema, pa.Table.from_pylist(rows, schema=FOLDED))
         others = [item for item in refused if item.reason != STORED_ROW_MISSING]
-        return [*others, *self._retried(lambda: self._attempt(again))]
+        return [*others, *self._attempted(again)]
 
     def _park(self, batch: Batch, refused: Sequence[RejectedItem]) -> None:
         reasons = {item.key: item.reason for item in refused}
@@ -229,8 +251,11 @@ class Applier:
 
     # -- waiting
 
-    def _retried(self, action: Callable[[], T]) -> T:
-        """Until it works or the process ends: a store that is down costs time, never changes."""
+    def _retried(self, action: Callable[[], T], attempts: int = 0) -> T:
+        """Until it works or the process ends: a store that is down costs time, never changes.
+
+        With `attempts`, raises GaveUp after so many failures.
+        """
         failures = 0
         while True:
             try:
@@ -240,6 +265,9 @@ class Applier:
                     self.status.state, self.status.error = "refused", str(error)
                     raise
                 failures += 1
+                if failures == attempts:
+                    self._lose()
+                    raise GaveUp(f"{error.message} It was tried {attempts} times.", error) from None
                 self._wait(error, failures)
 
     def _wait(self, error: MillraceError, failures: int) -> None:
@@ -249,7 +277,8 @@ class Applier:
             _log.warning("sink %s waits: %s", self.name, error)
         self.status.state, self.status.error = "waiting", str(error)
         asked = error.retry_after if isinstance(error, Busy) else 0.0
-        if self._stop.wait(max(asked, min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 10)))):
+        growing = self._retry.first_seconds * 2 ** min(failures - 1, 30)
+        if self._stop.wait(max(asked, min(self._retry.longest_seconds, growing))):
             raise Stopped
 
     def _lose(self) -> None:

@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
 
 def applier_of(
-    settings: Settings, sink: SinkSettings, log: LogReader, context: SinkContext, stop: threading.Event
+    settings: Settings,
+    sink: SinkSettings,
+    log: LogReader,
+    context: SinkContext,
+    stop: threading.Event,
+    *,
+    rows: SourceRows | None = None,
 ) -> Applier:
-    """A pipeline's applier for one of its sinks."""
+    """A pipeline's applier for one of its sinks; `rows` reads them from the source again."""
     return Applier(
         sink.name,
         open_sink=partial(registry.open_sink, sink, context),
         log=log,
         letters=DeadLetters(settings.state / "dead-letters" / sink.name),
         stop=stop,
-        reselect=SourceRows(settings.source),
+        reselect=rows or SourceRows(settings.source),
+        retry=sink.retry,
     )
 
 

@@ -46,6 +46,9 @@ def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Re
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
     if facts.get("state") == "paused":
         yield Reason(f"sink {name}", "is paused", f"Let it go on: millrace resume {name}")
+    elif facts.get("state") == "stopped":
+        again = f"Then let it go on: millrace pause {name} && millrace resume {name}"
+        yield Reason(f"sink {name}", f"stopped: {facts.get('error')}", again)
     elif facts.get("state") != "running":
         message = str(facts.get("error") or f"is {facts.get('state', 'starting')}")
         yield Reason(f"sink {name}", message)

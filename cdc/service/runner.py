@@ -1,6 +1,7 @@
 """One sink's query, started again when it fails."""
 
 import logging
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class Runner:
         try:
             self.query.start(spark)
         except MillraceError as error:
-            self._ended(str(error))
+            self.failed(str(error))
             self.never_ran = True
             return
         if self.never_ran:  # else the batch that failed comes again, and its outcome is the sink's state
@@ -46,13 +47,18 @@ class Runner:
             return
         failure = self.query.failure()
         if failure is not None:
-            self._ended(failure)
+            self.failed(failure)
 
-    def _ended(self, failure: str) -> None:
+    def failed(self, failure: str) -> None:
+        """Note why it ended and when to start it again."""
         self.attempts = self.attempts.ended(time.monotonic() - self.started)
         # not all at once: on a busy machine, queries that start together make each other miss Spark's time to start
         self.restart_at = time.monotonic() + self.attempts.delay * random.uniform(0.5, 1.5)  # noqa: S311
         status = self.query.applier.status
+        if status.state == "stopped":  # its retry policy says so
+            self.restart_at = math.inf
+            _log.error("sink %s stops until it is resumed: %s", self.query.settings.name, failure)
+            return
         status.restarts += 1
         status.state, status.error = "failed", failure
         _log.error("sink %s failed, next start in %.0f s: %s", self.query.settings.name, self.attempts.delay, failure)
