@@ -7,7 +7,22 @@ from importlib.metadata import version as distribution_version
 
 import typer
 
-from cdc.cli import backfill, demo, dlq, doctor, files, local, log, replay, resync, run, verify
+from cdc.cli import (
+    backfill,
+    completion,
+    control,
+    demo,
+    dlq,
+    doctor,
+    files,
+    local,
+    log,
+    replay,
+    resync,
+    run,
+    tables,
+    verify,
+)
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json
 from cdc.errors import MillraceError
 
@@ -24,13 +39,19 @@ for command in (
     files.validate,
     run.run,
     run.status,
+    tables.tables,
+    tables.lag,
     run.wait,
+    control.pause,
+    control.resume,
+    control.reload,
     demo.demo,
     doctor.doctor,
     verify.verify,
     backfill.backfill,
     replay.replay,
     resync.resync,
+    completion.completion,
 ):
     app.command()(command)
 for name, group in {"local": local.app, "config": files.config_app, "log": log.app, "dlq": dlq.app}.items():
@@ -39,7 +60,10 @@ for name, group in {"local": local.app, "config": files.config_app, "log": log.a
 
 @app.command()
 def version(as_json: JsonOption = False) -> None:
-    """Show the version of Millrace and of what it runs on."""
+    """Show the version of Millrace and of what it runs on.
+
+    Example: millrace version --json
+    """
     facts = {
         name: distribution_version(name) for name in ("millrace", "pyspark", "delta-spark", "deltalake", "psycopg")
     }

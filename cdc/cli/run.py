@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_sink, print_json, print_table
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import format_lsn, parse_lsn
 
@@ -64,7 +64,10 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 def wait(
     lsn: Annotated[str, typer.Argument(help="An LSN, as pg_current_wal_lsn() gives it.")],
     config: ConfigOption = DEFAULT_CONFIG,
-    sink: Annotated[list[str] | None, typer.Option(help="Wait for this sink; may be repeated. Default: all.")] = None,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="Wait for this sink; may be repeated. Default: all.", autocompletion=complete_sink),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
     as_json: JsonOption = False,
 ) -> None:

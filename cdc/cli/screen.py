@@ -4,11 +4,16 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from cdc.errors import MillraceError
+
+if TYPE_CHECKING:
+    from cdc.config import Settings
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -18,6 +23,37 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DEFAULT_CONFIG = Path("millrace.yaml")
+
+
+def complete_target(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the sinks and tables of the pipeline file at hand. A file that is wrong completes nothing."""
+    return [name for name in (*complete_sink(context, ""), *_tables(context)) if name.startswith(incomplete)]
+
+
+def complete_sink(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the sinks of the pipeline file at hand."""
+    settings = _settings(context)
+    names = [sink.name for sink in settings.sinks] if settings else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_table(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the tables of the pipeline file at hand."""
+    return [name for name in _tables(context) if name.startswith(incomplete)]
+
+
+def _tables(context: typer.Context) -> list[str]:
+    settings = _settings(context)
+    return [str(table.name) for table in settings.source.tables] if settings else []
+
+
+def _settings(context: typer.Context) -> "Settings | None":
+    from cdc.service.part import settings_from
+
+    try:
+        return settings_from(Path(context.params.get("config") or DEFAULT_CONFIG))
+    except MillraceError:
+        return None
 
 
 def print_json(value: object) -> None:

@@ -5,7 +5,6 @@ sink has yet to get, and a crash loses nothing. The trap: live changes of the ta
 was passed over is applied, or a partial row would keep columns that are too old.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model import ZERO_LSN, Lsn, TableId
+from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset, Slice
+from cdc.service.places import consumer_name
 from cdc.service.reread import folded
 from sinks.applier import Applier
 
@@ -26,16 +26,6 @@ _AT_ONCE = 20_000
 _NEAR = 1000
 """So few changes left to catch up with are applied while the sink's own batches wait."""
 _log = logging.getLogger(__name__)
-
-
-def consumer_name(sink: str, table: TableId) -> str:
-    """Of a hold's place in the log. A digest, since a table may be called anything and a consumer may not."""
-    return f"{sink}.held.{hashlib.sha256(str(table).encode()).hexdigest()[:16]}"
-
-
-def held_from(sink: str, consumers: Iterable[Consumer]) -> Lsn | None:
-    """The LSN up to which a sink has everything of the tables held back from it; None if none is held."""
-    return min((item.reached for item in consumers if item.name.startswith(f"{sink}.held.")), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from cdc.model import ZERO_LSN, Lsn, format_lsn
 from cdc.ports import LogReader
 from cdc.service import status
 from cdc.service.health import has_reached
+from cdc.service.places import held_from
 
 
 class Positions:
@@ -28,9 +29,10 @@ class Positions:
         return tuple(asked) or self._sinks
 
     def reached(self) -> dict[str, Lsn]:
-        """The LSN up to which each sink has applied everything."""
-        applied = {consumer.name: consumer.reached for consumer in self._reader.consumers()}
-        return {name: applied.get(name, ZERO_LSN) for name in self._sinks}
+        """The LSN up to which each sink has applied everything, tables that are held back included."""
+        consumers = self._reader.consumers()
+        applied = {consumer.name: consumer.reached for consumer in consumers}
+        return {name: _least(applied.get(name, ZERO_LSN), held_from(name, consumers)) for name in self._sinks}
 
     def head(self) -> Lsn:
         """The LSN up to which the log is complete."""
@@ -52,3 +54,7 @@ class Positions:
                     f"Sink {sink} did not reach {format_lsn(wanted)} in {timeout:g} s.", "See: millrace status"
                 )
             time.sleep(0.02)
+
+
+def _least(reached: Lsn, held: Lsn | None) -> Lsn:
+    return reached if held is None else min(reached, held)

@@ -26,6 +26,10 @@ class SourceRows:
         self._source = source
         self._tables = {table.name: table for table in source.tables}
 
+    def follow(self, source: SourceSettings) -> None:
+        """After a reload: the tables that there are now."""
+        self._tables = {table.name: table for table in source.tables}
+
     def __call__(self, schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
         table = self._tables.get(schema.table)
         if table is None:

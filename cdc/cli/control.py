@@ -1,0 +1,102 @@
+"""`pause`, `resume` and `reload`: steering a pipeline that runs, through its state folder."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_target, print_json
+from cdc.errors import ConfigError, MillraceError
+
+if TYPE_CHECKING:
+    from cdc.config import Settings
+    from cdc.service.pauses import Paused
+
+_PATIENCE = 60.0
+
+TargetArgument = Annotated[
+    str, typer.Argument(help="A sink's name, or a table as schema.name.", autocompletion=complete_target)
+]
+
+
+def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Let a sink or a table stand still, also over restarts, until it is resumed. Nothing is lost.
+
+    A sink stops after the batch in hand and keeps its position. A table is held back from every sink. Capture goes on
+    in either case: the log keeps what waits, and the replication slot does not.
+
+    Examples:
+
+        millrace pause redis
+
+        millrace pause public.orders
+    """
+    from cdc.service import pauses
+
+    settings = _settings(config)
+    _said(
+        settings, pauses.pause(settings, target), as_json, f"{target} is paused. Let it go on: millrace resume {target}"
+    )
+
+
+def resume(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Let a paused sink or table go on where it stopped; what it missed is applied in order.
+
+    Examples:
+
+        millrace resume redis
+
+        millrace resume public.orders
+    """
+    from cdc.service import pauses
+
+    settings = _settings(config)
+    _said(settings, pauses.resume(settings, target), as_json, f"{target} goes on. See: millrace status")
+
+
+def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Have the running pipeline read its file again: tables and sinks come, go and change; positions stay.
+
+    Only the parts concerned start again. A file that is wrong changes nothing, and the reason is shown here.
+
+    Example: millrace validate && millrace reload
+    """
+    from cdc.service import reload as requests
+    from cdc.service import status
+
+    settings = _settings(config)
+    before = _outcome(status.read(settings.state, "daemon"))
+    requests.request(settings.state)
+    deadline = time.monotonic() + _PATIENCE
+    while (outcome := _outcome(status.read(settings.state, "daemon"))).get("at") == before.get("at"):
+        if time.monotonic() > deadline:
+            raise MillraceError(f"The daemon did not answer in {_PATIENCE:g} s.", "See: millrace status")
+        time.sleep(0.05)
+    if not outcome.get("ok"):
+        raise ConfigError(f"Not taken over; everything runs on as before. {outcome.get('message')}")
+    if as_json:
+        print_json(outcome)
+    else:
+        OUT.print(f"Taken over: {outcome.get('message')}.", markup=False)
+
+
+def _settings(config: ConfigOption) -> "Settings":
+    from cdc.service.part import settings_from
+
+    return settings_from(config)
+
+
+def _outcome(facts: dict[str, object]) -> dict[str, object]:
+    found = facts.get("reload")
+    return found if isinstance(found, dict) else {}
+
+
+def _said(settings: "Settings", paused: "Paused", as_json: bool, line: str) -> None:
+    from cdc.service.reload import daemon_pid
+
+    if as_json:
+        print_json(paused.facts())
+        return
+    OUT.print(line, markup=False)
+    if daemon_pid(settings.state) is None:
+        OUT.print("The pipeline does not run now; it will keep to this when it does.")

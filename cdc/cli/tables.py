@@ -1,0 +1,129 @@
+"""`tables` and `lag`: each table on its way, and how far behind each store is."""
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdc.cli.screen import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table
+
+if TYPE_CHECKING:
+    from cdc.config import Settings
+    from cdc.service.lag import Lag, Lags
+    from cdc.service.status import Facts
+
+_OPEN = ("running", "paused", "failed")
+
+
+def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show every table: its state, what was captured and applied since the parts started, its newest commit.
+
+    Example: millrace tables --json
+    """
+    from cdc.service import pauses, status
+    from cdc.service.part import settings_from
+
+    settings = settings_from(config)
+    capture, apply = status.read(settings.state, "capture"), status.read(settings.state, "apply")
+    paused = pauses.read(settings.state).tables
+    found = [_facts(str(table.name), settings, capture, apply, paused) for table in settings.source.tables]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            facts["table"],
+            facts["state"],
+            _number(facts["captured"]),
+            *(_number(_section(facts, "applied").get(sink.name)) for sink in settings.sinks),
+            facts["newest_commit"] or "",
+        )
+        for facts in found
+    ]
+    print_table(("table", "state", "captured", *(sink.name for sink in settings.sinks), "newest commit"), rows)
+
+
+def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show how far behind the reader, each store and each of its tables is, in seconds and in bytes of WAL.
+
+    Example: millrace lag --json | jq '.sinks.redis.seconds'
+    """
+    from cdc.service.part import settings_from
+
+    settings = settings_from(config)
+    lags = _lags(settings)
+    if as_json:
+        by_table: dict[str, dict[str, object]] = {}
+        for (sink, table), one in lags.tables.items():
+            by_table.setdefault(sink, {})[table] = asdict(one)
+        sinks = {name: {**asdict(one), "tables": by_table.get(name, {})} for name, one in lags.sinks.items()}
+        print_json({"capture": asdict(lags.capture), "sinks": sinks})
+        return
+    rows = [("source to log", "", *_shown(lags.capture))]
+    for name, one in lags.sinks.items():
+        rows.append((name, "", *_shown(one)))
+        rows += [("", table, *_shown(own)) for (sink, table), own in lags.tables.items() if sink == name and own.bytes]
+    print_table(("", "table", "seconds behind", "bytes behind"), rows)
+
+
+def _lags(settings: "Settings") -> "Lags":
+    """As of one look: what was committed while nobody looked counts from its commit."""
+    from cdc.service import status
+    from cdc.service.lag import Lags, Moment
+    from cdc.service.reached import Positions
+
+    positions = Positions(settings)
+    captured = [str(table.name) for table in settings.source.tables]
+    sinks = {sink.name: [str(name) for name in sink.tables] or captured for sink in settings.sinks}
+    capture = status.read(settings.state, "capture")
+    lags = Lags()
+    lags.look(Moment(time.time(), capture, positions.head(), positions.reached(), sinks))
+    return lags
+
+
+def _shown(one: "Lag") -> tuple[str, str]:
+    return f"{one.seconds:,.1f}", f"{one.bytes:,}"
+
+
+def _facts(
+    table: str, settings: "Settings", capture: "Facts", apply: "Facts", paused: frozenset[str]
+) -> dict[str, object]:
+    from cdc.service.flow import count
+    from cdc.service.health import nested
+
+    applied = {
+        sink.name: count(nested(apply, "sinks", sink.name, "changes").get(table))
+        for sink in settings.sinks
+        if not sink.tables or table in map(str, sink.tables)
+    }
+    return {
+        "table": table,
+        "state": _state(table, capture, paused),
+        "captured": sum(map(count, nested(capture, "changes", table).values())),
+        "applied": applied,
+        "newest_commit": nested(capture, "tables", table).get("at"),
+    }
+
+
+def _state(table: str, capture: "Facts", paused: frozenset[str]) -> str:
+    from cdc.service.health import SILENT_AFTER
+    from cdc.service.status import age
+
+    if table in paused:
+        return "paused"
+    if age(capture, datetime.now(UTC)) > SILENT_AFTER:
+        return "not running"
+    jobs = capture.get("backfills")
+    for job in jobs if isinstance(jobs, list) else ():
+        if job.get("table") == table and job.get("state") in _OPEN:
+            return f"backfill {job['state']}"
+    return str(capture.get("state", "starting"))
+
+
+def _section(facts: dict[str, object], name: str) -> dict[str, object]:
+    found = facts[name]
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else "-"
