@@ -41,7 +41,7 @@ docs: .venv/ready ## Generate the references: configuration, HTTP, metrics
 bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS, CONTENDERS)
 	@$(BIN)/python -m bench.capture
 
-bench-snapshot: .venv/ready ## A whole table into the log, beside psql's copy (ROWS, RUNS)
+bench-snapshot: .venv/ready ## A whole table into a log: psql, Millrace, Debezium (ROWS, RUNS, CONTENDERS, OUT)
 	@$(BIN)/python -m bench.snapshot
 
 clean: ## Stop the local servers and remove their data

@@ -107,8 +107,10 @@ def measure(rival: Rival, dsn: str, sizes: Sizes) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def servers() -> Iterator[tuple[Servers, Mapping[str, Any], Path]]:
-    """Postgres, Kafka and Connect of our own, gone afterwards."""
+def servers(
+    needed: Sequence[str] = ("postgres", "kafka"),
+) -> Iterator[tuple[Servers, Mapping[str, Any], Path]]:
+    """Postgres, Kafka and Connect of our own, gone afterwards; those that are `needed` are up."""
     base = cache_folder() / "bench"
     base.mkdir(mode=0o711, parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="capture-", dir=base))
@@ -116,7 +118,7 @@ def servers() -> Iterator[tuple[Servers, Mapping[str, Any], Path]]:
     every = (Postgres(_POSTGRES), Kafka(), Connect({"offset.flush.interval.ms": "1000"}))
     own = Servers(home, {server.name: server for server in every}, tied=True)
     try:
-        yield own, own.up(("postgres", "kafka")), home
+        yield own, own.up(tuple(needed)), home
     finally:
         own.down()
         shutil.rmtree(home, ignore_errors=True)

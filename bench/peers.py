@@ -128,6 +128,15 @@ class Debezium:
         wait(lambda: not self._active(), "the connector to stop", 60, 0.2)
         self._base = self._end.now()
 
+    def snapshot(self) -> None:
+        """Begin with a snapshot of the whole table."""
+        config = {**self._config(), "snapshot.mode": "initial"}
+        self._rest("POST", "/connectors", {"name": self._prefix, "config": config})
+
+    def messages(self) -> int:
+        """How many its topic holds."""
+        return self._end.now()
+
     def resume(self, target: int) -> None:
         """The worker is up; its connector goes on."""
         self._rest("PUT", f"/connectors/{self._prefix}/resume")

@@ -1,10 +1,11 @@
-"""A whole table into the log, beside the quickest way to read it at all.
+"""A whole table into a log, side by side: psql's copy, Millrace twice, Debezium.
 
-    python -m bench.snapshot        (ROWS and RUNS from the environment)
+    python -m bench.snapshot        (ROWS, RUNS, CONTENDERS, OUT from the environment)
 
-`psql` is `\\copy … to /dev/null`: the server's work and the least that a client can do, nothing decoded, nothing kept.
-`initial` is the first snapshot under the slot's exported one, with one and with two workers; `chunked` reads the same
-table beside the stream. Both end with every row durable in the segment log. CPU is the reading process's own.
+`psql_copy` is `\\copy … to /dev/null`: the server's work and the least that a client can do, nothing decoded, nothing
+kept. Every other contender ends with every row durable in its log. The clock of Millrace runs from the slot to the
+last row, that of Debezium from its first message to its last: nobody's start counts. CPU is the reading process's
+own, without broker and server; `busy_cores` is what the whole machine worked meanwhile.
 """
 
 import contextlib
@@ -18,83 +19,78 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import cdc.log
 from bench import meter, workload
+from bench.capture import servers
+from bench.peers import TABLE, Debezium, execute
 from cdc.capture import publication
 from cdc.capture import slot as slots
 from cdc.capture.connect import connect
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
 from cdc.config import Settings
-from cdc.log.segments import SegmentSettings
 from cdc.model import LOG_SCHEMA, Entry
+from cdc.pipeline_file import check
 from cdc.ports import LogWriter
+from cdc.service import lean
+from cdc.service.supervisor import CAPTURE_ENVIRONMENT
 from deploy.local import postgres
 from deploy.local.folders import cache_folder
-from deploy.local.postgres import Postgres
 from deploy.local.servers import Servers
+from sinks import registry
 from snapshots.chunked import Backfills
 from snapshots.initial import run_initial
 
 RESULTS = Path(__file__).parent / "results" / "snapshot.json"
-TABLE = "public.bench_orders"
-_POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+NAMES = ("psql_copy", "millrace_segments", "millrace_kafka", "debezium_kafka")
+VARIANTS = {"millrace_one_worker": {"snapshot_workers": 1}, "millrace_two_workers": {"snapshot_workers": 2},
+            "millrace_chunked": {}}  # fmt: skip
+"""Other ways into the segment log, measured only where CONTENDERS names them."""
 Figures = dict[str, float]
 
 
-@contextlib.contextmanager
-def database() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A Postgres of our own, gone afterwards: a connection string, and the source section of a pipeline."""
-    base = cache_folder() / "bench"
-    base.mkdir(mode=0o711, parents=True, exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="snapshot-", dir=base))
-    home.chmod(0o711)
-    own = Servers(home, {"postgres": Postgres(_POSTGRES)}, tied=True)
-    try:
-        server = own.up(("postgres",))["postgres"]
-        dsn = postgres.dsn(server.port, postgres.passfile(own.private()), "postgres")
-        secret = postgres.password(own.private()).reveal()
-        yield dsn, {"host": server.host, "port": server.port, "user": "postgres", "password": secret}
-    finally:
-        own.down()
-        shutil.rmtree(home, ignore_errors=True)
+# -- Millrace, in a process of its own
 
 
-# -- one contender, in a process of its own
-
-
-def contend(name: str, source: Mapping[str, Any]) -> Figures:
+def contend(name: str, source: Mapping[str, Any], log: Mapping[str, Any]) -> Figures:
     """Read the table once; called in a fresh process, so that memory and CPU are this contender's alone."""
-    mode, _, workers = name.partition("-")
-    table = {"name": TABLE, "snapshot": "initial" if mode == "initial" else "incremental"}
-    slot = f"bench_{mode}"
-    own = {**source, "slot": slot, "publication": slot, "tables": [table], "snapshot_workers": int(workers or 1)}
+    mode = "incremental" if name == "millrace_chunked" else "initial"
+    slot = f"bench_{name}"
+    own = {**source, **VARIANTS.get(name, {}), "slot": slot, "publication": slot,
+           "tables": [{"name": TABLE, "snapshot": mode}]}  # fmt: skip
     with tempfile.TemporaryDirectory(dir=cache_folder() / "bench") as folder:
-        settings = Settings.model_validate({"state": folder, "source": own, "log": SegmentSettings()})
+        sections = {"state": folder, "source": own, "log": dict(log)}
+        settings = check(sections, cdc.log.settings_kinds(), registry.settings_kinds(), "the bench")
         with connect(settings.source) as connection:
-            slots.drop(connection, slot)
             publication.ensure(connection, settings.source)
-        with contextlib.closing(cdc.log.open_writer(settings)) as log:
-            figures = _initial(settings, log) if mode == "initial" else _chunked(settings, log)
-        with connect(settings.source) as connection:
-            slots.drop(connection, slot)
-        return figures
+        try:
+            with contextlib.closing(cdc.log.open_writer(settings)) as writer:
+                return _initial(settings, writer) if mode == "initial" else _chunked(settings, writer)
+        finally:
+            with connect(settings.source) as connection:
+                slots.drop(connection, slot)
+                connection.execute(f"drop publication {slot}".encode())
 
 
 def _measured(work: Callable[[], int]) -> Figures:
-    began, cpu = time.monotonic(), time.process_time()
+    began, cpu, busy = time.monotonic(), time.process_time(), meter.busy_seconds()
     rows = work()
     seconds, used = time.monotonic() - began, time.process_time() - cpu
+    return _figures(rows, seconds, used, meter.peak_rss_mb(os.getpid()), meter.busy_seconds() - busy)
+
+
+def _figures(rows: int, seconds: float, cpu: float, peak: float, busy: float) -> Figures:
     return {
         "rows": rows,
         "rows_per_s": round(rows / seconds),
-        "cpu_us_per_row": round(used / rows * 1e6, 2),
-        "peak_rss_mb": meter.peak_rss_mb(os.getpid()),
+        "cpu_us_per_row": round(cpu / rows * 1e6, 2),
+        "peak_rss_mb": peak,
+        "busy_cores": round(busy / seconds, 2),
     }
 
 
@@ -131,74 +127,143 @@ def _chunked(settings: Settings, log: LogWriter) -> Figures:
         stream.join()
 
 
-# -- all of them
+def apart(name: str, source: Mapping[str, Any], log: Mapping[str, Any]) -> Figures:
+    """`contend` in a fresh process as the daemon starts its own; settings hold a password, so they go through stdin."""
+    command = [sys.executable, "-m", "bench.snapshot", name]
+    given, environment = json.dumps([source, log]), {**os.environ, **CAPTURE_ENVIRONMENT}
+    done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+# -- the others
 
 
 def psql(dsn: str, rows: int) -> Figures:
     """The floor."""
     program = shutil.which("psql") or "psql"
-    with subprocess.Popen([program, "-X", "-q", dsn, "-c", f"\\copy {TABLE} to /dev/null"]) as child:
-        began = time.monotonic()
-        _, state, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(state)
+    began, busy, peak, pid = time.monotonic(), meter.busy_seconds(), 0.0, 0
+    child = subprocess.Popen([program, "-X", "-q", dsn, "-c", f"\\copy {TABLE} to /dev/null"])
+    while not pid:
+        # rusage's peak would count what the child shared with us before it became psql.
+        with contextlib.suppress(OSError):
+            peak = max(peak, meter.peak_rss_mb(child.pid))
+        time.sleep(0.01)
+        pid, state, usage = os.wait4(child.pid, os.WNOHANG)
+    seconds, child.returncode = time.monotonic() - began, os.waitstatus_to_exitcode(state)
     if child.returncode:
         raise RuntimeError("psql failed")
-    seconds = time.monotonic() - began
-    cpu = usage.ru_utime + usage.ru_stime
-    return {
-        "rows": rows,
-        "rows_per_s": round(rows / seconds),
-        "cpu_us_per_row": round(cpu / rows * 1e6, 2),
-    }
+    return _figures(rows, seconds, usage.ru_utime + usage.ru_stime, peak, meter.busy_seconds() - busy)
 
 
-def apart(name: str, source: Mapping[str, Any]) -> Figures:
-    """`contend` in a fresh process; the source goes through its standard input, since it holds a password."""
-    command = [sys.executable, "-m", "bench.snapshot", name]
-    done = subprocess.run(command, input=json.dumps(source), capture_output=True, text=True, check=True)
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+def debezium(peer: Debezium, rows: int) -> Figures:
+    """The connector's own snapshot into one topic."""
+    peer.snapshot()
+    try:
+        meter.wait(lambda: peer.messages() > 0, "the connector's first message", 180, 0.01)
+        began, cpu, busy, first = time.monotonic(), peer.cpu(), meter.busy_seconds(), peer.messages()
+        meter.wait(lambda: peer.messages() >= rows, "the connector's snapshot", 1800, 0.01)
+        seconds, used = time.monotonic() - began, peer.cpu() - cpu
+        return _figures(rows - first, seconds, used, peer.peak_rss_mb(), meter.busy_seconds() - busy)
+    finally:
+        peer.finish()
 
 
-def run() -> dict[str, object]:
-    """Every contender, several times in turn; the middle value of each figure counts."""
-    rows, runs = int(os.environ.get("ROWS", "1000000")), int(os.environ.get("RUNS", "3"))
-    found: dict[str, list[Figures]] = {}
-    with database() as (dsn, source):
+# -- all of them
+
+
+def run(chosen: Sequence[str], rows: int, runs: int) -> dict[str, object]:
+    """Every contender, several times in turn; the middle value of each figure counts. Debezium has one turn."""
+    found: dict[str, list[Figures]] = {name: [] for name in chosen}
+    needed = ("postgres", "kafka") if any(name.endswith("_kafka") for name in chosen) else ("postgres",)
+    with servers(needed) as (own, running, _home):
+        database = running["postgres"]
+        dsn = postgres.dsn(database.port, postgres.passfile(own.private()), "postgres")
+        source = {"host": database.host, "port": database.port, "database": "postgres", "user": "postgres",
+                  "password": postgres.password(own.private()).reveal()}  # fmt: skip
         workload.load(dsn, rows)
-        before = meter.load()
-        for _ in range(runs):
-            found.setdefault("psql", []).append(psql(dsn, rows))
-            for name in ("initial-1", "initial-2", "chunked"):
-                found.setdefault(name, []).append(apart(name, source))
+        bootstrap = running["kafka"].address if "kafka" in running else ""
+        for turn in range(runs):
+            for name in chosen:
+                if name == "debezium_kafka" and turn:
+                    continue
+                before = meter.load()
+                figures = _one(name, turn, dsn, source, bootstrap, rows, own)
+                found[name].append({**figures, "load": before})
+                print(f"{name:20} {_shown(figures)}  load {before}", flush=True)
+        settled = {name: _middle(many) for name, many in found.items()}
+    return {"workload": {"rows": rows, "runs": runs}, "machine": _machine(), "contenders": settled,
+            "ratios": ratios(settled)}  # fmt: skip
+
+
+def _one(name: str, turn: int, dsn: str, source: Mapping[str, Any], bootstrap: str, rows: int, own: Servers) -> Figures:
+    if name == "psql_copy":
+        return psql(dsn, rows)
+    if name == "debezium_kafka":
+        worker = own.up(("connect",))["connect"]
+        execute(dsn, "checkpoint")
+        return debezium(Debezium(dsn, source, bootstrap, worker.address, worker.pid), rows)
+    topic = {"kind": "kafka", "bootstrap": bootstrap, "prefix": f"bench_millrace_{turn}", "partitions": 1}
+    return apart(name, source, topic if name == "millrace_kafka" else {"kind": "segments"})
+
+
+def _middle(many: Sequence[Figures]) -> Figures:
+    return {figure: statistics.median(each[figure] for each in many) for figure in many[0]}
+
+
+def _machine() -> dict[str, object]:
     return {
-        "workload": {"rows": rows, "runs": runs},
-        "machine": {
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "load": {"before": before, "after": meter.load()},
-        },
-        "contenders": {
-            name: {figure: statistics.median(each[figure] for each in many) for figure in many[0]}
-            for name, many in found.items()
-        },
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _shown(figures: Figures) -> str:
+    return (
+        f"{figures['rows_per_s']:>10,.0f} rows/s {figures['cpu_us_per_row']:>6.2f} µs CPU a row "
+        f"{figures['peak_rss_mb']:>7.1f} MB {figures['busy_cores']:.2f} cores busy"
+    )
+
+
+def ratios(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Rate as a part of psql's, and how many times as fast, cheap and small as Debezium."""
+    said: dict[str, dict[str, float]] = {name: {} for name in found}
+    for name, each in found.items():
+        if floor := found.get("psql_copy"):
+            said[name]["rate_of_psql_copy"] = round(each["rows_per_s"] / floor["rows_per_s"], 2)
+        if rival := found.get("debezium_kafka"):
+            said[name]["speed_of_debezium"] = round(each["rows_per_s"] / rival["rows_per_s"], 2)
+            said[name]["debezium_cpu"] = round(rival["cpu_us_per_row"] / max(each["cpu_us_per_row"], 0.01), 2)
+            said[name]["debezium_memory"] = round(rival["peak_rss_mb"] / each["peak_rss_mb"], 2)
+    return said
+
+
+def chosen_contenders(named: str) -> list[str]:
+    """CONTENDERS: names with commas between them; empty: the four."""
+    wanted = [name.strip() for name in named.split(",") if name.strip()]
+    every = (*NAMES, *VARIANTS)
+    if strangers := [name for name in wanted if name not in every]:
+        raise SystemExit(f"CONTENDERS: {strangers[0]!r} is none of {', '.join(every)}")
+    return [name for name in every if name in wanted] or list(NAMES)
 
 
 def main() -> None:
-    """Print a table and write the results; with an argument, be one contender."""
+    """Print a line for each turn and the ratios; write the results, those of a selection only where OUT says.
+
+    With an argument, be that contender.
+    """
     if len(sys.argv) > 1:
-        print(json.dumps(contend(sys.argv[1], json.load(sys.stdin))))
+        lean.do_without("pandas")
+        print(json.dumps(contend(sys.argv[1], *json.load(sys.stdin))))
         return
-    results = run()
-    contenders: Any = results["contenders"]
-    for name, figures in contenders.items():
-        shown = f"{figures['rows_per_s']:>10,.0f} rows/s {figures['cpu_us_per_row']:>6.2f} µs CPU a row"
-        memory = f"{figures['peak_rss_mb']:>7.1f} MB" if "peak_rss_mb" in figures else ""
-        print(f"{name:10} {shown} {memory}")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    chosen = chosen_contenders(os.environ.get("CONTENDERS", ""))
+    out = os.environ.get("OUT") or (str(RESULTS) if set(NAMES) <= set(chosen) else "")
+    results = run(chosen, int(os.environ.get("ROWS", "1000000")), int(os.environ.get("RUNS", "3")))
+    print(json.dumps(results["ratios"], indent=1))
+    if out:
+        Path(out).parent.mkdir(exist_ok=True)
+        Path(out).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
