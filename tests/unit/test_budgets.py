@@ -1,0 +1,92 @@
+"""The budgets of disk and memory: what is judged, and what happens then."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdc.config import BudgetSettings
+from cdc.errors import LogFull
+from cdc.service.budgets import DiskBudget, MemoryBudget, resident_bytes
+from cdc.service.supervisor import Part, Supervisor
+from tests.fix_processes import wait_until
+
+MB = 2**20
+
+
+def test_there_is_room_where_there_is_room(tmp_path: Path) -> None:
+    DiskBudget(tmp_path, BudgetSettings(free_mb=1)).check()
+    assert DiskBudget(tmp_path, BudgetSettings(free_mb=1)).look().free_bytes > MB
+
+
+def test_too_little_free_space_is_a_full_log(tmp_path: Path) -> None:
+    with pytest.raises(LogFull, match=r"less than budgets\.free_mb"):
+        DiskBudget(tmp_path, BudgetSettings(free_mb=2**40)).check()
+
+
+def test_too_large_a_state_folder_is_a_full_log_until_it_shrinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.service.budgets._LOOK_SECONDS", 0.0)
+    ballast = tmp_path / "log" / "segment"
+    ballast.parent.mkdir()
+    ballast.write_bytes(bytes(3 * MB))
+    budget = DiskBudget(tmp_path, BudgetSettings(free_mb=0, state_gb=2 / 1024))
+    with pytest.raises(LogFull, match=r"more than budgets\.state_gb"):
+        budget.check()
+    ballast.write_bytes(bytes(MB))
+    budget.check()
+
+
+def test_one_look_over_the_limit_is_not_enough_and_three_are() -> None:
+    budget = MemoryBudget({"capture": 100})
+    assert [bool(budget.judge("capture", size * MB)) for size in (101, 150, 99, 101, 101, 101, 101)] == [
+        *[False] * 5,
+        True,
+        False,
+    ]
+    assert not any(budget.judge("apply", 10**12) for _ in range(9))
+
+
+def test_the_memory_of_a_part_counts_its_children() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'b = b"x" * (60 << 20); input()'])"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        wait_until(lambda: resident_bytes(child.pid) > 60 * MB, 20)
+    finally:
+        child.communicate(b"\n")
+    assert resident_bytes(child.pid) == 0
+    assert resident_bytes(os.getpid()) > MB
+
+
+def test_a_part_is_started_again_at_once_with_the_reason_and_without_a_penalty() -> None:
+    part = Part("part", [sys.executable, "-c", "import time; time.sleep(600)"])
+    supervisor, stop = Supervisor([part], grace=5), threading.Event()
+    thread = threading.Thread(target=supervisor.run, args=(stop,))
+    thread.start()
+    wait_until(lambda: part.process is not None, 10)
+    first = part.process
+    supervisor.restart("part", "it holds too much")
+    wait_until(lambda: part.process is not None and part.process is not first, 10)
+    assert part.facts()["last_exit"] == "it holds too much"
+    assert (part.restarts, part.attempts.failures) == (1, 0)
+    stop.set()
+    thread.join(10)
+
+
+def test_a_part_that_does_not_end_when_asked_is_killed_and_started_again() -> None:
+    deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+    part = Part("deaf", deaf)
+    supervisor, stop = Supervisor([part], grace=1), threading.Event()
+    thread = threading.Thread(target=supervisor.run, args=(stop,))
+    thread.start()
+    wait_until(lambda: part.process is not None, 10)
+    first = part.process
+    supervisor.restart("deaf", "asked")
+    wait_until(lambda: part.process is not None and part.process is not first, 15)
+    stop.set()
+    thread.join(15)
+    assert not thread.is_alive()
