@@ -1,105 +1,225 @@
 """The page as a browser shows it, in real headless Chromium."""
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pytest
 
 import cdc.log
 from cdc.config import Settings
-from cdc.errors import EnvironmentFault
 from cdc.model import LOG_SCHEMA, Entry, Lsn
-from cdc.service import status
+from cdc.service import pauses, status
 from cdc.service.http import Server
-from deploy.local import packages, ports
+from deploy.local import ports
+from sinks.dead_letters import DeadLetters, Letter
+from tests.fix_browser import Page
+from tests.fix_processes import wait_until
 
-_QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--virtual-time-budget=5000",
-]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """Its path; installed where that is allowed."""
-    if shutil.which("chromium") is None:
-        try:
-            packages.install(["chromium"], "Chromium", lambda line: None)
-        except EnvironmentFault as fault:
-            pytest.skip(str(fault))
-    return shutil.which("chromium") or ""
+_TABLE = "public.<b>orders</b>"
+_VALUE = "planted-cell-value"
+Make = Callable[..., Settings]
 
 
 @pytest.fixture
-def settings(settings_of: Callable[..., Settings], tmp_path: Path) -> Iterator[Settings]:
+def settings(settings_of: Make, tmp_path: Path) -> Iterator[Settings]:
     settings = settings_of(
-        sinks=[{"kind": "delta", "path": str(tmp_path / "lake")}, {"kind": "redis"}], http={"port": ports.pick()}
+        source={"tables": [_TABLE]},
+        sinks=[{"kind": "delta", "path": str(tmp_path / "lake")}, {"kind": "redis"}],
+        http={"port": ports.pick()},
     )
     with Server(settings):
         yield settings
 
 
-def say(settings: Settings, redis: str) -> None:
-    changes = {"public.<b>orders</b>": 1234}
+def address(settings: Settings) -> str:
+    return f"http://127.0.0.1:{settings.http.port}/"
+
+
+def say(settings: Settings, redis: str, **capture: object) -> None:
+    changes = {_TABLE: 1234}
     sinks = {"delta": {"state": "running", "changes": changes}, "redis": {"state": redis, "error": "out of memory"}}
-    status.publish(settings.state, "capture", {"state": "streaming", "changes_total": 4321})
+    facts = {"state": "streaming", "changes_total": 4321, "changes": {_TABLE: {"c": 4000, "u": 321}}, **capture}
+    status.publish(settings.state, "capture", facts)
     status.publish(settings.state, "apply", {"state": "running", "sinks": sinks})
 
 
-def seen(chromium: str, settings: Settings, profile: Path, *options: str) -> str:
-    """The page's document after its scripts have run."""
-    address = f"http://127.0.0.1:{settings.http.port}/"
-    command = [chromium, *_QUIET, f"--user-data-dir={profile}", *options, "--dump-dom", address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+def park(settings: Settings) -> DeadLetters:
+    box = DeadLetters(settings.state / "dead-letters" / "redis")
+    now = datetime.now(UTC)
+    image = f'{{"id":"{_VALUE}"}}'
+    box.park([Letter(_TABLE, image, "u", image, (), 7, 7, now, 1, "nested too deeply", now)])
+    return box
 
 
-def test_it_shows_the_flow_and_a_working_pipeline(chromium: str, settings: Settings, tmp_path: Path) -> None:
+def shown(tab: Page, settings: Settings) -> Page:
+    tab.dress()
+    tab.open(address(settings))
+    return tab
+
+
+def test_it_shows_the_flow_and_a_working_pipeline(tab: Page, settings: Settings) -> None:
     say(settings, "running")
-    page = seen(chromium, settings, tmp_path / "profile")
-    assert "Everything works" in page
-    assert "1,234" in page
-    assert "4,321" in page
+    shown(tab, settings).shows("Everything works")
+    tab.shows("1,234")
+    tab.shows("4,321")
 
 
-def test_it_names_what_is_wrong(chromium: str, settings: Settings, tmp_path: Path) -> None:
+def test_it_names_what_is_wrong(tab: Page, settings: Settings) -> None:
     say(settings, "waiting")
-    page = seen(chromium, settings, tmp_path / "profile")
-    assert "Not ready" in page
-    assert "out of memory" in page
+    shown(tab, settings).shows("out of memory")
+    assert "Not ready" in tab.text()
+    assert "redis holds back" in tab.text()
 
 
-def test_a_tables_name_is_text_and_never_markup(chromium: str, settings: Settings, tmp_path: Path) -> None:
+def test_a_tables_name_is_text_and_never_markup(tab: Page, settings: Settings) -> None:
     say(settings, "running")
-    page = seen(chromium, settings, tmp_path / "profile")
-    assert "public.&lt;b&gt;orders&lt;/b&gt;" in page
-    assert "<b>orders" not in page
+    shown(tab, settings).shows(_TABLE)
+    assert tab.run("document.querySelectorAll('td b, th b').length") == 0
 
 
-def test_a_rows_way_through_the_log_can_be_looked_up(settings: Settings) -> None:
-    import httpx
+def test_it_shows_what_the_slot_costs_and_when_it_is_full(tab: Page, settings: Settings) -> None:
+    say(settings, "running", slot_retained_bytes=5_000_000_000, slot_safe_bytes=2_000_000_000)
+    shown(tab, settings).shows("5.0 GB of WAL kept for us")
+    tab.shows("2.0 GB more until the slot is lost")
 
-    row = {"table": "public.t", "op": "c", "key": '{"id":1}', "after": '{"id":1,"secret":"value"}', "version": 7}
+
+def test_it_shows_how_far_the_snapshot_is(tab: Page, settings: Settings) -> None:
+    progress = {"table": _TABLE, "rows": 500, "estimate": 2000, "tables_done": 1, "tables": 3}
+    say(settings, "running", state="snapshot", snapshot=progress)
+    shown(tab, settings).shows("500 of about 2,000 rows; 1 of 3 tables done")
+    assert tab.run("document.querySelector('progress').value") == 500
+
+
+def test_a_dead_letter_is_tried_again_from_the_keyboard(tab: Page, settings: Settings) -> None:
+    box = park(settings)
+    say(settings, "running")
+    shown(tab, settings).shows("nested too deeply")
+    assert _VALUE not in str(tab.run("document.documentElement.outerHTML"))
+    tab.run("document.querySelector('#letters button').focus()")
+    tab.press("Enter", "\r")
+    tab.shows("1 change(s) will be tried again")
+    assert [letter.version for letter in box.list(retry=True)] == [7]
+
+
+def test_a_sink_is_paused_and_the_keyboard_stays_where_it_was(tab: Page, settings: Settings) -> None:
+    say(settings, "running")
+    shown(tab, settings).shows("Everything works")
+    tab.run("document.querySelector('[data-id=\"pause redis\"]').focus()")
+    tab.press("Enter", "\r")
+    wait_until(lambda: pauses.read(settings.state).sinks == {"redis"}, 20, "redis paused")
+    say(settings, "paused")
+    tab.shows("resume")
+    assert tab.run("document.activeElement.dataset.id") == "pause redis"
+
+
+def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) -> None:
+    row = {"table": "public.t", "op": "c", "key": '{"id":1}', "after": f'{{"id":1,"x":"{_VALUE}"}}', "version": 7}
     rest = {"commit_lsn": 8, "ordinal": 0, "xid": 5, "commit_ts": 0, "schema_id": 1}
     writer = cdc.log.open_writer(settings)
     writer.append(Entry(pa.Table.from_pylist([{**row, **rest}], schema=LOG_SCHEMA), Lsn(9)))
     writer.close()
     cdc.log.open_reader(settings).commit("redis", Lsn(9))
-    query = {"table": "public.t", "key": '{ "id": 1 }'}
-    httpx.get(f"http://127.0.0.1:{settings.http.port}/v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
-    answer = httpx.get(f"http://127.0.0.1:{settings.http.port}/v1/why", params=query, trust_env=False)
-    (told,) = answer.json()["events"]
-    assert (told["event"]["version"], told["event"]["xid"], told["entry"]) == ("0/7", 5, "0/9")
-    assert told["sinks"] == {"delta": "waiting", "redis": "applied"}
-    assert "value" not in answer.text
-    wrong = httpx.get(f"http://127.0.0.1:{settings.http.port}/v1/why", params={"table": "x"}, trust_env=False)
+    httpx.get(f"{address(settings)}v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
+    shown(tab, settings)
+    tab.run("document.querySelector('#why [name=table]').value = 'public.t'")
+    tab.run("document.querySelector('#why [name=key]').value = '{ \"id\": 1 }'")
+    tab.run("document.querySelector('#why').requestSubmit()")
+    tab.shows("1 event(s) in the log")
+    told = str(tab.run("document.querySelector('#why-events').innerText"))
+    for part in ("inserted", "5 · 0", "0/7", "0/8", "0/9", "waiting", "applied"):
+        assert part in told
+    assert _VALUE not in tab.text()
+
+
+def test_why_refuses_a_question_that_it_cannot_answer(settings: Settings) -> None:
+    wrong = httpx.get(f"{address(settings)}v1/why", params={"table": "x"}, trust_env=False)
     assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_a_phone_and_can_be_read_in_the_light_and_in_the_dark(
+    tab: Page, settings: Settings, dark: bool
+) -> None:
+    say(settings, "waiting")
+    park(settings)
+    tab.dress(width=360, phone=True, dark=dark)
+    tab.open(address(settings))
+    tab.shows("nested too deeply")
+    assert tab.run("document.documentElement.scrollWidth") <= 360
+    assert tab.run(_CONTRAST) == []
+
+
+_CONTRAST = """
+(() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
+      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$|transparent/.test(colour)) return colour;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const faint = [];
+  for (const node of document.querySelectorAll('h1, h2, h3, p, span, li, th, td, button, a, label, figcaption')) {
+    if (!node.innerText || !node.offsetParent) continue;
+    const pair = [light(getComputedStyle(node).color), light(ground(node))].sort((a, b) => b - a);
+    if ((pair[0] + 0.05) / (pair[1] + 0.05) < 4.5) faint.push(node.tagName + ' ' + node.innerText.slice(0, 30));
+  }
+  return faint;
+})()
+"""
+
+
+def test_a_screen_reader_finds_names_for_everything_that_can_be_used(tab: Page, settings: Settings) -> None:
+    say(settings, "running")
+    park(settings)
+    shown(tab, settings).shows("nested too deeply")
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+    assert [role for role, name in named if role in ("button", "textbox", "link", "img", "region") and not name] == []
+    assert {name for role, name in named if role == "heading"} >= {"Millrace", "Flow", "Tables", "Dead letters"}
+    assert ("status", "") in [(role, "") for role, _ in named]
+
+
+def test_everything_that_can_be_used_is_reached_by_the_tab_key(tab: Page, settings: Settings) -> None:
+    say(settings, "running")
+    shown(tab, settings).shows("Everything works")
+    tab.run("document.body.focus()")
+    wanted = tab.run("[...document.querySelectorAll('button, input')].filter((n) => n.offsetParent).length")
+    met = set()
+    for _ in range(40):
+        tab.press("Tab")
+        met.add(
+            tab.run("document.activeElement.dataset.id || document.activeElement.name || document.activeElement.id")
+        )
+    assert {"pause delta", "pause redis", "table", "key"} <= met
+    assert wanted >= 5
+
+
+def test_it_asks_nobody_but_its_daemon(tab: Page, settings: Settings) -> None:
+    say(settings, "running")
+    tab.asked.clear()
+    shown(tab, settings).shows("Everything works")
+    assert {url for url in tab.asked if not url.startswith((address(settings), "data:", "about:"))} == set()
+    policy = httpx.get(address(settings), trust_env=False).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_with_a_token_the_page_asks_for_it_and_then_shows_the_pipeline(
+    tab: Page, settings_of: Make, tmp_path: Path
+) -> None:
+    settings = settings_of(sinks=[{"kind": "redis"}], http={"port": ports.pick(), "token": "open-sesame"})
+    with Server(settings):
+        shown(tab, settings).shows("A token is needed")
+        tab.run("document.querySelector('#token input').value = 'open-sesame'")
+        tab.run("document.querySelector('#token').requestSubmit()")
+        tab.shows("Not ready")
+        assert tab.run("document.querySelector('#token').hidden") is True

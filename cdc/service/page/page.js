@@ -2,13 +2,21 @@
 // Everything shown comes from this daemon; names are set as text, never as markup.
 
 const $ = (id) => document.getElementById(id);
-const COLOURS = ["var(--a)", "var(--b)", "var(--c)", "var(--d)"];
+const OPS = { c: "inserted", u: "updated", d: "deleted", r: "read", t: "truncated", m: "messages" };
+let token = sessionStorage.getItem("millrace-token") || "";
 
 function make(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
   node.append(...children);
   return node;
+}
+
+/** Replace what a node holds; whoever was at a button with the keyboard stays there. */
+function refill(node, ...children) {
+  const at = node.contains(document.activeElement) ? document.activeElement.dataset.id : null;
+  node.replaceChildren(...children);
+  if (at) node.querySelector(`[data-id="${CSS.escape(at)}"]`)?.focus();
 }
 
 const number = (value) => Number(value || 0).toLocaleString("en");
@@ -20,135 +28,229 @@ function bytes(value) {
   return `${value.toFixed(at && value < 10 ? 1 : 0)} ${units[at]}`;
 }
 
-async function get(path) {
-  const answer = await fetch(path, { cache: "no-store" });
-  const body = await answer.json();
-  return { status: answer.status, body };
+function duration(seconds) {
+  if (seconds < 60) return `${seconds < 10 ? Number(seconds).toFixed(1) : Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
 
-function stage(title, state, good, ...lines) {
-  const box = make("div", { class: "stage" }, make("h3", {}, title), make("p", { class: good ? "good" : "bad" }, state));
-  for (const [value, label] of lines) box.append(make("p", {}, make("strong", {}, value), ` ${label}`));
+class NeedsToken extends Error {}
+
+async function ask(path, options) {
+  const headers = { ...(token ? { authorization: `Bearer ${token}` } : {}), ...(options?.headers || {}) };
+  const answer = await fetch(path, { cache: "no-store", ...options, headers });
+  if (answer.status === 401) throw new NeedsToken();
+  return { status: answer.status, body: await answer.json() };
+}
+
+const post = (path, body) =>
+  ask(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+
+// -- the flow
+
+function stage(title, state, kind, extra, ...lines) {
+  const head = make("h3", {}, title, make("span", { class: kind }, state), ...extra);
+  const box = make("div", { class: `stage ${kind}-edge` }, head);
+  for (const [value, label, colour] of lines) box.append(make("p", colour ? { class: colour } : {}, make("strong", {}, value), ` ${label}`));
   return box;
 }
 
+function arrow(rate, held) {
+  const kind = held ? "held" : rate > 0 ? "moving" : "";
+  return make("div", { class: `arrow ${kind}` }, `${number(Math.round(rate))}/s`, make("i", { "aria-hidden": "true" }),
+    held || "");
+}
+
+function sinkKind(sink) {
+  if (sink.state === "running") return sink.lag_seconds > 30 ? "slow" : "good";
+  return sink.state === "paused" || sink.state === "starting" ? "slow" : "bad";
+}
+
+function pauseButton(target, paused) {
+  const verb = paused ? "resume" : "pause";
+  const button = make("button", { type: "button", "data-id": `pause ${target}`, "aria-label": `${verb} ${target}` }, verb);
+  button.addEventListener("click", async () => {
+    if (button.getAttribute("aria-disabled")) return;
+    button.setAttribute("aria-disabled", "true"); // a disabled one would lose the keyboard
+    try { await post(`v1/${verb}`, { target }); } finally { await refresh(); }
+  });
+  return button;
+}
+
+function storeBox(sink) {
+  const behind = sink.lag_seconds > 0.5 || sink.lag_bytes > 0;
+  const lines = [[behind ? duration(sink.lag_seconds) : "up to date", behind ? `behind, ${bytes(sink.lag_bytes)} of WAL` : "", behind && sink.lag_seconds > 30 ? "slow" : ""],
+    [number(sink.changes), `changes applied, last batch ${duration(sink.batch_ms / 1000)}`]];
+  if (sink.dead_letters) lines.push([number(sink.dead_letters), "set aside", "bad"]);
+  if (sink.held.length) lines.push([sink.held.join(", "), "held back", "slow"]);
+  return stage(sink.name, sink.state, sinkKind(sink), [pauseButton(sink.name, sink.state === "paused")], ...lines);
+}
+
+function slotLines(slot) {
+  const lines = [[bytes(slot.bytes), "of WAL kept for us"]];
+  if (slot.room !== null) lines.push([bytes(slot.room), "more until the slot is lost", slot.seconds_to_full !== null ? "slow" : ""]);
+  if (slot.seconds_to_full !== null) lines.push([duration(slot.seconds_to_full), "until then, at this pace", "bad"]);
+  return lines;
+}
+
+let applied = null;
+
+function appliedRate(flow) {
+  const now = performance.now() / 1000, total = flow.sinks.reduce((sum, sink) => sum + sink.changes, 0);
+  const rate = applied ? Math.max(0, (total - applied.total) / Math.max(0.1, now - applied.at)) : 0;
+  applied = { at: now, total };
+  return rate;
+}
+
 function drawFlow(flow) {
-  const stores = make("div", { class: "stores" });
-  for (const sink of flow.sinks) {
-    stores.append(stage(sink.name, sink.state, sink.state === "running",
-      [sink.lag_bytes ? bytes(sink.lag_bytes) : "up to date", sink.lag_bytes ? "behind the log" : ""],
-      [number(sink.changes), "changes applied"],
-      [number(sink.dead_letters), "set aside"]));
-  }
-  const arrow = () => make("div", { class: "arrow", "aria-hidden": "true" }, "→");
-  $("flow").replaceChildren(
-    stage("Postgres", flow.capture, flow.capture === "streaming", [bytes(flow.slot_bytes), "of WAL kept for us"]),
-    arrow(),
-    stage("Log", flow.head, true, [number(flow.captured), "changes"]),
-    arrow(),
-    stores);
+  const good = flow.capture === "streaming";
+  const kind = good ? "good" : flow.capture === "snapshot" || flow.capture === "starting" ? "slow" : "bad";
+  const waiting = flow.sinks.filter((sink) => sink.state === "waiting").map((sink) => sink.name);
+  const log = [[number(flow.captured), "changes since the start"], [bytes(flow.disk_free), "free on its disk"]];
+  if (flow.disk_seconds_to_full !== null && flow.disk_seconds_to_full < 86400) log.push([duration(flow.disk_seconds_to_full), "until the disk is full", "bad"]);
+  refill($("flow"),
+    stage("Postgres", flow.capture, kind, [], ...slotLines(flow.slot), ...(flow.trouble ? [["", flow.trouble, "bad"]] : [])),
+    arrow(flow.per_second, flow.queued_bytes > 1e6 ? `${bytes(flow.queued_bytes)} waits for the log` : ""),
+    stage("Log", flow.head, "good", [], ...log),
+    arrow(appliedRate(flow), waiting.length ? `${waiting.join(", ")} holds back` : ""),
+    make("div", { class: "stores" }, ...flow.sinks.map(storeBox)));
 }
 
 function drawReasons(reasons) {
   $("reasons").replaceChildren(...reasons.map((reason) =>
     make("li", {}, make("strong", {}, reason.part), `: ${reason.message} ${reason.remedy || ""}`)));
+  say(reasons.length ? "Not ready" : "Everything works", reasons.length ? "bad" : "good");
+}
+
+function say(text, kind) {
   const verdict = $("verdict");
-  verdict.textContent = reasons.length ? "Not ready" : "Everything works";
-  verdict.className = reasons.length ? "bad" : "good";
+  if (verdict.textContent !== text) verdict.textContent = text;
+  verdict.className = kind;
+}
+
+// -- snapshots, tables, dead letters
+
+function drawProgress(flow) {
+  const lines = [];
+  if (flow.capture === "snapshot" && flow.snapshot.table) {
+    const at = flow.snapshot;
+    lines.push(bar(`First snapshot: ${at.table}, ${number(at.rows)} of about ${number(at.estimate)} rows; ${at.tables_done} of ${at.tables} tables done`, at.rows, at.estimate));
+  }
+  for (const job of flow.backfills) {
+    const rows = job.rows || 0, estimate = job.estimate || 0;
+    lines.push(bar(`Backfill ${job.id || ""} of ${job.table || (job.tables || []).join(", ")}: ${job.state || ""}, ${number(rows)} rows`, rows, estimate));
+  }
+  $("progress").hidden = !lines.length;
+  $("progress-list").replaceChildren(...lines);
+}
+
+function bar(text, value, most) {
+  const gauge = make("progress", most ? { max: most, value: Math.min(value, most) } : {});
+  gauge.setAttribute("aria-label", text);
+  return make("li", {}, text, gauge);
 }
 
 function drawTables(flow) {
   const sinks = flow.sinks.map((sink) => sink.name);
-  const head = make("tr", {}, make("th", { scope: "col" }, "table"),
-    ...sinks.map((name) => make("th", { scope: "col", class: "number" }, name)));
-  const rows = Object.entries(flow.tables).sort().map(([table, counts]) =>
-    make("tr", {}, make("th", { scope: "row" }, table),
-      ...sinks.map((name) => make("td", { class: "number" }, number(counts[name])))));
-  const table = $("tables");
-  table.tHead.replaceChildren(head);
-  table.tBodies[0].replaceChildren(...rows);
-}
-
-function plot(svg, series) {
-  const width = Math.max(200, svg.clientWidth), height = 150, pad = 4, bottom = 18;
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const points = series.flatMap((one) => one.points);
-  if (!points.length) { svg.replaceChildren(); return; }
-  const last = Math.max(...points.map((point) => point[0]));
-  const first = Math.min(last - 60, ...points.map((point) => point[0]));
-  const top = Math.max(1, ...points.map((point) => point[1]));
-  const x = (time) => pad + (time - first) / (last - first) * (width - 2 * pad);
-  const y = (value) => height - bottom - value / top * (height - bottom - 16);
-  const space = "http://www.w3.org/2000/svg";
-  const drawn = series.map((one) => {
-    const line = document.createElementNS(space, "polyline");
-    line.setAttribute("points", one.points.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" "));
-    line.setAttribute("fill", "none");
-    line.setAttribute("stroke", one.colour);
-    line.setAttribute("stroke-width", "2");
-    line.setAttribute("vector-effect", "non-scaling-stroke");
-    return line;
+  const heads = [["table", ""], ["captured", "number"], ...sinks.map((name) => [name, "number"]), ["behind", "number"], ["", ""]];
+  const held = new Set(flow.sinks.flatMap((sink) => sink.held));
+  const rows = Object.entries(flow.tables).map(([table, one]) => {
+    const ops = Object.entries(one.captured).map(([op, count]) => `${number(count)} ${OPS[op] || op}`).join(", ");
+    const total = Object.values(one.captured).reduce((sum, count) => sum + count, 0);
+    const behind = Math.max(0, ...Object.values(one.lag_seconds));
+    return make("tr", {}, make("th", { scope: "row" }, table),
+      make("td", { class: "number", title: ops }, number(total)),
+      ...sinks.map((name) => make("td", { class: "number" }, number(one.applied[name]))),
+      make("td", { class: `number ${behind > 30 ? "slow" : ""}` }, held.has(table) ? "held" : behind > 0.5 ? duration(behind) : "–"),
+      make("td", {}, pauseButton(table, held.has(table))));
   });
-  const label = (text, left, at, anchor) => {
-    const node = document.createElementNS(space, "text");
-    node.setAttribute("x", left); node.setAttribute("y", at); node.setAttribute("text-anchor", anchor);
-    node.textContent = text;
-    return node;
-  };
-  svg.replaceChildren(...drawn, label(number(Math.round(top)), pad, 12, "start"),
-    label(`${Math.round((last - first) / 60)} min ago`, pad, height - 4, "start"), label("now", width - pad, height - 4, "end"));
+  const table = $("tables");
+  table.tHead.replaceChildren(headRow(heads));
+  refill(table.tBodies[0], ...rows);
+  $("table-names").replaceChildren(...Object.keys(flow.tables).map((name) => make("option", { value: name })));
 }
 
-function drawPlots(history) {
-  const names = history.sinks;
-  const samples = history.samples;
-  const rate = names.map((name, at) => ({
-    colour: COLOURS[at % COLOURS.length],
-    points: samples.slice(1).map((sample, place) => {
-      const before = samples[place];
-      const seconds = Math.max(0.001, sample.time - before.time);
-      return [sample.time, Math.max(0, (sample.changes[at] - before.changes[at]) / seconds)];
-    }),
-  }));
-  const lag = names.map((name, at) => ({
-    colour: COLOURS[at % COLOURS.length],
-    points: samples.map((sample) => [sample.time, sample.lag[at] / 1000]),
-  }));
-  plot($("plot-rate"), rate);
-  plot($("plot-lag"), lag);
-  $("legend").replaceChildren(...names.map((name, at) =>
-    make("span", { style: `color:${COLOURS[at % COLOURS.length]}` }, `— ${name}`)));
+const headRow = (heads) => make("tr", {}, ...heads.map(([name, kind]) =>
+  name ? make("th", { scope: "col", class: kind }, name) : make("td", {})));
+
+function drawLetters(found) {
+  const table = $("letters");
+  table.hidden = !found.letters.length;
+  if (!found.letters.length) { $("letters-answer").textContent = "None: every change was taken."; return; }
+  const shown = found.letters.length < found.total ? `, the newest ${found.letters.length} shown` : "";
+  const text = `${number(found.total)} change(s) set aside${shown}. Their keys: millrace dlq list`;
+  if (!$("letters-answer").dataset.said) $("letters-answer").textContent = text;
+  table.tHead.replaceChildren(headRow([["sink", ""], ["table", ""], ["LSN", ""], ["reason", ""], ["attempts", "number"], ["since", ""], ["", ""]]));
+  refill(table.tBodies[0], ...found.letters.map((one) => make("tr", {},
+    make("td", {}, one.sink), make("td", {}, one.table), make("td", {}, one.lsn), make("td", { class: "long" }, one.reason),
+    make("td", { class: "number" }, number(one.attempts)), make("td", {}, one.parked_at.replace("T", " ").slice(0, 19)),
+    make("td", {}, retryButton(one)))));
 }
 
-async function refresh() {
-  try {
-    const [ready, flow, history] = await Promise.all([get("readyz"), get("v1/flow"), get("v1/history")]);
-    drawReasons(ready.body.reasons);
-    drawFlow(flow.body);
-    drawTables(flow.body);
-    drawPlots(history.body);
-  } catch {
-    $("verdict").textContent = "The daemon does not answer";
-    $("verdict").className = "bad";
-  }
+function retryButton(one) {
+  const name = `${one.sink} ${one.table} ${one.lsn}`;
+  const button = make("button", { type: "button", "data-id": `retry ${name}`, "aria-label": `try ${name} again` }, "try again");
+  button.addEventListener("click", async () => {
+    if (button.getAttribute("aria-disabled")) return;
+    button.setAttribute("aria-disabled", "true"); // a disabled one would lose the keyboard
+    const { status, body } = await post("v1/dead-letters/retry", { sink: one.sink, table: one.table, lsn: one.lsn });
+    const answer = $("letters-answer");
+    answer.textContent = status === 200 ? `${body.asked} change(s) will be tried again.` : body.error;
+    answer.dataset.said = "yes";
+    setTimeout(() => { delete answer.dataset.said; }, 6000);
+    await refresh();
+  });
+  return button;
 }
+
+// -- why
 
 $("why").addEventListener("submit", async (event) => {
   event.preventDefault();
   const form = new FormData(event.target);
-  const query = new URLSearchParams({ table: form.get("table"), key: form.get("key") });
-  const { status, body } = await get(`v1/why?${query}`);
+  $("why-answer").textContent = "Searching the log…";
+  const { status, body } = await ask(`v1/why?${new URLSearchParams({ table: form.get("table"), key: form.get("key") })}`);
   const table = $("why-events");
   table.hidden = status !== 200 || !body.events.length;
   if (status !== 200) { $("why-answer").textContent = body.error; return; }
-  $("why-answer").textContent = body.events.length
-    ? `${body.events.length} event(s) in the log; ${body.sinks.map((sink) => `${sink.name}: ${sink.applied} applied`).join(", ")}.`
-    : "The log holds no event of this key.";
-  const columns = ["op", "version", "commit", "committed at", "transaction", "schema"];
-  table.tHead.replaceChildren(make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name))));
-  table.tBodies[0].replaceChildren(...body.events.map((one) =>
-    make("tr", {}, ...[one.op, one.version, one.commit_lsn, one.commit_ts, one.xid, one.schema_id].map((cell) => make("td", {}, String(cell))))));
+  $("why-answer").textContent = body.events.length ? `${body.events.length} event(s) in the log.` : "The log holds no event of this key.";
+  const sinks = [...new Set(body.events.flatMap((one) => Object.keys(one.sinks)))];
+  table.tHead.replaceChildren(headRow(["what", "at", "transaction", "commit", "version", "log entry", "schema", ...sinks].map((name) => [name, ""])));
+  table.tBodies[0].replaceChildren(...body.events.map(({ event: one, entry, sinks: fate }) => make("tr", {},
+    make("td", {}, OPS[one.op] + (one.unchanged ? `, ${one.unchanged} column(s) not sent` : "")),
+    make("td", {}, one.commit_ts.slice(0, 23)), make("td", {}, `${one.xid} · ${one.ordinal}`), make("td", {}, one.commit_lsn),
+    make("td", {}, one.version), make("td", {}, entry), make("td", {}, String(one.schema_id)),
+    ...sinks.map((name) => make("td", { class: fate[name] === "applied" ? "good" : "slow" }, fate[name] || "–")))));
 });
 
+// -- the loop
+
+$("token").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = new FormData(event.target).get("token");
+  sessionStorage.setItem("millrace-token", token);
+  refresh();
+});
+
+async function refresh() {
+  try {
+    const [ready, flow, history, letters] = await Promise.all([ask("readyz"), ask("v1/flow"), ask("v1/history"), ask("v1/dead-letters")]);
+    $("token").hidden = true;
+    $("main").hidden = false;
+    drawReasons(ready.body.reasons);
+    drawFlow(flow.body);
+    drawProgress(flow.body);
+    drawTables(flow.body);
+    drawPlots(history.body);
+    drawLetters(letters.body);
+    $("age").textContent = `at ${new Date().toLocaleTimeString("en-GB")}`;
+  } catch (error) {
+    const locked = error instanceof NeedsToken;
+    $("token").hidden = !locked;
+    $("main").hidden = locked;
+    say(locked ? "A token is needed" : "The daemon does not answer", "bad");
+  }
+}
+
 refresh();
-setInterval(refresh, 2000);
+setInterval(() => { if (!document.hidden) refresh(); }, 2000);

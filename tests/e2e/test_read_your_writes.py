@@ -1,0 +1,129 @@
+"""A program that waits for its own write never reads an older row: five thousand writes, no stale read."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+import redis
+
+from cdc.client import Freshness, Stale
+from cdc.errors import ConfigError
+from tests.fix_pipeline import Pipeline
+from tests.fix_processes import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+_WRITERS = 20
+_ROUNDS = 10
+_ROWS = 25
+_DOCS = Path(__file__).parents[2] / "docs" / "http.md"
+Read = Callable[[int], int]
+
+
+@pytest.fixture
+def running(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The shop's pipeline, with a row for every writer and turn."""
+    with pipeline.database.connect() as owner:
+        owner.execute(
+            "insert into products (sku, title, price, stock)"
+            " select 'own-' || n, 'written and read', 1, 0 from generate_series(1, %s) n",
+            (_WRITERS * _ROWS,),
+        )
+    daemon = pipeline.start()
+    pipeline.settle()
+    yield pipeline
+    assert daemon.terminate(60) == 0
+
+
+def address(pipeline: Pipeline) -> str:
+    return f"http://127.0.0.1:{pipeline.settings.http.port}"
+
+
+def in_redis(pipeline: Pipeline) -> Read:
+    url = next(sink.url for sink in pipeline.settings.sinks if sink.kind == "redis")  # type: ignore[attr-defined]
+    client = redis.Redis.from_url(url)
+    return lambda key: int(json.loads(client.get(f"public.products:{key}") or "{}")["stock"])
+
+
+def in_opensearch(pipeline: Pipeline) -> Read:
+    sink = next(sink for sink in pipeline.settings.sinks if sink.kind == "opensearch")
+    client = httpx.Client(base_url=sink.url, trust_env=False, timeout=30)  # type: ignore[attr-defined]
+    index = f"{sink.prefix}public.products"  # type: ignore[attr-defined]
+    return lambda key: int(client.get(f"/{index}/_doc/{key}").raise_for_status().json()["_source"]["stock"])
+
+
+def write_and_read(pipeline: Pipeline, writer: int, keys: list[int]) -> list[str]:
+    """A round writes each row in a transaction of its own, then waits for and reads each; returns the stale reads."""
+    sink = "opensearch" if writer % 5 == 0 else "redis"
+    read = in_opensearch(pipeline) if sink == "opensearch" else in_redis(pipeline)
+    stale = []
+    with pipeline.database.connect() as connection, Freshness(address(pipeline), sink) as fresh:
+        if writer % 4 == 1:
+            connection.execute("set synchronous_commit = off")
+        for turn in range(1, _ROUNDS + 1):
+            written = []
+            for key in keys:
+                connection.execute("update products set stock = %s where id = %s", (turn, key))
+                written.append((key, fresh.position(connection)))
+            for key, position in written:
+                fresh.wait(position, 60)
+                if (found := read(key)) != turn:
+                    stale.append(f"{sink} had {found} for {key} in turn {turn}")
+    return stale
+
+
+def test_five_thousand_writes_are_each_read_back_and_none_is_stale(running: Pipeline) -> None:
+    with running.database.connect() as owner:
+        rows = owner.execute("select id from products where sku like 'own-%' order by id").fetchall()
+    keys = [int(row[0]) for row in rows]
+    shares = [keys[writer * _ROWS : (writer + 1) * _ROWS] for writer in range(_WRITERS)]
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        found = list(pool.map(lambda item: write_and_read(running, *item), enumerate(shares)))
+    assert len(keys) * _ROUNDS == 5000
+    assert [line for lines in found for line in lines] == []
+
+
+def test_the_example_of_the_documentation_reads_what_it_wrote(
+    running: Pipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", _DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    url = next(sink.url for sink in running.settings.sinks if sink.kind == "redis")  # type: ignore[attr-defined]
+    client = redis.Redis.from_url(url)
+    monkeypatch.setattr(redis, "Redis", lambda: client)
+    dsn = running.database.server.dsn(running.database.name)
+    placed = example.replace("http://127.0.0.1:8080", address(running)).replace("dbname=shop", dsn)
+    exec(compile(placed, "docs/http.md", "exec"), {})
+    assert "new@example.org" in capsys.readouterr().out
+
+
+def test_a_store_that_does_not_follow_is_stale_and_an_open_transaction_is_refused(running: Pipeline) -> None:
+    httpx.post(f"{address(running)}/v1/pause", json={"target": "redis"}, trust_env=False).raise_for_status()
+    status = f"{address(running)}/v1/status"
+    wait_until(lambda: _state(status) == "paused", 30, "redis paused")
+    with psycopg.connect(running.database.server.dsn(running.database.name)) as connection:
+        connection.execute("update products set stock = -1 where id = 1")
+        with Freshness(address(running), "redis") as fresh:
+            with pytest.raises(ConfigError, match="Commit first"):
+                fresh.after(connection)
+            connection.commit()
+            with pytest.raises(Stale, match="redis"):
+                fresh.after(connection, timeout=1)
+            resumed = threading.Timer(0.5, lambda: _resume(running))
+            resumed.start()
+            fresh.after(connection, timeout=60)
+            resumed.join()
+    assert in_redis(running)(1) == -1
+
+
+def _state(url: str) -> str:
+    return str(httpx.get(url, trust_env=False).json()["apply"]["sinks"]["redis"]["state"])
+
+
+def _resume(pipeline: Pipeline) -> None:
+    httpx.post(f"{address(pipeline)}/v1/resume", json={"target": "redis"}, trust_env=False).raise_for_status()
