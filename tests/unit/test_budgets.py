@@ -52,7 +52,8 @@ def test_one_look_over_the_limit_is_not_enough_and_three_are() -> None:
 
 
 def test_the_memory_of_a_part_counts_its_children() -> None:
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'b = b"x" * (60 << 20); input()'])"
+    large = "b = b'x' * (60 << 20); input()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {large!r}])"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
         wait_until(lambda: resident_bytes(child.pid) > 60 * MB, 20)
