@@ -26,7 +26,7 @@ from sinks.delta_layout import DELETED, Layout, SequenceBy, TypeChange, Wishes, 
 from sinks.delta_maintenance import Care, Cared, maintain
 from sinks.delta_mark import clear_staging
 from sinks.delta_spark import merge_by_spark
-from sinks.delta_store import DeltaStore
+from sinks.delta_store import DeltaStore, arrow_schema
 from sinks.delta_write import MergeBySpark, Ways, write
 
 
@@ -139,6 +139,21 @@ class DeltaSink:
         if store.folder is not None:
             clear_staging(store.folder)
         return store.guarded(lambda: maintain(store.current(), layout, care, datetime.now(UTC)))
+
+    @property
+    def plain(self) -> bool:
+        """Whether tables hold rows as they are: neither their history nor their changes."""
+        return self._settings.stored_as_scd_type == 1 and not self._settings.append_only
+
+    def pinned(self, table: TableId) -> DeltaTable | None:
+        """The Delta table as of now, on a handle of its own; None if there is none yet."""
+        store = self._new_store(table)
+        return store.current() if store.exists() else None
+
+    def layout_in(self, table: DeltaTable | None, schema: TableSchema) -> Layout:
+        """How rows of a schema lie in a version of its Delta table, whether that has been prepared for them or not."""
+        wishes = self._wishes(schema.table)
+        return new_layout(schema, wishes) if table is None else evolve(schema, arrow_schema(table), wishes).layout
 
     def facts(self) -> dict[str, str]:
         """For the operator."""

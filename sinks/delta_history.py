@@ -65,7 +65,7 @@ def _write(table: DeltaTable, given: Changes) -> Changes:
 def put(stored: pa.Table, given: Changes) -> tuple[pa.Table | None, Bools]:
     """The region's rows with these changes in their history (None if nothing changes), and which are orphans."""
     newest = _newest(stored, given)
-    below = places(newest, given)
+    below = places(newest, given.rows, given.layout.key)
     row = taken(newest["row"], below, -1)
     version, ended = taken(newest[VERSION], below, -1), taken(newest[DELETED], below, True)
     newer = given.rows[VERSION].to_numpy() > version

@@ -4,6 +4,7 @@ The rules are those of the merge (sinks.delta_merge): newer versions win, older 
 what it lacks from the live row below it and is an orphan without one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
 
 def decide(stored: pa.Table, changes: Changes) -> Decided:
     """Which changes win; `stored` needs the key, VERSION and DELETED."""
-    below = places(stored, changes)
+    below = places(stored, changes.rows, changes.layout.key)
     version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
     newer = changes.rows[VERSION].to_numpy() > version
     orphans = changes.rows[PARTIAL].to_numpy() & newer & deleted
@@ -70,16 +71,15 @@ def fresh(stored: pa.Table, changes: Changes, decided: Decided) -> pa.Table:
     return rows.select(changes.layout.arrow.names)
 
 
-def places(stored: pa.Table, changes: Changes) -> Ints:
-    """For each change, the number of its stored row, or -1."""
-    key = list(changes.layout.key)
+def places(stored: pa.Table, asked: pa.Table, key: Sequence[str]) -> Ints:
+    """For each row that is asked for, the number of the stored row with its key, or -1."""
     if len(key) == 1:
-        return _single_places(stored[key[0]], changes.rows[key[0]])
-    numbered = stored.select(key).append_column("stored_row", pa.array(np.arange(stored.num_rows)))
-    asked = changes.rows.select(key).append_column("change_row", pa.array(np.arange(changes.rows.num_rows)))
-    pairs = asked.join(numbered, key, join_type="inner")
-    found = np.full(changes.rows.num_rows, -1)
-    found[pairs["change_row"].to_numpy()] = pairs["stored_row"].to_numpy()
+        return _single_places(stored[key[0]], asked[key[0]])
+    numbered = stored.select(list(key)).append_column("stored_row", pa.array(np.arange(stored.num_rows)))
+    wanted = asked.select(list(key)).append_column("asked_row", pa.array(np.arange(asked.num_rows)))
+    pairs = wanted.join(numbered, list(key), join_type="inner")
+    found = np.full(asked.num_rows, -1)
+    found[pairs["asked_row"].to_numpy()] = pairs["stored_row"].to_numpy()
     return found
 
 

@@ -15,7 +15,7 @@ from sinks.delta_layout import DELETED, VERSION
 from sinks.delta_merge import WRITER
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
@@ -27,8 +27,7 @@ def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: Changes)
 
     own = session.newSession()  # settings of ours must not reach another query's commits
     own.conf.set(_USER_METADATA, f"{WRITER}={changes.lsn}")
-    # in one chunk: of a table whose first chunk is empty, PySpark 4.2 makes an empty frame without a word
-    rows = own.createDataFrame(_plain_types(changes.rows).combine_chunks()).alias("source")
+    rows = frame_of(own, changes.rows).alias("source")
     on = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in changes.layout.key)
     newer = f"source.{VERSION} > target.{VERSION}"
     if changes.partial:
@@ -40,6 +39,12 @@ def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: Changes)
         merger.execute()
     except DeltaConcurrentModificationException as error:
         raise CommitFailedError("another writer of the table won") from error
+
+
+def frame_of(session: "SparkSession", rows: pa.Table) -> "DataFrame":
+    """Arrow rows as a frame, in one chunk: of a table whose first chunk is empty, PySpark 4.2 makes an empty frame
+    without a word; and a frame of many slices is many small tasks."""
+    return session.createDataFrame(rows.combine_chunks())
 
 
 def _quoted(name: str) -> str:
@@ -58,8 +63,3 @@ def _updates(changes: Changes) -> dict[str, "str | Column"]:
         for number, name in enumerate(changes.kept)
     }
     return {**_inserts(changes), **kept}
-
-
-def _plain_types(rows: pa.Table) -> pa.Table:
-    """One chunk per column: Spark splits by chunks, and a merge source of many slices is many small tasks."""
-    return rows.combine_chunks()

@@ -165,7 +165,7 @@ def _survey(table: DeltaTable, given: Changes, region: Region | None) -> _Survey
     """Read keys and versions only, of the region or of the whole table."""
     columns = [*given.layout.key, VERSION, DELETED]
     stored = scanned(table, given.layout, columns, region.condition() if region else "")
-    below = places(stored, given)
+    below = places(stored, given.rows, given.layout.key)
     version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
     newer = given.rows[VERSION].to_numpy() > version
     gone = deleted | (version < given.truncated)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, TableId, TableSchema
 from sinks.fold import FOLDED, fold
-from sinks.folded import Folded, gather
+from sinks.fold_arrow import ranked as ranked_by_arrow
+from sinks.folded import Folded, gather, joined
 from tests.histories import INTEGERS, ODD_TEXTS, TEXT, History, Row, change, folded, log_table, table
 
 if TYPE_CHECKING:
@@ -87,10 +89,26 @@ def test_the_fold_is_the_one_of_the_book(seed: int) -> None:
     assert result(rows) == by_the_book(rows)
 
 
+@given(seeds, st.randoms(use_true_random=False))
+def test_the_fold_in_arrow_is_the_one_of_the_book(seed: int, rng: random.Random) -> None:
+    rows = history(seed)
+    shuffled = [*rows, *(row for row in rows if rng.random() < 0.3), change("m", None, 99)]
+    rng.shuffle(shuffled)
+    assert shown(gather(ranked_by_arrow(log_table(shuffled)), Registry())) == by_the_book(rows)
+
+
 @given(seeds, st.integers(0, 60))
 def test_folding_a_part_first_changes_nothing(seed: int, cut: int) -> None:
     rows = history(seed)
     assert result([*as_changes(result(rows[:cut])), *rows[cut:]]) == result(rows)
+
+
+@given(seeds, st.lists(st.integers(0, 60), max_size=4))
+def test_batches_folded_apart_and_joined_are_the_batch_folded_whole(seed: int, cuts: list[int]) -> None:
+    rows = history(seed)
+    ends = [0, *sorted(cuts), len(rows)]
+    apart = [gather(ranked(rows[start:end]), Registry()) for start, end in pairwise(ends)]
+    assert shown(joined(apart)) == result(rows)
 
 
 @given(seeds, st.randoms(use_true_random=False))

@@ -1,0 +1,55 @@
+"""`fresh`: a Delta table with what the log holds beyond it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.errors import ConfigError
+from cdc.model import format_lsn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FORMATS = (".parquet", ".csv")
+
+
+def fresh(
+    table: Annotated[str, typer.Argument(help="schema.name")],
+    *,
+    config: ConfigOption = DEFAULT_CONFIG,
+    sink: Annotated[str, typer.Option(help="The Delta sink, where the pipeline has several.")] = "",
+    output: Annotated[Path | None, typer.Option(help="Write the rows to this file: .parquet or .csv.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a Delta table as of the head of the log, without waiting for the merge.
+
+    Example: millrace fresh public.orders --output orders.parquet
+    """
+    from cdc.service.fresh import fresh
+
+    if output is not None and output.suffix not in _FORMATS:
+        raise ConfigError(f"{output.name} is of no known kind.", f"Let its name end with {' or '.join(_FORMATS)}.")
+    found = fresh(config, table, sink)
+    rows = found.arrow()
+    if output is not None:
+        _write(rows, output)
+    facts = {"table": table, "rows": rows.num_rows, "changed": found.changed.num_rows, "lsn": format_lsn(found.reached)}
+    if as_json:
+        print_json(facts)
+    else:
+        OUT.print(
+            f"{table} at {facts['lsn']}: {rows.num_rows:,} rows; {found.changed.num_rows:,} keys changed "
+            "beyond the Delta table."
+        )
+
+
+def _write(rows: "pa.Table", output: Path) -> None:
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    if output.suffix == ".csv":
+        pyarrow.csv.write_csv(rows, output)
+    else:
+        pyarrow.parquet.write_table(rows, output)

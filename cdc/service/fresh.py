@@ -1,0 +1,39 @@
+"""A fresh view of a pipeline's Delta table: `fresh("millrace.yaml", "public.orders").arrow()`.
+
+May be called beside the running pipeline, from any process that sees its state folder and its tables.
+"""
+
+from contextlib import closing
+from pathlib import Path
+
+import cdc.log
+from cdc.config import Settings
+from cdc.errors import ConfigError
+from cdc.service.part import settings_from
+from cdc.service.verification import chosen_sinks, parsed_table
+from sinks.context import SinkContext
+from sinks.delta import DeltaSettings, open_sink
+from sinks.delta_fresh import Fresh, look
+
+
+def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
+    """The table as of the head of the log; `sink` names the Delta sink where the pipeline has several.
+
+    The trap: it is a picture, not a subscription. Ask again for newer rows.
+    """
+    settings = pipeline if isinstance(pipeline, Settings) else settings_from(Path(pipeline))
+    chosen = _delta_sink(settings, sink)
+    name = parsed_table(table)
+    if chosen.tables and name not in chosen.tables:
+        raise ConfigError(f"Table {name} is not in the sink {chosen.name}.", "Ask another sink, or add it to `tables`.")
+    with closing(open_sink(chosen, SinkContext(settings.state))) as opened:
+        return look(opened, cdc.log.open_reader(settings), name)
+
+
+def _delta_sink(settings: Settings, name: str) -> DeltaSettings:
+    found = [one for one in chosen_sinks(settings, [name] if name else []) if isinstance(one, DeltaSettings)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(f"{name or 'The pipeline'} is not a sink of kind delta.", "A fresh view is of a Delta table.")
+    raise ConfigError("The pipeline has several Delta sinks.", f"Name one: {', '.join(one.name for one in found)}.")

@@ -1,0 +1,149 @@
+"""A Delta table as of the head of the log: the table, and on top of it what the log holds beyond it.
+
+Readers need not wait for the merge. What is on top is decided by the rules of the merge itself (sinks.delta_rewrite),
+so the view shows what the table will show once the sink has caught up. Rows that the sink will set aside are left as
+the table has them.
+
+The order of looking is the promise: first how far the sink has come, then the table, then the log beyond that point.
+What the sink merges in between is met twice, and versions decide.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from cdc.errors import ConfigError, SinkError
+from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
+from cdc.ports import Batch, LogReader, Offset
+from sinks.delta_changes import Changes, changes
+from sinks.delta_images import no_values
+from sinks.delta_json import AnyArray
+from sinks.delta_layout import DELETED, VERSION, Layout
+from sinks.delta_merge import floor
+from sinks.delta_rewrite import decide, fresh, places
+from sinks.delta_spark import frame_of
+from sinks.delta_store import arrow_schema
+from sinks.delta_types import widens
+from sinks.delta_write import files, scanned, target_size, touched
+from sinks.fold_arrow import ranked
+from sinks.folded import gather
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sinks.delta import DeltaSink
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A pinned version of the Delta table, and the newest rows of the keys that the log has changed since.
+
+    Columns and types are the table's own; deleted rows are left out of both forms.
+    """
+
+    table: DeltaTable | None
+    """None: no row has been merged yet."""
+    layout: Layout
+    changed: pa.Table
+    """The keys that changed beyond the table, tombstones included."""
+    truncated: int
+    """Rows of the table with a smaller version are gone (0: none)."""
+    reached: Lsn
+    """The view holds every transaction that ends at or before this LSN."""
+
+    def arrow(self) -> pa.Table:
+        """All rows, in memory: for DuckDB, Polars, pandas, or pyarrow itself."""
+        live = self.changed.filter(pc.invert(self.changed[DELETED]))
+        if self.table is None:
+            return live
+        condition = f"NOT {DELETED} AND {VERSION} >= {self.truncated}"
+        rows = _scan(self.table, self.layout, condition)
+        stays = np.ones(rows.num_rows, np.bool_)
+        below = places(rows, self.changed, self.layout.key)
+        stays[below[below >= 0]] = False
+        return pa.concat_tables([rows.filter(pa.array(stays)), live])
+
+    def spark(self, session: "SparkSession") -> "DataFrame":
+        """All rows, as a frame that reads the Delta table itself: nothing but the changed keys passes through here."""
+        changed = frame_of(session, self.changed)
+        live = changed.where(f"NOT {DELETED}")
+        if self.table is None:
+            return live
+        reader = session.read.format("delta").option("versionAsOf", self.table.version())
+        rows = reader.load(self.table.table_uri).where(f"NOT {DELETED} AND {VERSION} >= {self.truncated}")
+        stays = rows.join(changed.select(*self.layout.key), list(self.layout.key), "left_anti")
+        return stays.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
+
+
+def look(sink: "DeltaSink", log: LogReader, table: TableId) -> Fresh:
+    """The table as of the head of the log. Raises ConfigError for tables that are not kept as type 1."""
+    if not sink.plain:
+        raise ConfigError(
+            f"sink {sink.name} keeps history or changes, not rows; a fresh view is of rows.",
+            "Ask for a sink with `stored_as_scd_type: 1` and without `append_only`.",
+        )
+    known = {consumer.name: consumer.offset for consumer in log.consumers()}
+    after = known.get(sink.name, log.start())
+    delta = sink.pinned(table)
+    rows, reached = _beyond(log, table, after)
+    layout = sink.layout_in(delta, _schema(log, table))
+    batches = gather(ranked(rows), log.schemas).batches
+    truncated = max([batch.truncated for batch in batches] + [floor(delta) if delta else 0])
+    parts = [_changed(delta, sink.layout_in(delta, batch.schema), batch, truncated) for batch in batches]
+    fitted = [_fitted(part, layout) for part in parts]
+    return Fresh(delta, layout, pa.concat_tables([layout.arrow.empty_table(), *fitted]), truncated, reached)
+
+
+def _beyond(log: LogReader, table: TableId, after: Offset) -> tuple[pa.Table, Lsn]:
+    """The changes of a table after an offset, and up to where they are complete."""
+    pieces, (until, reached) = [LOG_SCHEMA.empty_table()], log.head()
+    for piece in log.read(after, until):
+        pieces.append(piece.rows.filter(pc.field("table") == str(table)))
+    return pa.concat_tables(pieces), reached
+
+
+def _schema(log: LogReader, table: TableId) -> TableSchema:
+    for schema in log.schemas.newest():
+        if schema.table == table:
+            return schema
+    raise ConfigError(f"Table {table} is not in the log.", "Name a captured table, as schema.name.")
+
+
+def _changed(delta: DeltaTable | None, layout: Layout, batch: Batch, truncated: int) -> pa.Table:
+    """The newest rows of a batch's keys, whole. Versions decide between the batch and the table."""
+    given = changes(batch, layout).after_truncate(truncated)
+    stored = layout.arrow.empty_table() if delta is None else _below(delta, given, truncated)
+    return fresh(stored, given, decide(stored, given))
+
+
+def _below(delta: DeltaTable, given: Changes, truncated: int) -> pa.Table:
+    """The stored rows near the keys of the changes; those that a truncate has removed are not there any more."""
+    stored = files(delta, given.layout)
+    region = touched(given, stored, target_size(int(stored.bytes.sum()))) if given.rows.num_rows else None
+    near = f" AND ({region.condition()})" if region else ""
+    return _scan(delta, given.layout, f"{VERSION} >= {truncated}{near}")
+
+
+def _scan(delta: DeltaTable, layout: Layout, condition: str) -> pa.Table:
+    """Rows of the table in the columns of a layout that it may not have been brought to yet."""
+    there = [name for name in layout.arrow.names if name in arrow_schema(delta).names]
+    rows = scanned(delta, layout, there, condition)
+    return _fitted(rows, layout)
+
+
+def _fitted(rows: pa.Table, layout: Layout) -> pa.Table:
+    """Rows under another layout of their table: what they lack is null, and what it lacks is left out."""
+    arrays: list[AnyArray] = []
+    for field in layout.arrow:
+        held = rows.schema.field(field.name).type if field.name in rows.column_names else None
+        if held is not None and not widens(held, field.type):
+            raise SinkError(
+                f"table {layout.table}: column {field.name} changed its type on the way to the head of the log.",
+                "Wait until the sink has passed that point: millrace wait",
+            )
+        arrays.append(no_values(rows.num_rows, field.type) if held is None else rows[field.name].cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=layout.arrow)
