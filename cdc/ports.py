@@ -125,6 +125,12 @@ class LogReader(Protocol):
     def start(self) -> Offset:
         """Before the oldest entry that is kept."""
 
+    def removed(self) -> Lsn:
+        """The LSN up to which retention has removed changes; 0 while the log still has its beginning.
+
+        A reader that begins at `start` never sees a row that has not changed since.
+        """
+
     def head(self) -> tuple[Offset, Lsn]:
         """After the newest visible entry, and the LSN it brings a reader to."""
 

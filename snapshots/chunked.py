@@ -254,6 +254,7 @@ def _shown(job: Job) -> dict[str, object]:
         "id": job.id,
         "table": str(job.request.table),
         "state": job.state.value,
+        "whole": job.whole,
         "rows": job.rows,
         "reason": job.reason,
     }

@@ -51,6 +51,13 @@ class Job:
     """The table may be new to the stream: a transaction older than its publication would be missed."""
     anew: bool = False
     """The log has rows of the table from before it left, or was dropped, which must go first."""
+    part: bool = False
+    """It was for some rows only; kept for one that is over, whose request is not."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row of the table is read."""
+        return not self.part and self.request == Request(self.request.table)
 
     @property
     def open(self) -> bool:
@@ -78,6 +85,7 @@ class Job:
             "reason": self.reason,
             "fresh": self.fresh,
             "anew": self.anew,
+            **({"part": True} if over and not self.whole else {}),
         }
         return PREFIX + self.id, json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
@@ -88,7 +96,7 @@ class Job:
         place = None if body["place"] is None else tuple(body["place"])
         request = Request.of_facts(body["request"])
         state = State(body["state"])
-        flags = (body["fresh"], body.get("anew", False))
+        flags = (body["fresh"], body.get("anew", False), body.get("part", False))
         return cls(name.removeprefix(PREFIX), request, state, place, body["rows"], body["reason"], *flags)
 
 

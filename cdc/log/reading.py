@@ -19,7 +19,7 @@ from cdc.log.folder import LogFolder, View
 from cdc.log.names import Segment
 from cdc.log.names import after as after_sequence
 from cdc.log.schemas import FolderSchemas
-from cdc.model import LOG_SCHEMA, Lsn
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class SegmentReader:
     def start(self) -> Offset:
         """Before the oldest entry that is kept."""
         return offset_of(self.view().chain.before)
+
+    def removed(self) -> Lsn:
+        """The LSN up to which retention has removed changes."""
+        floor = self.view().chain.floor
+        return floor.end if floor is not None else ZERO_LSN
 
     def head(self) -> tuple[Offset, Lsn]:
         """After the newest entry, and the LSN it brings a reader to."""

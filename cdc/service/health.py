@@ -44,6 +44,8 @@ def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Re
 
 
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
+    if gap := nested(facts, "gap"):
+        yield Reason(f"sink {name}", str(gap["message"]), str(gap["remedy"]))
     if facts.get("state") == "paused":
         yield Reason(f"sink {name}", "is paused", f"Let it go on: millrace resume {name}")
     elif facts.get("state") == "stopped":

@@ -72,7 +72,7 @@ def test_a_job_is_the_same_after_being_marked_and_read(
 
 def test_of_a_backfill_that_is_over_only_the_outcome_is_kept() -> None:
     job = Job("1F", Request(ITEM, "a = 1", keys=(("1",),) * 1000), State.DONE, ("7",), 12)
-    assert known(dict([job.mark()])) == {"1F": Job("1F", Request(ITEM), State.DONE, None, 12)}
+    assert known(dict([job.mark()])) == {"1F": Job("1F", Request(ITEM), State.DONE, None, 12, part=True)}
 
 
 @pytest.mark.parametrize(
