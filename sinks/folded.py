@@ -4,20 +4,28 @@ The one loop over rows is for keys whose newest change is partial, which are few
 because parsing and printing would damage them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId
+from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Schemas
 from sinks.fold import FOLDED
 from sinks.raw_json import splice
 
 Row = dict[str, Any]
+SchemaOf = Callable[[TableId, int], TableSchema]
+_ORDER: Sequence[tuple[str, Literal["ascending", "descending"]]] = (
+    ("table", "ascending"),
+    ("key", "ascending"),
+    ("version", "descending"),
+    ("commit_lsn", "descending"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,47 @@ class Folded:
     newest: datetime | None
     batches: Sequence[Batch]
 
+    def only(self, tables: Sequence[TableId]) -> "Folded":
+        """Without the tables that are not wanted; empty means all."""
+        if not tables:
+            return self
+        return replace(self, batches=[batch for batch in self.batches if batch.schema.table in tables])
+
+
+def joined(several: Sequence[Folded]) -> Folded:
+    """Batches that follow each other as one: what folding their changes together would have given."""
+    if len(several) == 1:
+        return several[0]
+    batches = [batch for folded in several for batch in folded.batches]
+    schemas = {(batch.schema.table, batch.schema.id): batch.schema for batch in batches}
+    cuts: dict[str, Row] = {}
+    for batch in batches:
+        if batch.truncated > cuts.get(str(batch.schema.table), {"version": 0})["version"]:
+            cuts[str(batch.schema.table)] = {"version": batch.truncated, "schema_id": batch.schema.id}
+    rows = _placed(pa.concat_tables([FOLDED.empty_table(), *(batch.rows for batch in batches)]))
+    below = _after_truncates(rows, cuts)
+    return Folded(
+        max(folded.reached for folded in several),
+        max((folded.newest for folded in several if folded.newest), default=None),
+        list(_batches(below, cuts, lambda table, number: schemas[table, number])),
+    )
+
+
+def _placed(rows: pa.Table) -> pa.Table:
+    """What `sinks.fold.fold` adds: 1 for the newest change of a key, and the older ones only below a partial one."""
+    later_first = rows.take(np.arange(rows.num_rows)[::-1])  # a stable sort: at equal versions the later one counts
+    ordered = later_first.take(pc.sort_indices(later_first, sort_keys=_ORDER)).combine_chunks()
+    keys = [ordered.column(name).combine_chunks() for name in ("table", "key")]
+    new = np.ones(ordered.num_rows, np.bool_)
+    if ordered.num_rows > 1:
+        new[1:] = np.logical_or.reduce([pc.not_equal(key[1:], key[:-1]).to_numpy(zero_copy_only=False) for key in keys])
+    first = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0)) if len(new) else np.zeros(0, np.int64)
+    place = np.arange(len(new)) - first + 1
+    gaps = pc.fill_null(pc.list_value_length(ordered.column("unchanged").combine_chunks()), 0)
+    partial = gaps.to_numpy(zero_copy_only=False)[first] > 0
+    kept = pa.array((place == 1) | partial)
+    return ordered.append_column("place", pa.array(place, pa.int32())).filter(kept)
+
 
 def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     """Take the rows of `sinks.fold.fold` apart."""
@@ -36,9 +85,9 @@ def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     reached = pc.max(markers.column("version")).as_py() or ZERO_LSN
     truncates = pc.equal(changes.column("op"), pa.scalar("t"))
     cuts = {row["table"]: row for row in changes.filter(truncates).to_pylist()}
-    whole = merged(_after_truncates(changes.filter(pc.invert(truncates)), cuts))
+    below = _after_truncates(changes.filter(pc.invert(truncates)), cuts)
     newest = pc.max(rows.column("commit_ts")).as_py()
-    return Folded(Lsn(reached), newest, list(_batches(whole, cuts, schemas)))
+    return Folded(Lsn(reached), newest, list(_batches(below, cuts, schemas.get)))
 
 
 def merged(rows: pa.Table) -> pa.Table:
@@ -53,6 +102,23 @@ def merged(rows: pa.Table) -> pa.Table:
         history.setdefault((row["table"], row["key"]), []).append(row)
     filled = [_filled(row, history.get((row["table"], row["key"]), [])) for row in _partial(newest).to_pylist()]
     return pa.concat_tables([_partial(newest, False), pa.Table.from_pylist(filled, schema=FOLDED)])
+
+
+def _deaths(below: pa.Table, rows: pa.Table) -> pa.Table:
+    """The deletes under those of `rows` that are still partial: of a key that another row took over.
+
+    They must reach the store before them. Folded away, they would leave the row that is gone, and its large columns
+    would be kept for the one that has its key now.
+    """
+    deletes = below.filter(pc.equal(below.column("op"), pa.scalar("d")))
+    partial = _partial(rows).to_pylist() if deletes.num_rows else []
+    schema_ids = {(row["table"], row["key"]): row["schema_id"] for row in partial}
+    found: dict[tuple[str, str], Row] = {}
+    for row in deletes.sort_by([("place", "descending")]).select(FOLDED.names).to_pylist() if partial else ():
+        key = (row["table"], row["key"])
+        if key in schema_ids:
+            found[key] = {**row, "schema_id": schema_ids[key]}
+    return pa.Table.from_pylist(list(found.values()), schema=FOLDED)
 
 
 def _partial(rows: pa.Table, wanted: bool = True) -> pa.Table:
@@ -80,15 +146,20 @@ def _after_truncates(rows: pa.Table, cuts: Mapping[str, Row]) -> pa.Table:
     return rows
 
 
-def _batches(rows: pa.Table, cuts: Mapping[str, Row], schemas: Schemas) -> Iterator[Batch]:
+def _batches(below: pa.Table, cuts: Mapping[str, Row], schema_of: SchemaOf) -> Iterator[Batch]:
+    rows = merged(below)
+    deaths = _deaths(below, rows)
     pairs = {(table, cut["schema_id"]) for table, cut in cuts.items()}
     groups = rows.group_by(["table", "schema_id"]).aggregate([])
     pairs |= {(group["table"], group["schema_id"]) for group in groups.to_pylist()}
     cut_done: set[str] = set()
     for table, schema_id in sorted(pairs):
-        schema = schemas.get(TableId.parse(table), schema_id)
+        schema = schema_of(TableId.parse(table), schema_id)
         truncated = cuts[table]["version"] if table in cuts and table not in cut_done else 0
         cut_done.add(table)
+        if deaths.num_rows and (gone := _of(deaths, table, schema_id)).num_rows:
+            yield Batch(schema, gone, truncated)
+            truncated = 0
         yield Batch(schema, _of(rows, table, schema_id) if len(pairs) > 1 else rows, truncated)
 
 

@@ -6,9 +6,10 @@ A query never fails because its store is down (the applier waits), so it never t
 import fcntl
 import logging
 import os
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,8 @@ from pyspark.errors import PySparkException
 
 from cdc.config import SinkSettings
 from cdc.errors import EnvironmentFault, LogCorrupt
-from cdc.model import PROGRESS_TABLE, ZERO_LSN
-from cdc.ports import LogReader
+from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
+from cdc.ports import Consumer, LogReader, Offset
 from sinks.applier import Applier, Stopped
 from sinks.fold import fold
 from sinks.folded import Folded, gather
@@ -71,6 +72,49 @@ class CheckpointLock:
         os.close(self.descriptor)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a query reads the log. `after` counts only where there is no checkpoint; None is the oldest entry."""
+
+    name: str
+    after: Offset | None
+    limit: int
+    trigger_seconds: float = 0.0
+    tables: Sequence[TableId] = ()
+
+
+def stream(
+    spark: "SparkSession",
+    log: LogReader,
+    reading: Reading,
+    checkpoint: Path,
+    batch: "Callable[[DataFrame, int], None]",
+) -> "StreamingQuery":
+    """Start a query over the log in a scheduler pool of its name."""
+    session = spark.newSession()  # settings of its own, which other queries and Delta's merges do not share
+    for name, value in _PLAIN.items():
+        session.conf.set(name, value)
+    frame = log.frame(session, reading.after, limit=reading.limit)
+    if reading.tables:
+        frame = frame.where(frame["table"].isin([PROGRESS_TABLE, *map(str, reading.tables)]))
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", reading.name)
+    writer = frame.writeStream.queryName(reading.name).foreachBatch(batch)
+    writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
+    return writer.trigger(processingTime=f"{reading.trigger_seconds} seconds").start()
+
+
+def position(log: LogReader, name: str) -> Consumer:
+    """Where the log says that a registered reader is."""
+    return next(item for item in log.consumers() if item.name == name)
+
+
+def ended(query: "StreamingQuery", name: str) -> None:
+    try:
+        query.stop()
+    except (PySparkException, Py4JJavaError):
+        _log.warning("query %s does not end; it is left behind", name)
+
+
 class SinkQuery:
     """Runs one sink's query; may be started again after it failed."""
 
@@ -82,23 +126,46 @@ class SinkQuery:
         self._log = log
         self._folder = checkpoints / settings.name
         self._stop = stop
+        self._mark = checkpoints / f"{settings.name}.shared"
         self._lock = CheckpointLock.take(checkpoints / f"{settings.name}.lock")
         self._query: StreamingQuery | None = None
+        self._leaving = False
 
     def start(self, spark: "SparkSession") -> None:
-        """Begin at the checkpoint, or at the oldest entry of the log if there is none."""
+        """Begin at the checkpoint; without one at the oldest entry, or behind what a shared query brought."""
         self._log.commit(self.settings.name, ZERO_LSN)  # registered before it reads: retention waits for it
-        session = spark.newSession()  # settings of its own, which other queries and Delta's merges do not share
-        for name, value in _PLAIN.items():
-            session.conf.set(name, value)
-        frame = self._log.frame(session, limit=self.settings.max_batch_changes)
-        if self.settings.tables:
-            names = [PROGRESS_TABLE, *map(str, self.settings.tables)]
-            frame = frame.where(frame["table"].isin(names))
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.settings.name)
-        writer = frame.writeStream.queryName(self.settings.name).foreachBatch(self._batch)
-        writer = writer.option("checkpointLocation", str(self._folder.absolute()))
-        self._query = writer.trigger(processingTime=f"{self.settings.trigger_seconds} seconds").start()
+        self._leaving = False
+        after = None
+        if self._mark.exists():
+            shutil.rmtree(self._folder, ignore_errors=True)  # older than the position
+            after = position(self._log, self.settings.name).offset
+        own = self.settings
+        reading = Reading(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables)
+        self._query = stream(spark, self._log, reading, self._folder, self._batch)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it was started, well or not, and not handed over since."""
+        return self._query is not None
+
+    @property
+    def independent(self) -> bool:
+        """Whether its own checkpoint knows better than the log's position how far this sink is."""
+        return not self._mark.exists() and (
+            self._folder.exists() or position(self._log, self.settings.name).reached > ZERO_LSN
+        )
+
+    def share(self) -> None:
+        """From now on the position kept with the log is the one that counts: another query may bring batches."""
+        self._mark.touch(mode=0o600)
+        self._leaving = True
+
+    def hand_over(self) -> None:
+        """End the query of its own; takes as long as its batch."""
+        query, self._query = self._query, None
+        if query is not None:
+            ended(query, self.settings.name)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def failure(self) -> str | None:
         """Why the query ended; None while it runs."""
@@ -112,14 +179,11 @@ class SinkQuery:
         """Let the batch in hand end, then stop. The process's stop event must be set before."""
         self.applier.finish(deadline)
         if self._query is not None:
-            try:
-                self._query.stop()
-            except (PySparkException, Py4JJavaError):
-                _log.warning("sink %s: its query does not end; it is left behind", self.settings.name)
+            ended(self._query, self.settings.name)
         self._lock.release()
 
     def _batch(self, changes: "DataFrame", batch_id: int) -> None:
-        if self._stop.is_set():
+        if self._stop.is_set() or self._leaving:
             raise Stopped
         started = time.monotonic()
         for folded in collected(changes, self._log):

@@ -5,21 +5,27 @@ Each has its own stop, so that one may be paused, changed or taken out without a
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc.config import Settings, SinkSettings
 from cdc.errors import MillraceError
-from cdc.model import TableId, format_lsn
-from cdc.ports import LogReader
+from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
+from cdc.ports import Consumer, LogReader
 from cdc.service.driver import applier_of, stop_aware
+from cdc.service.gaps import GapFile
 from cdc.service.holds import Holds
 from cdc.service.pauses import Paused
+from cdc.service.reselect import SourceRows
 from cdc.service.runner import Runner
+from cdc.service.sharing import Sharing
 from sinks.applier import Applier, Stopped
 from sinks.context import SinkContext
+from sinks.convoy import Member
 from sinks.query import SinkQuery
+from sinks.ring import Ring
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,18 +42,26 @@ class Lane:
     def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, spark: Spark) -> None:
         self.sink = sink
         self.stop = threading.Event()
+        self._gap = GapFile(settings, sink, log)  # before the query registers it as a reader
         context = SinkContext(settings.state, spark, stop_aware(self.stop))
-        self.applier = applier_of(settings, sink, log, context, self.stop)
+        self.rows = SourceRows(settings.source)
+        self.applier = applier_of(settings, sink, log, context, self.stop, rows=self.rows)
         self.runner = Runner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
         self.paused: frozenset[TableId] = frozenset()
         self._holds = Holds(sink.name, log, self.applier, spark)
         self._holds.restore()
+        self._member: Member | None = None
+        self._handing: threading.Thread | None = None
         threading.Thread(target=self._attend, name=f"sink-{sink.name}", daemon=True).start()
 
     def tend(self, spark: "SparkSession", paused: frozenset[TableId]) -> None:
         """Start the query the first time, and again whenever it has failed."""
         self.paused = frozenset(table for table in paused if not self.sink.tables or table in self.sink.tables)
-        if self.runner.started:
+        if self._member is not None:
+            self._left(self._member)
+        elif self._between:
+            return
+        elif self.runner.query.alone or self.runner.restart_at is not None:
             self.runner.tend(spark)
         else:
             self.runner.start(spark)
@@ -55,14 +69,69 @@ class Lane:
     def end(self) -> None:
         """Let the batch in hand end, keep the position, let go of the checkpoint."""
         self.stop.set()
+        if self._member is not None:
+            self._member.leave(GRACE)
         self.runner.query.halt(GRACE)
+
+    # -- sharing a query with others
+
+    @property
+    def willing(self) -> bool:
+        """Whether it may share one: its pace is nobody else's business otherwise."""
+        return self.sink.query == "shared" and not self.sink.trigger_seconds
+
+    @property
+    def aboard(self) -> bool:
+        """Whether a shared query brings its batches."""
+        return self._member is not None and self._member.aboard
+
+    @property
+    def level(self) -> Lsn:
+        """How far a query of its own has brought it; 0 where there is none, or something is wrong with it."""
+        well = self.runner.query.alone and self.runner.restart_at is None and self.applier.status.state == "running"
+        return self.applier.status.reached if well and not self._between else ZERO_LSN
+
+    def ready(self, position: Consumer) -> bool:
+        """Whether the position kept with the log says how far it is, and nothing is wrong with it."""
+        if self.runner.query.alone:
+            return ZERO_LSN < position.reached <= self.level
+        return not self._between and self.runner.restart_at is None and not self.runner.query.independent
+
+    def board(self, ring: Ring) -> None:
+        """Take batches from a shared query, which has a place for it; a query of its own ends meanwhile."""
+        self.runner.query.share()
+        self.runner.started = self.runner.started or time.monotonic()
+        self._member = Member(self.sink, self.applier, ring)
+        self._handing = threading.Thread(target=self.runner.query.hand_over, name=f"hand-{self.sink.name}", daemon=True)
+        self._handing.start()
+
+    def disembark(self, failure: str) -> None:
+        """The shared query failed: wait for the next one."""
+        if self._member is not None:
+            self._member.leave(0.0)
+            self._member = None
+            self.applier.status.state, self.applier.status.error = "failed", failure
+
+    @property
+    def _between(self) -> bool:
+        """Aboard, or its own query not yet ended."""
+        return self._member is not None or (self._handing is not None and self._handing.is_alive())
+
+    def _left(self, member: Member) -> None:
+        if member.aboard:
+            return
+        self._member = None
+        if member.error is None:
+            _log.info("sink %s is behind the others and goes on alone", self.sink.name)
+        else:
+            self.runner.failed(member.error)
 
     def facts(self) -> dict[str, object]:
         """What it last did."""
         said = asdict(self.applier.status)
         held = sorted(map(str, self.applier.held))
         reached = format_lsn(self.applier.status.reached)
-        return {**said, "reached": reached, "facts": dict(self.applier.facts), "held": held}
+        return {**said, "reached": reached, "facts": dict(self.applier.facts), "held": held, "shared": self.aboard}
 
     def _attend(self) -> None:
         """Beside the batches: meet the store while Spark starts, so that an idle sink shows as running, hold and
@@ -99,12 +168,17 @@ class Lanes:
     _lanes: dict[str, Lane] = field(default_factory=dict)
     _ending: dict[str, threading.Thread] = field(default_factory=dict)
     _paused: Paused = field(default_factory=Paused)
+    _sharing: Sharing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sharing = Sharing(self.log, self.settings.state / "checkpoints")
 
     def want(self, settings: Settings, paused: Paused) -> None:
         """End what is no longer wanted, or wanted otherwise, and begin what is missing."""
         self.settings, self._paused = settings, paused
         wanted = {sink.name: sink for sink in settings.sinks if sink.name not in paused.sinks}
         for name, lane in list(self._lanes.items()):
+            lane.rows.follow(settings.source)
             if wanted.get(name) != lane.sink:
                 self._end(name)
         self._ending = {name: thread for name, thread in self._ending.items() if thread.is_alive()}
@@ -115,8 +189,10 @@ class Lanes:
     def tend(self) -> None:
         """Start what is not started, and again what has failed."""
         tables = frozenset(map(TableId.parse, self._paused.tables))
-        for lane in self._lanes.values():
-            lane.tend(self.spark(), tables)
+        waiting = self._sharing.tend(self._lanes, self.spark())
+        for name, lane in self._lanes.items():
+            if name not in waiting:
+                lane.tend(self.spark(), tables)
 
     def facts(self) -> Mapping[str, Mapping[str, object]]:
         """By sink."""
@@ -130,10 +206,11 @@ class Lanes:
         """End all of them; each finishes its batch."""
         for lane in self._lanes.values():
             lane.stop.set()
-        for lane in self._lanes.values():
-            lane.end()
+        for name in list(self._lanes):
+            self._end(name)
+        self._sharing.close()
         for thread in self._ending.values():
-            thread.join(GRACE)
+            thread.join(2 * GRACE)
 
     def _end(self, name: str) -> None:
         lane = self._lanes.pop(name)

@@ -1,0 +1,245 @@
+"""Servers, one captured table and the two processes of a pipeline, for the measurements of the sinks.
+
+How far a store is, is read off the positions that the log keeps: they are written behind the store's own answer, so
+what is measured is never earlier than what a client of the store can read by key.
+"""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+
+import cdc.log
+from bench import meter
+from bench.peers import TABLE, execute
+from cdc.model import parse_lsn
+from cdc.ports import LogReader
+from cdc.service import part, status
+from deploy.local import postgres
+from deploy.local.folders import cache_folder
+from deploy.local.kafka import Kafka
+from deploy.local.opensearch import OpenSearch
+from deploy.local.postgres import Postgres
+from deploy.local.redis import Redis
+from deploy.local.server import Running
+from deploy.local.servers import Servers
+
+_POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "wal_compression": "off"}
+_LOOK = 0.005
+STORES = ("delta", "opensearch", "redis")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What runs for the whole measurement."""
+
+    home: Path
+    dsn: str
+    source: Mapping[str, Any]
+    servers: Mapping[str, Running]
+
+    def log(self, kind: str) -> dict[str, Any]:
+        """The log section of a pipeline."""
+        if kind == "segments":
+            return {"kind": "segments"}
+        return {"kind": "kafka", "bootstrap": self.servers["kafka"].address, "prefix": "bench", "partitions": 1}
+
+    def sink(self, kind: str, name: str) -> dict[str, Any]:
+        """The section of a sink whose rows lie apart from those of any other name."""
+        own: dict[str, dict[str, Any]] = {
+            "delta": {"path": str(self.home / "lake" / name)},
+            "opensearch": {"url": self.servers["opensearch"].address, "prefix": f"{name}-", "replicas": 0},
+            "redis": {"url": self.servers["redis"].address, "prefix": f"{name}:"},
+        }
+        return {"kind": kind, "name": name, **own[kind]}
+
+    def wal_end(self) -> int:
+        """Where the WAL ends now."""
+        with psycopg.connect(self.dsn) as connection:
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        return int(parse_lsn(row[0]))
+
+    def store_cpu(self) -> float:
+        """CPU seconds of the stores that are servers."""
+        return sum(meter.cpu_seconds(self.servers[name].pid) for name in ("opensearch", "redis"))
+
+
+@contextlib.contextmanager
+def stage(kafka: bool) -> Iterator[Stage]:
+    """Everything of our own, gone afterwards."""
+    base = cache_folder() / "bench"
+    base.mkdir(mode=0o711, parents=True, exist_ok=True)
+    home = Path(tempfile.mkdtemp(prefix="sinks-", dir=base))
+    home.chmod(0o711)
+    every = (Postgres(_POSTGRES), Redis(), OpenSearch(), Kafka())
+    own = Servers(home, {server.name: server for server in every}, tied=True)
+    try:
+        running = own.up(("postgres", "redis", "opensearch", *(("kafka",) if kafka else ())))
+        port, passfile = running["postgres"].port, postgres.passfile(own.private())
+        execute(postgres.dsn(port, passfile), "create database bench")
+        secret = postgres.password(own.private()).reveal()
+        source = {"host": "127.0.0.1", "port": port, "database": "bench", "user": "postgres", "password": secret}
+        yield Stage(home, postgres.dsn(port, passfile, "bench"), source, running)
+    finally:
+        own.down()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class Process:
+    """A part of the daemon, as the supervisor would run it."""
+
+    name: str
+    config: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; what it says goes beside its configuration."""
+        with self.config.with_suffix(f".{self.name}.log").open("ab") as said:
+            command = [sys.executable, "-m", f"cdc.service.{self.name}", "--config", str(self.config)]
+            self.process = subprocess.Popen(command, stdout=said, stderr=said)
+
+    def end(self) -> float:
+        """Ask it to stop; returns how many seconds that took."""
+        begun = time.monotonic()
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(90)
+        return time.monotonic() - begun
+
+    def cpu(self) -> float:
+        """CPU seconds of the process and everything below it, also of what has ended there."""
+        return 0.0 if self.process is None else tree_cpu(self.process.pid)
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """One state folder: a capture process, and at any time at most one apply process on some of the sinks."""
+
+    stage: Stage
+    kind: str
+    folder: Path
+    sinks: Sequence[dict[str, Any]] = ()
+    spark: Mapping[str, Any] = field(default_factory=lambda: {"memory": "2g"})
+    _processes: dict[str, Process] = field(default_factory=dict)
+
+    def start(self, name: str) -> Process:
+        """Start `capture` or `apply` with the present sinks."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        process = Process(name, self.folder / f"{name}.yaml")
+        process.config.write_text(yaml.safe_dump(self._sections()))
+        process.start()
+        self._processes[name] = process
+        return process
+
+    def log(self) -> LogReader:
+        """A reader of its log."""
+        return cdc.log.open_reader(part.settings_from(self.folder / "capture.yaml"))
+
+    def captured(self) -> int:
+        """Wait until the log holds everything that is committed now; returns the LSN that it brings a reader to."""
+        target = self.stage.wal_end()
+        meter.wait(lambda: int(str(self._said("capture").get("watermark", 0))) >= target, "capture", 900, 0.1)
+        return int(self.log().head()[1])
+
+    def end(self) -> None:
+        """Stop both processes."""
+        for name in ("apply", "capture"):
+            if name in self._processes:
+                self._processes[name].end()
+
+    def _said(self, name: str) -> dict[str, object]:
+        facts, process = status.read(self.folder / "state", name), self._processes[name].process
+        if process is not None and process.poll() not in (None, 0):
+            raise RuntimeError(f"{name} ended with {process.returncode}; see {self.folder}")
+        return facts if process is not None and facts.get("pid") == process.pid else {}
+
+    def _sections(self) -> dict[str, Any]:
+        source = {**self.stage.source, "slot": f"bench_{self.kind}", "publication": f"bench_{self.kind}",
+                  "heartbeat_seconds": 1.0, "tables": [TABLE]}  # fmt: skip
+        return {
+            "state": str(self.folder / "state"),
+            "source": source,
+            "log": self.stage.log(self.kind),
+            "sinks": list(self.sinks),
+            "spark": dict(self.spark),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A sink's position when it was first seen, by both clocks."""
+
+    monotonic: float
+    wall: float
+    reached: int
+
+
+class Positions:
+    """Notes every step of the sinks' positions while it is open."""
+
+    def __init__(self, log: LogReader, names: Sequence[str]) -> None:
+        self.steps: dict[str, list[Step]] = {name: [] for name in names}
+        self._log = log
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Positions":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def reached(self) -> int:
+        """How far the last of them is."""
+        return min((steps[-1].reached if steps else 0) for steps in self.steps.values())
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK):
+            found = {item.name: int(item.reached) for item in self._log.consumers()}
+            for name, steps in self.steps.items():
+                reached = found.get(name, 0)
+                if reached and (not steps or reached > steps[-1].reached):
+                    steps.append(Step(time.monotonic(), time.time(), reached))
+
+
+def tree_cpu(root: int) -> float:
+    """CPU seconds of a process and everything below it, also of what has ended there."""
+    return sum(map(_whole_cpu, tree(root)))
+
+
+def tree(root: int) -> list[int]:
+    """A process and everything below it."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                parents.setdefault(parent, []).append(int(folder.name))
+    found = [root]
+    for pid in found:
+        found += parents.get(pid, [])
+    return found
+
+
+def _whole_cpu(pid: int) -> float:
+    """Own time and that of children which have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / 100

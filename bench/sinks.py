@@ -1,0 +1,260 @@
+"""From the log into the stores: how fast, at what cost, how late; beside consumers as people usually write them.
+
+    python -m bench.sinks        (ROWS, CHANGES, PEER_CHANGES, SECONDS, PARTS from the environment)
+
+`throughput`: a Kafka log holds a snapshot of ROWS rows and CHANGES changes behind it; each store alone and all three at
+once take it from the beginning. Counted are the changes after the first batch that holds any, so neither the start of
+the JVM nor the snapshot is in the figures. `peers` take the same changes from the same topics. `latency`: from a commit
+in Postgres to the position behind the store's answer, at 100 and 500 one-row transactions a second, all stores on, over
+the segment log. `batches`: what one batch costs against a small and a large table. CPU is that of all our processes.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench import meter, workload
+from bench.peers import TABLE, TopicEnd
+from bench.sink_stage import STORES, Pipeline, Positions, Stage, Step, stage
+from cdc.model import Lsn
+from cdc.ports import LogReader
+
+RESULTS = Path(__file__).parent / "results" / "sinks.json"
+_RATES = (100, 500)
+_WARM_UP = 10.0
+"""Seconds of the same load before the measured ones: the JVM compiles, tables are made."""
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much work; the short form comes from the environment."""
+
+    rows: int
+    changes: int
+    peer_changes: int
+    seconds: float
+
+    @classmethod
+    def given(cls) -> "Sizes":
+        """From the environment."""
+        ask = os.environ.get
+        return cls(
+            int(ask("ROWS", "200000")),
+            int(ask("CHANGES", "500000")),
+            int(ask("PEER_CHANGES", "20000")),
+            float(ask("SECONDS", "30")),
+        )
+
+
+# -- throughput
+
+
+def throughput(place: Stage, sizes: Sizes) -> tuple[dict[str, Figures], Mapping[str, Any]]:
+    """Every store alone, then all at once; and where peers find the same changes."""
+    pipeline = Pipeline(place, "kafka", place.home / "throughput")
+    workload.load(place.dsn, sizes.rows)
+    pipeline.start("capture")
+    try:
+        snapshot = pipeline.captured()
+        topic = f"bench.{TABLE}"
+        bootstrap = place.servers["kafka"].address
+        offset = TopicEnd(bootstrap, topic).now()
+        workload.churn(place.dsn, sizes.changes, sizes.rows)
+        target = pipeline.captured()
+        found = {name: _folded(pipeline, kinds, snapshot, target) for name, kinds in _casts().items()}
+    finally:
+        pipeline.end()
+    return found, {"bootstrap": bootstrap, "topic": topic, "offset": offset}
+
+
+def _casts() -> dict[str, Sequence[str]]:
+    return {**{store: (store,) for store in STORES}, "all": STORES}
+
+
+def _folded(pipeline: Pipeline, kinds: Sequence[str], snapshot: int, target: int) -> Figures:
+    cast = "-".join(kinds)
+    names = [f"{kind}_{len(kinds)}" for kind in kinds]
+    pipeline.sinks = [pipeline.stage.sink(kind, name) for kind, name in zip(kinds, names, strict=True)]
+    log = pipeline.log()
+    apply = pipeline.start("apply")
+    with Positions(log, names) as positions:
+        meter.wait(lambda: min(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
+        cpu, store_cpu = apply.cpu(), pipeline.stage.store_cpu()
+        meter.wait(lambda: positions.reached() >= target, f"{cast} to catch up", 3600)
+        cpu, store_cpu = apply.cpu() - cpu, pipeline.stage.store_cpu() - store_cpu
+    stopping = apply.end()
+    each = {kind: _rate(log, positions.steps[name], snapshot) for kind, name in zip(kinds, names, strict=True)}
+    changes = min(count for _, count in each.values())
+    return {
+        "changes_per_s": {kind: round(rate) for kind, (rate, _) in each.items()},
+        "cpu_us_per_change": round(cpu / changes * 1e6, 1),
+        "store_cpu_us_per_change": round(store_cpu / changes * 1e6, 1),
+        "seconds_to_stop": round(stopping, 1),
+        "load": meter.load(),
+    }
+
+
+def _after(positions: Positions, snapshot: int) -> list[bool]:
+    return [bool(steps) and steps[-1].reached > snapshot for steps in positions.steps.values()]
+
+
+def _rate(log: LogReader, steps: Sequence[Step], snapshot: int) -> tuple[float, int]:
+    """Changes a second after the first batch that holds changes, and how many these are."""
+    first = next(step for step in steps if step.reached > snapshot)
+    counted = sum(
+        int(np.sum(piece.rows.column("commit_lsn").to_numpy() >= first.reached))
+        for piece in log.read(log.seek(Lsn(first.reached)))
+    )
+    if not counted:
+        raise RuntimeError("all changes came in one batch: ask for more CHANGES")
+    return counted / (steps[-1].monotonic - first.monotonic), counted
+
+
+def peers(place: Stage, topic: Mapping[str, Any], sizes: Sizes) -> dict[str, Figures]:
+    """Each in a process of its own, one after the other."""
+    found = {}
+    for name in STORES:
+        own = {"url": "" if name == "delta" else place.servers[name].address, "folder": str(place.home)}
+        settings = {**topic, **own, "changes": min(sizes.peer_changes, sizes.changes)}
+        command = [sys.executable, "-m", "bench.sink_peers", name, "--settings", json.dumps(settings)]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=3600).stdout
+        found[name] = {key: round(value, 1) for key, value in json.loads(answer.splitlines()[-1]).items()}
+    return found
+
+
+# -- latency
+
+
+def latency(place: Stage, sizes: Sizes) -> Figures:
+    """All stores on, from commit to applied; and how long the first rows took from the start of the process."""
+    workload.load(place.dsn, sizes.rows)
+    sinks = [place.sink(store, f"{store}_steady") for store in STORES]
+    names = [sink["name"] for sink in sinks]
+    pipeline = Pipeline(place, "segments", place.home / "latency", sinks)
+    pipeline.start("capture")
+    try:
+        loaded, log = pipeline.captured(), pipeline.log()
+        begun = time.monotonic()
+        apply = pipeline.start("apply")
+        with Positions(log, names) as positions:
+            meter.wait(lambda: positions.reached() >= loaded, "the first rows", 900)
+            first = {name: round(steps[0].monotonic - begun, 1) for name, steps in positions.steps.items()}
+            rates = {}
+            for tps in _RATES:
+                workload.steady(place.dsn, tps, min(_WARM_UP, sizes.seconds), sizes.rows)
+                rates[str(tps)] = _steady(pipeline, apply.cpu, positions, tps, sizes)
+        return {"seconds_to_first_row": first, "tx_per_s": rates, "seconds_to_stop": round(apply.end(), 1)}
+    finally:
+        pipeline.end()
+
+
+def _steady(pipeline: Pipeline, cpu: Callable[[], float], positions: Positions, tps: float, sizes: Sizes) -> Figures:
+    begun, wall, used = time.monotonic(), time.time(), cpu()
+    done = workload.steady(pipeline.stage.dsn, tps, sizes.seconds, sizes.rows)
+    used, seconds = cpu() - used, time.monotonic() - begun
+    target = pipeline.captured()
+    meter.wait(lambda: positions.reached() >= target, "the last changes", 300)
+    ages = {name: _ages(pipeline.log(), steps, wall) for name, steps in positions.steps.items()}
+    return {
+        "latency_ms": {name.removesuffix("_steady"): meter.percentiles(each) for name, each in ages.items()},
+        "cores": round(used / seconds, 2),
+        "workload_late_s": round(done.lateness, 3),
+        "load": meter.load(),
+    }
+
+
+def _ages(log: LogReader, steps: Sequence[Step], since: float) -> list[float]:
+    """Of every change since a moment: from its commit to the first position beyond it."""
+    start = log.seek(datetime.fromtimestamp(since, UTC))
+    rows = pa.concat_tables([piece.rows.select(["commit_lsn", "commit_ts"]) for piece in log.read(start)])
+    committed = rows.column("commit_ts").cast(pa.int64()).to_numpy() / 1e6
+    recent = committed >= since
+    reached = np.array([step.reached for step in steps])
+    at = np.searchsorted(reached, rows.column("commit_lsn").to_numpy()[recent], side="right")
+    walls = np.array([step.wall for step in steps])
+    ages: list[float] = (walls[at] - committed[recent]).tolist()
+    return ages
+
+
+# -- all of it
+
+
+def run() -> Figures:
+    """Measure what PARTS names; everything by default."""
+    sizes, wanted = Sizes.given(), os.environ.get("PARTS", "throughput peers latency").split()
+    found: Figures = {"workload": {name: getattr(sizes, name) for name in Sizes.__slots__}, "machine": _machine()}
+    with stage(kafka="throughput" in wanted) as place:
+        if "throughput" in wanted:
+            found["throughput"], topic = throughput(place, sizes)
+            print(json.dumps(found["throughput"]), flush=True)
+            if "peers" in wanted:
+                found["peers"] = peers(place, topic, sizes)
+                found["ratios"] = ratios(found["throughput"], found["peers"])
+        if "latency" in wanted:
+            found["latency"] = latency(place, sizes)
+    return found
+
+
+def _machine() -> Figures:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"cpus": os.cpu_count(), "python": platform.python_version(), "at": at}
+
+
+def ratios(ours: Mapping[str, Figures], theirs: Mapping[str, Figures]) -> dict[str, Figures]:
+    """How many times as fast and as cheap as the peer of each store, alone."""
+    return {
+        store: {
+            "speed": round(ours[store]["changes_per_s"][store] / theirs[store]["changes_per_s"], 1),
+            "cpu": round(theirs[store]["cpu_us_per_change"] / ours[store]["cpu_us_per_change"], 1),
+        }
+        for store in STORES
+    }
+
+
+def shown(found: Mapping[str, Any]) -> list[str]:
+    """The results as lines of a table."""
+    lines = []
+    if "throughput" in found:
+        lines.append(
+            f"{'store':12}{'changes/s':>12}{'of three':>12}{'peer':>10}{'ratio':>8}{'µs CPU':>10}{'peer µs':>10}"
+        )
+        lines += [_line(found, store) for store in STORES]
+        lines.append(f"{'all three':12}{'':>44}{found['throughput']['all']['cpu_us_per_change']:>18}")
+    for tps, figures in found.get("latency", {}).get("tx_per_s", {}).items():
+        ages = ", ".join(f"{store} {at['p50']:.0f}/{at['p99']:.0f}" for store, at in figures["latency_ms"].items())
+        lines.append(f"{tps} tx/s, p50/p99 ms: {ages}; {figures['cores']} cores")
+    return lines
+
+
+def _line(found: Mapping[str, Any], store: str) -> str:
+    alone, peer = found["throughput"][store], found.get("peers", {}).get(store, {})
+    together = found["throughput"]["all"]["changes_per_s"][store]
+    ratio = found.get("ratios", {}).get(store, {}).get("speed", "")
+    return (
+        f"{store:12}{alone['changes_per_s'][store]:>12}{together:>12}{peer.get('changes_per_s', ''):>10}{ratio:>8}"
+        f"{alone['cpu_us_per_change']:>10}{peer.get('cpu_us_per_change', ''):>10}"
+    )
+
+
+def main() -> None:
+    """Print a table and write the results."""
+    results = run()
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(shown(results)))
+
+
+if __name__ == "__main__":
+    main()

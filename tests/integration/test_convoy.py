@@ -1,0 +1,171 @@
+"""Sinks that share a query: level ones together, a slow or dead one on its own until it has caught up."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc.config import Settings
+from cdc.service.lanes import Lanes
+from cdc.service.pauses import Paused
+from sinks import memory, pace
+from sinks.memory import Store
+from tests.fix_log import FilledLog
+from tests.fix_processes import wait_until
+from tests.histories import INTEGERS, History, cut, images, table
+from tests.integration.test_query import Fickle, row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+ITEMS = table()
+NAMES = ("cache", "lake", "search")
+
+
+class Fleet:
+    """Lanes on memory sinks that can be down or broken."""
+
+    def __init__(self, settings: Settings, log: FilledLog, spark: "SparkSession") -> None:
+        self.sinks = {sink.name: Fickle(sink.name, Store()) for sink in settings.sinks}
+        self.log = log
+        self._settings = settings
+        self._spark = spark
+        self.lanes = self._made()
+
+    def _made(self) -> Lanes:
+        return Lanes(self._settings, self.log.reader, lambda: self._spark)
+
+    def start(self) -> None:
+        self.lanes.want(self._settings, Paused())
+        self.lanes.tend()
+
+    def restart(self) -> None:
+        self.lanes.close()
+        self.lanes = self._made()
+        self.start()
+
+    def fact(self, name: str, what: str) -> Any:
+        return self.lanes.facts()[name][what]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Tend as the apply process does."""
+
+        def there() -> bool:
+            self.lanes.tend()
+            return condition()
+
+        wait_until(there, 90, what)
+
+    def reach(self, end: int, *names: str) -> None:
+        def positions() -> dict[str, int]:
+            return {item.name: int(item.reached) for item in self.log.reader.consumers()}
+
+        self.until(lambda: all(positions().get(name, 0) >= end for name in names or self.sinks), f"{names} at {end}")
+
+    def shared(self) -> set[str]:
+        return {name for name in self.sinks if self.fact(name, "shared")}
+
+    def check(self, state: dict[str, str]) -> None:
+        for sink in self.sinks.values():
+            assert sink.stored(ITEMS).to_pylist() == sink.expected(ITEMS, images(state)).to_pylist()
+
+
+@pytest.fixture
+def make_fleet(
+    settings_of: Callable[..., Settings], filled_log: FilledLog, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Fleet]]:
+    """Makes a fleet of memory sinks with these settings each; the first names are cache, lake, search."""
+    made: list[Fleet] = []
+
+    def make(**own: dict[str, object]) -> Fleet:
+        sections = [{"kind": "memory", "name": name, **own.get(name, {})} for name in NAMES]
+        fleet = Fleet(settings_of(sinks=sections), filled_log, spark)
+        monkeypatch.setattr(memory, "open_sink", lambda settings, _context: fleet.sinks[settings.name])
+        filled_log.record(ITEMS)
+        made.append(fleet)
+        fleet.start()
+        return fleet
+
+    yield make
+    for fleet in made:
+        fleet.lanes.close()
+
+
+def test_level_sinks_share_a_query_end_alike_and_go_on_after_a_restart(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet()
+    rng = random.Random(3)
+    history = History(ITEMS, INTEGERS, rng).write(120)
+    pieces = list(cut(history.rows, rng, 30))
+    for rows in pieces[:2]:
+        end = fleet.log.append(rows)
+    fleet.reach(end)
+    assert fleet.shared() == set(NAMES)
+    fleet.restart()
+    for rows in pieces[2:]:
+        end = fleet.log.append(rows)
+    fleet.reach(end)
+    assert fleet.shared() == set(NAMES)
+    fleet.check(history.state())
+
+
+def test_a_dead_sink_leaves_the_others_alone_catches_up_by_itself_and_comes_back(
+    make_fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "BUDGET", 100)
+    monkeypatch.setattr(pace, "PATIENCE", 0.1)
+    fleet = make_fleet()
+    fleet.reach(fleet.log.append([row(1, 10, "one")]))
+    fleet.sinks["lake"].down = True
+    for version in range(20, 70, 10):
+        fleet.reach(
+            fleet.log.append([row(1, version, f"v{version}"), row(version, version + 1, "x")]), "cache", "search"
+        )
+    fleet.until(lambda: fleet.shared() == {"cache", "search"}, "the lake left")
+    assert fleet.fact("lake", "state") == "waiting"
+    fleet.sinks["lake"].down = False
+    fleet.reach(fleet.log.append([row(1, 100, "last")]))
+
+    def back() -> bool:
+        fleet.log.append([row(1, 1000 + int(fleet.log.writer.progress().end), "more")])
+        return fleet.shared() == set(NAMES)
+
+    fleet.until(back, "the lake came back")
+    fleet.reach(fleet.log.append([row(1, 10**9, "end")]))
+    state = {f'{{"id":{key}}}': f'{{"id":{key},"label":"x","big":"x"}}' for key in range(20, 70, 10)}
+    fleet.check(state | {'{"id":1}': '{"id":1,"label":"end","big":"end"}'})
+
+
+def test_a_sink_whose_store_refuses_us_fails_alone_and_is_tried_again(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet()
+    fleet.sinks["search"].broken = True
+    end = fleet.log.append([row(1, 10, "one")])
+    fleet.reach(end, "cache", "lake")
+    fleet.until(lambda: fleet.fact("search", "state") == "failed", "search failed")
+    assert fleet.fact("search", "error") == "the store refuses these credentials."
+    assert fleet.shared() == {"cache", "lake"}
+    fleet.sinks["search"].broken = False
+    fleet.reach(end)
+
+
+def test_a_sink_with_a_pace_of_its_own_shares_with_nobody(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet(lake={"trigger_seconds": 0.1}, search={"query": "own"})
+    fleet.reach(fleet.log.append([row(1, 10, "one")]))
+    assert fleet.shared() == set()
+
+
+def test_queries_of_their_own_are_left_for_a_shared_one_once_they_are_level(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    """Checkpoints of an earlier version, or of sinks that had a pace of their own."""
+    own = {name: {"query": "own"} for name in NAMES}
+    fleet = make_fleet(**own)
+    fleet.reach(fleet.log.append([row(1, 10, "one")]))
+    fleet.lanes.close()
+    again = make_fleet()
+    end = again.log.append([row(2, 20, "two")])
+    again.reach(end)
+    again.until(lambda: again.shared() == set(NAMES), "all aboard")
+    again.reach(again.log.append([row(3, 30, "three")]))
+    assert again.sinks["lake"].stored(ITEMS).num_rows == 2  # the first row went to the earlier fleet's store
