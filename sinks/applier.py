@@ -6,7 +6,8 @@ repeats the batch, and a repeat changes nothing.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -28,6 +29,7 @@ from sinks.raw_json import splice
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_MEET_EVERY = 50
 
 
 class Reselect(Protocol):
@@ -43,6 +45,15 @@ class Described(Protocol):
 
     def facts(self) -> Mapping[str, str]:
         """Names and values, to be shown as they are."""
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """A sink whose `prepare` and `apply` may be called by several threads at once, for different tables."""
+
+    @property
+    def threads(self) -> int:
+        """At most so many."""
 
 
 class Stopped(Exception):
@@ -79,6 +90,7 @@ class Applier:
         stop: threading.Event,
         reselect: Reselect | None = None,
         retry: RetrySettings | None = None,
+        tables: Collection[TableId] = (),
     ) -> None:
         self.name = name
         self.status = SinkStatus(dead_letters=letters.count())
@@ -89,7 +101,9 @@ class Applier:
         self._stop = stop
         self._reselect = reselect
         self._retry = retry or RetrySettings()
+        self._tables = tables
         self._sink: Sink | None = None
+        self._door = threading.Lock()
         self._prepared: dict[TableId, int] = {}
         self.turn = threading.RLock()
         self.held: frozenset[TableId] = frozenset()
@@ -101,17 +115,15 @@ class Applier:
         """
         with self.turn:
             failpoint.reached("sink.before_apply")
-            for batch in folded.batches:
-                if batch.schema.table in self.held:
-                    continue
-                self._live(batch)
-                failpoint.reached("sink.mid_batch")
+            self._side_by_side([batch for batch in folded.batches if batch.schema.table not in self.held])
             failpoint.reached("sink.after_apply")
             if folded.reached:
                 self._log.commit(self.name, folded.reached)
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest
             self.status.batches += 1
+            if not folded.batches or not self.status.batches % _MEET_EVERY:
+                self._retried(self._meet)
             self._well()
 
     def catch_up(self, folded: Folded) -> None:
@@ -145,17 +157,53 @@ class Applier:
     def greet(self) -> None:
         """Open the store ahead of the first batch, waiting for it like a batch does."""
         with self.turn:
-            self._retried(self._connect)
+            self._retried(self._meet)
             self._well()
 
     def _connect(self) -> Sink:
-        if self._sink is None:
-            self._sink = self._open_sink()
-            self._prepared.clear()
-            self.facts = self._sink.facts() if isinstance(self._sink, Described) else {}
-        return self._sink
+        with self._door:
+            if self._sink is None:
+                self._sink = self._open_sink()
+                self._prepared.clear()
+                self.facts = self._sink.facts() if isinstance(self._sink, Described) else {}
+            return self._sink
+
+    def _meet(self) -> None:
+        """Open the store and make room for tables that have no row yet, so that their readers find them empty."""
+        sink = self._connect()
+        for schema in self._log.schemas.newest():
+            if schema.table in self._prepared or (self._tables and schema.table not in self._tables):
+                continue
+            self._prepared[schema.table] = -1  # its first batch prepares it again: its schema may be an older one
+            try:
+                sink.prepare(schema)
+            except MillraceError as error:
+                if error.transient:
+                    del self._prepared[schema.table]
+                    raise
+                _log.warning("sink %s: no room is made for %s yet: %s", self.name, schema.table, error)
 
     # -- one table
+
+    def _side_by_side(self, batches: Sequence[Batch]) -> None:
+        """The batches of a table in their order; different tables at once, where the store allows it."""
+        tables: dict[TableId, list[Batch]] = {}
+        for batch in batches:
+            tables.setdefault(batch.schema.table, []).append(batch)
+        sink = self._retried(self._connect) if len(tables) > 1 else None
+        threads = sink.threads if isinstance(sink, SideBySide) else 1
+        if threads == 1:
+            for group in tables.values():
+                self._in_order(group)
+            return
+        with ThreadPoolExecutor(min(threads, len(tables)), thread_name_prefix=f"table-{self.name}") as pool:
+            for done in [pool.submit(self._in_order, group) for group in tables.values()]:
+                done.result()
+
+    def _in_order(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._live(batch)
+            failpoint.reached("sink.mid_batch")
 
     def _table(self, batch: Batch) -> None:
         table = str(batch.schema.table)

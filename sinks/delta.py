@@ -141,6 +141,11 @@ class DeltaSink:
         return store.guarded(lambda: maintain(store.current(), layout, care, datetime.now(UTC)))
 
     @property
+    def threads(self) -> int:
+        """Tables written at once: a commit waits for the disk most of the time."""
+        return 4
+
+    @property
     def plain(self) -> bool:
         """Whether tables hold rows as they are: neither their history nor their changes."""
         return self._settings.stored_as_scd_type == 1 and not self._settings.append_only

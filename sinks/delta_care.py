@@ -26,16 +26,18 @@ class Caretaker:
         self._clock = clock
         self._due: dict[TableId, float] = {}
         self._round: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def written(self, schema: TableSchema) -> None:
         """Say that a table was written; starts a round if one is due. Returns at once."""
         now = self._clock()
-        due = self._due.setdefault(schema.table, now + self._every / 4)
-        if not self._every or now < due or (self._round is not None and self._round.is_alive()):
-            return
-        self._due[schema.table] = now + self._every
-        self._round = threading.Thread(target=self._run, args=(schema,), name="delta-care", daemon=True)
-        self._round.start()
+        with self._lock:
+            due = self._due.setdefault(schema.table, now + self._every / 4)
+            if not self._every or now < due or (self._round is not None and self._round.is_alive()):
+                return
+            self._due[schema.table] = now + self._every
+            self._round = threading.Thread(target=self._run, args=(schema,), name="delta-care", daemon=True)
+            self._round.start()
 
     def finish(self, deadline: float) -> None:
         """Wait for the round in hand; one that is cut off leaves files that the next one removes."""

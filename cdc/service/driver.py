@@ -37,6 +37,7 @@ def applier_of(
         stop=stop,
         reselect=rows or SourceRows(settings.source),
         retry=sink.retry,
+        tables=sink.tables,
     )
 
 
