@@ -4,6 +4,7 @@ Promise: a lag grows while nothing moves, whatever it is that stands still. Wher
 nobody knows what the source did meanwhile, so every store and table is at least as far behind as the reader.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,8 +13,39 @@ from cdc.model import ZERO_LSN, Lsn
 from cdc.service.health import SILENT_AFTER, has_reached, nested
 from cdc.service.status import Facts, age
 
-Waiting = tuple[Lsn, float]
-"""A position that a store does not hold yet, and when it was committed."""
+_LONGEST_TRAIL = 1000
+
+
+@dataclass(slots=True)
+class Trail:
+    """Where something was, and when that was committed, oldest first. Thinned where it gets long: a store that is hours
+    behind need not be measured to the second."""
+
+    _lsns: list[Lsn] = field(default_factory=list)
+    _times: list[float] = field(default_factory=list)
+
+    def add(self, lsn: Lsn, at: float) -> None:
+        """It moved there; what is not ahead of where it was is passed over."""
+        if self._lsns and lsn <= self._lsns[-1]:
+            return
+        self._lsns.append(lsn)
+        self._times.append(at)
+        if len(self._lsns) > _LONGEST_TRAIL:
+            del self._lsns[1:-1:2], self._times[1:-1:2]
+
+    def newest(self) -> Lsn:
+        """Where it is."""
+        return self._lsns[-1] if self._lsns else ZERO_LSN
+
+    def beyond(self, reached: Lsn) -> float | None:
+        """When the oldest place beyond a position was committed; None if there is none."""
+        at = bisect_right(self._lsns, reached)
+        return self._times[at] if at < len(self._lsns) else None
+
+    def forget(self, reached: Lsn) -> None:
+        """Everybody is there: only the newest place is still of interest."""
+        keep = min(bisect_right(self._lsns, reached), max(0, len(self._lsns) - 1))
+        del self._lsns[:keep], self._times[:keep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +78,32 @@ class Lags:
     sinks: Mapping[str, Lag] = field(default_factory=dict)
     tables: Mapping[tuple[str, str], Lag] = field(default_factory=dict)
     _current_at: float = 0.0
-    _newest: dict[str, Waiting] = field(default_factory=dict)
-    _waiting: dict[tuple[str, str], Waiting] = field(default_factory=dict)
+    _head: Trail = field(default_factory=Trail)
+    _tables: dict[str, Trail] = field(default_factory=dict)
+    _last_commit: float = 0.0
 
     def look(self, moment: Moment) -> None:
         """Judge one moment."""
         self.capture = self._of_reader(moment)
-        self._newest |= _newest(moment)  # a reader that was started again has forgotten
-        self.sinks = {name: self._of(moment, name, "", moment.head, _last(moment)) for name in moment.reached}
+        self._note(moment)
+        self.sinks = {name: self._of(moment, name, self._head) for name in moment.reached}
         self.tables = {
             (sink, table): self._of_table(moment, sink, table)
             for sink, tables in moment.sinks.items()
             for table in tables
             if sink in moment.reached
         }
-        self._waiting = {place: since for place, since in self._waiting.items() if _known(place, self)}
+
+    def _note(self, moment: Moment) -> None:
+        committed = _last(moment)
+        moved = committed != self._last_commit  # else it is an entry without rows, which is as old as this look
+        self._head.add(moment.head, committed if moved else moment.now)
+        self._last_commit = committed
+        for table, (lsn, at) in _newest(moment).items():
+            self._tables.setdefault(table, Trail()).add(Lsn(lsn + 1), at)
+        lowest = min(moment.reached.values(), default=ZERO_LSN)
+        for trail in (self._head, *self._tables.values()):
+            trail.forget(lowest)
 
     def _of_reader(self, moment: Moment) -> Lag:
         source, watermark = _lsn(moment.capture.get("source_lsn")), _lsn(moment.capture.get("watermark"))
@@ -68,35 +111,20 @@ class Lags:
         heard = age(moment.capture, now) <= SILENT_AFTER and moment.capture.get("state") == "streaming"
         if heard and has_reached(source, watermark, watermark, watermark):
             self._current_at = moment.now
-            return Lag()
-        since = self._current_at or _seconds(moment.capture.get("looked_at"), moment.now)
-        self._current_at = self._current_at or since
-        return Lag(max(0, source - watermark), max(0.0, moment.now - since))
+            return NO_LAG
+        self._current_at = self._current_at or _seconds(moment.capture.get("looked_at"), moment.now)
+        return Lag(max(0, source - watermark), max(0.0, moment.now - self._current_at))
 
     def _of_table(self, moment: Moment, sink: str, table: str) -> Lag:
-        if table not in self._newest:
-            return self.sinks[sink]  # it may be among what the store lacks
-        committed, at = self._newest[table]
-        return self._of(moment, sink, table, Lsn(committed + 1), at)
+        """A table of which nothing was heard yet may be among what the store lacks."""
+        return self._of(moment, sink, self._tables[table]) if table in self._tables else self.sinks[sink]
 
-    def _of(self, moment: Moment, sink: str, table: str, wanted: Lsn, committed: float) -> Lag:
-        """`wanted` is what the store must reach; until it does, the oldest such position seen is what counts."""
-        reached, place = moment.reached[sink], (sink, table)
-        first, since = self._waiting.get(place, (ZERO_LSN, 0.0))
-        if reached >= first:
-            self._waiting.pop(place, None)
-        if reached >= wanted:
+    def _of(self, moment: Moment, sink: str, trail: Trail) -> Lag:
+        reached = moment.reached[sink]
+        since = trail.beyond(reached)
+        if since is None:
             return self.capture
-        if place not in self._waiting:
-            self._waiting[place] = (wanted, min(committed, moment.now))
-        since = self._waiting[place][1]
-        behind = max(wanted, _lsn(moment.capture.get("source_lsn"))) if not table else wanted
-        return Lag(behind - reached, max(moment.now - since, self.capture.seconds))
-
-
-def _known(place: tuple[str, str], lags: Lags) -> bool:
-    sink, table = place
-    return place in lags.tables if table else sink in lags.sinks
+        return Lag(trail.newest() - reached, max(moment.now - since, self.capture.seconds))
 
 
 def _newest(moment: Moment) -> dict[str, tuple[Lsn, float]]:

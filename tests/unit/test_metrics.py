@@ -172,6 +172,26 @@ def test_new_changes_do_not_make_an_old_lag_look_young() -> None:
     assert lags.sinks["redis"].seconds == 58
 
 
+def test_an_entry_without_rows_does_not_make_an_idle_pipeline_look_old() -> None:
+    lags = Lags()
+    old = datetime.fromtimestamp(_START - 1000, UTC).isoformat()
+    lags.look(moment(_START, said(_START, last_commit_at=old)))
+    lags.look(moment(_START + 1, said(_START + 1, last_commit_at=old), head=510))
+    assert lags.sinks["redis"].seconds == 0
+    lags.look(moment(_START + 4, said(_START + 4, last_commit_at=old), head=510))
+    assert lags.sinks["redis"].seconds == 3
+
+
+def test_a_sink_that_follows_at_a_distance_is_that_far_behind() -> None:
+    lags = Lags()
+    for second in range(3000):
+        stamp = datetime.fromtimestamp(_START + second, UTC).isoformat()
+        facts = said(_START + second, last_commit_at=stamp, watermark=1000 + second, source_lsn=1000 + second)
+        lags.look(moment(_START + second, facts, head=1000 + second, reached=max(1000, 990 + second)))
+        if second > 20:
+            assert lags.sinks["redis"] == Lag(10, 9)
+
+
 @pytest.mark.parametrize("facts", [{"state": "reconnecting"}, {"source_lsn": 900}])
 def test_a_reader_that_is_behind_puts_every_sink_and_table_behind(facts: dict[str, object]) -> None:
     lags = Lags()

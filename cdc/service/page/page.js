@@ -107,7 +107,7 @@ function drawFlow(flow) {
   const kind = good ? "good" : flow.capture === "snapshot" || flow.capture === "starting" ? "slow" : "bad";
   const waiting = flow.sinks.filter((sink) => sink.state === "waiting").map((sink) => sink.name);
   const log = [[number(flow.captured), "changes since the start"], [bytes(flow.disk_free), "free on its disk"]];
-  if (flow.disk_seconds_to_full !== null && flow.disk_seconds_to_full < 86400) log.push([duration(flow.disk_seconds_to_full), "until the disk is full", "bad"]);
+  if (flow.disk_seconds_to_full !== null && flow.disk_seconds_to_full < 21600) log.push([duration(flow.disk_seconds_to_full), "until the disk is full", "bad"]);
   refill($("flow"),
     stage("Postgres", flow.capture, kind, [], ...slotLines(flow.slot), ...(flow.trouble ? [["", flow.trouble, "bad"]] : [])),
     arrow(flow.per_second, flow.queued_bytes > 1e6 ? `${bytes(flow.queued_bytes)} waits for the log` : ""),
