@@ -167,12 +167,16 @@ def _complete(history: list[dict[str, Any]], read: str) -> dict[str, Any] | None
     """The last change with every column: from the nearest older change that has it, else from the row as read.
 
     What no change between the marks has touched is the same at both marks, so the chunk's value is the right one.
+    Not so where the key was deleted and taken over by another row: the chunk may have read either of them.
     """
     last = history[-1]
     if last["op"] == "d" or not last["unchanged"]:
         return None
-    images = [dict(members(change["after"])) for change in reversed(history) if change["after"] is not None]
+    born = max((at + 1 for at, change in enumerate(history) if change["op"] == "d"), default=0)
+    images = [dict(members(change["after"])) for change in reversed(history[born:]) if change["after"] is not None]
     row = dict(members(read))
+    if born and any(all(name not in held for held in images) for name in row):
+        return None
     return {
         "key": last["key"],
         "after": _image({name: next((held[name] for held in images if name in held), row[name]) for name in row}),

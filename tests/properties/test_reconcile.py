@@ -271,6 +271,19 @@ def test_the_newest_commits_are_remembered(feeds: list[list[int]]) -> None:
     assert set(order[-8:]) == set(committed.recent().tolist())
 
 
+def test_a_row_that_took_over_a_key_between_the_marks_gets_nothing_of_the_row_before() -> None:
+    """Its large column was not sent, and the chunk read the row that is gone: the sinks read it again instead."""
+    window = Window("t", np.zeros(0, np.int64))
+    gone = {"op": "d", "key": "1", "after": None, "unchanged": None, "version": 5, "schema_id": 1, "table": "t"}
+    come = {**gone, "op": "c", "after": '{"id":1,"v":2}', "unchanged": ["big"], "version": 6}
+    later = {**come, "op": "u", "after": '{"id":1,"v":3}', "version": 7}
+    window.see(pa.Table.from_pylist([gone, come, later], schema=CHANGES))
+    read = images({"1": {"id": 1, "v": 1, "big": "of the row before"}})
+    merged = window.merge(Chunk(read, PgSnapshot.parse("5:5:"), Lsn(1), 1))
+    assert isinstance(merged, Merged)
+    assert merged.rows.num_rows == 0
+
+
 def test_a_truncate_between_the_marks_leaves_nothing_of_the_chunk() -> None:
     window = Window("t", np.zeros(0, np.int64))
     truncate = {"op": "t", "key": None, "after": None, "unchanged": None, "version": 5, "schema_id": 1, "table": "t"}
