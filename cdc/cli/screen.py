@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cdc.errors import MillraceError
 
@@ -69,9 +70,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(str(cell)) for cell in row))  # a key may hold what looks like markup
     OUT.print(table)
 
 

@@ -92,7 +92,9 @@ def test_the_list_shows_keys_and_reasons_but_no_values(letters: DeadLetters, con
 
 def test_showing_a_letter_gives_its_values(letters: DeadLetters, config: str) -> None:
     letters.park([LETTER])
-    assert json.loads(run("show", LETTER.key, "--config", config))[0]["after"] == LETTER.after
+    assert json.loads(run("show", LETTER.key, "--config", config, "--json"))[0]["after"] == LETTER.after
+    plain = dict(line.split("\t") for line in run("show", LETTER.key, "--config", config).splitlines())
+    assert (plain["after"], plain["unchanged"], plain["lsn"]) == (LETTER.after, "big", "40000000/0")
     with pytest.raises(ConfigError, match="no dead letter"):
         run("show", '{"id":9}', "--config", config)
 
@@ -103,6 +105,20 @@ def test_a_retry_is_asked_for_and_a_drop_is_confirmed(letters: DeadLetters, conf
     assert [letter.key for letter in letters.list(retry=True)] == [LETTER.key]
     assert "1 change(s) given up" in run("drop", "--config", config, "--key", LETTER.key, "--yes")
     assert [letter.key for letter in letters.list()] == ['{"id":2}']
+
+
+def test_retry_and_drop_say_in_json_what_they_did(letters: DeadLetters, config: str) -> None:
+    letters.park([LETTER, replace(LETTER, key='{"id":2}')])
+    assert json.loads(run("retry", "--config", config, "--key", LETTER.key, "--json")) == {"retried": 1}
+    assert json.loads(run("drop", "--config", config, "--yes", "--json")) == {"dropped": 2}
+
+
+@pytest.mark.parametrize("named", ['{"id":1}', '{ "id": 1 }', "1"])
+def test_a_key_may_be_named_as_people_write_it(letters: DeadLetters, config: str, named: str) -> None:
+    letters.park([LETTER, replace(LETTER, key='{"id":11}')])
+    assert "1 change(s) given up" in run("drop", "--config", config, "--key", named, "--yes")
+    with pytest.raises(ConfigError, match="no dead letter"):
+        run("retry", "--config", config, "--key", named)
 
 
 def test_an_unknown_sink_is_named(config: str) -> None:
