@@ -95,7 +95,7 @@ class History:
         kept = [segment for segment in view.chain.kept if until is None or segment.stop <= until]
         merged = 0
         for run in plan(kept, sizes, hot, target):
-            self._merge(view, run)
+            self._merge(self.view(), run)  # seen anew: marks may lie in what the last merge took away
             merged += len(run)
         self._move_large(view, sizes, hot, target)
         return merged

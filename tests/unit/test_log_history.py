@@ -296,3 +296,15 @@ def test_compaction_leaves_what_a_registered_consumer_has_not_read(root: Path) -
     SegmentReader(root).commit("slow", ZERO_LSN)
     assert writer.compact() == 0
     assert writer.compact(force=True) == 2
+
+
+def test_merging_old_and_fresh_ones_in_one_go_finds_the_marks_of_before(root: Path) -> None:
+    """The marks that the second merge repeats lie in a segment that the first has just taken away."""
+    writer = SegmentWriter(root, small(hot=4))
+    for turn in range(17):
+        for number in range(6 * turn + 1, 6 * turn + 7):
+            writer.append(entry(number, marks={"place": str(number)}))
+        writer.maintain()
+    writer.close()
+    assert SegmentWriter(root, small()).progress().marks["place"] == str(6 * 17)
+    assert read_all(SegmentReader(root)).equals(history(*range(1, 6 * 17 + 1)))
