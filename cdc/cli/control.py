@@ -1,6 +1,7 @@
 """`pause`, `resume` and `reload`: steering a pipeline that runs, through its state folder."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from cdc.config import Settings
     from cdc.service.pauses import Paused
 
-_PATIENCE = 60.0
+_PATIENCE, _SOON = 60.0, 5.0
+_TABLES = "tables_outcome"
+Facts = dict[str, object]
 
 TargetArgument = Annotated[
     str, typer.Argument(help="A sink's name, or a table as schema.name.", autocompletion=complete_target)
@@ -66,18 +69,51 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     settings = _settings(config)
     before = _outcome(status.read(settings.state, "daemon"))
+    refused = _outcome(status.read(settings.state, "capture"), _TABLES)
     requests.request(settings.state)
-    deadline = time.monotonic() + _PATIENCE
-    while (outcome := _outcome(status.read(settings.state, "daemon"))).get("at") == before.get("at"):
-        if time.monotonic() > deadline:
-            raise MillraceError(f"The daemon did not answer in {_PATIENCE:g} s.", "See: millrace status")
-        time.sleep(0.05)
+    outcome = _awaited(
+        lambda: _outcome(status.read(settings.state, "daemon")), lambda found: found.get("at") != before.get("at")
+    )
     if not outcome.get("ok"):
         raise ConfigError(f"Not taken over; everything runs on as before. {outcome.get('message')}")
+    tables = sorted(str(table.name) for table in settings.source.tables)
+    _await_tables(settings, tables, refused)
     if as_json:
         print_json(outcome)
     else:
         OUT.print(f"Taken over: {outcome.get('message')}.", markup=False)
+
+
+def _await_tables(settings: "Settings", tables: list[str], refused: Facts) -> None:
+    """Until capture follows these tables; raises what it says against them. `refused` is what it said last time."""
+    from cdc.service import status
+
+    soon = time.monotonic() + _SOON
+
+    def answered(facts: Facts) -> bool:
+        said = _outcome(facts, _TABLES)
+        fresh = said != refused or time.monotonic() > soon  # the same refusal may come again
+        return not _follows_others(facts, tables) or (said.get("ok") is False and fresh)
+
+    facts = _awaited(lambda: status.read(settings.state, "capture"), answered)
+    if _follows_others(facts, tables):
+        said = _outcome(facts, _TABLES)
+        raise ConfigError(f"The tables were not taken over. {said.get('message')}", str(said.get("remedy", "")))
+
+
+def _follows_others(facts: Facts, tables: list[str]) -> bool:
+    """Whether capture follows other tables. While it starts it says nothing, and will read these."""
+    captured = facts.get("captured")
+    return isinstance(captured, list) and sorted(captured) != tables
+
+
+def _awaited(ask: Callable[[], Facts], answered: Callable[[Facts], bool]) -> Facts:
+    deadline = time.monotonic() + _PATIENCE
+    while not answered(facts := ask()):
+        if time.monotonic() > deadline:
+            raise MillraceError(f"The daemon did not answer in {_PATIENCE:g} s.", "See: millrace status")
+        time.sleep(0.05)
+    return facts
 
 
 def _settings(config: ConfigOption) -> "Settings":
@@ -86,8 +122,8 @@ def _settings(config: ConfigOption) -> "Settings":
     return settings_from(config)
 
 
-def _outcome(facts: dict[str, object]) -> dict[str, object]:
-    found = facts.get("reload")
+def _outcome(facts: Facts, name: str = "reload") -> Facts:
+    found = facts.get(name)
     return found if isinstance(found, dict) else {}
 
 

@@ -52,10 +52,12 @@ def _refuse(before: Settings, after: Settings) -> None:
     found = [name for name in ("state",) if before.state != after.state]
     found += [f"source.{name}" for name in _KEPT if getattr(before.source, name) != getattr(after.source, name)]
     found += ["log.kind"] if before.log.kind != after.log.kind else []
+    kept = {table.name: table for table in before.source.tables}
+    found += [f"{table.name}" for table in after.source.tables if kept.get(table.name, table) != table]
     if found:
         raise ConfigError(
-            f"{', '.join(found)} cannot change while the pipeline runs: its position belongs to the old one.",
-            "Undo that, or stop, and start a new pipeline with a state folder of its own.",
+            f"{', '.join(found)} cannot change while the pipeline runs.",
+            "Undo that, or stop the pipeline and start it again; it then says what becomes of its position.",
         )
 
 

@@ -76,6 +76,12 @@ def test_what_would_lose_the_position_is_refused(settings_of: Make, key: str) ->
         changed(settings_of, {}, {"source": {key: "another"}})
 
 
+def test_what_is_captured_of_a_table_cannot_change_under_it(settings_of: Make) -> None:
+    masked = {"name": "a.b", "mask": {"note": "hash"}}
+    with pytest.raises(ConfigError, match=r"a\.b cannot change while the pipeline runs"):
+        changed(settings_of, {"source": {"tables": ["a.b"]}}, {"source": {"tables": [masked]}})
+
+
 def test_another_state_folder_or_log_is_refused(settings_of: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"state, log\.kind cannot change"):
         changed(settings_of, {}, {"state": str(tmp_path / "other"), "log": {"kind": "kafka"}})
