@@ -1,6 +1,7 @@
 """Commits that are in the WAL, and in the log, but not yet visible: held by a standby that never answers."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 
@@ -73,6 +74,28 @@ def flapping(server: PostgresServer) -> Iterator[None]:
         stop.set()
         thread.join()
         release(server)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_chunks_are_right_each_time_while_commits_are_held(
+    held_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writers rest now and then, and each time the log is the source."""
+    monkeypatch.setattr(pace, "_FIRST", 10)
+    monkeypatch.setattr(pace, "_MOST", 20)
+    wanted, chunks, rereads, seed = int(os.environ.get("CHUNKS", "3000")), 0, 0, 0
+    while chunks < wanted:
+        seed += 1
+        with backfilling(held_rig) as scene:
+            with writers(held_rig, 3, seed=seed), flapping(held_rig.database.server):
+                for _ in range(8):
+                    rereads += scene.wait(scene.ask(Request(ITEM)))["rereads"]
+            scene.catch_up()
+        assert_right(held_rig)
+        chunks = len({row["commit_lsn"] for row in held_rig.rows() if row["op"] == "r"})
+        print(f"{chunks} chunks, {rereads} read again, equal {seed} times", flush=True)
+    assert rereads > wanted / 100
 
 
 def test_live_changes_win_while_commits_are_held_and_released(held_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

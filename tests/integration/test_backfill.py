@@ -15,6 +15,7 @@ from snapshots.requests import Request
 from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, marks, own, write_once, writers
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
+from tests.seeds import seeds
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_finished_backfill_is_not_repeated_after_a_restart(incremental: Rig) -
     assert len(incremental.rows()) == 500
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, 200))
 def test_changes_between_the_marks_win_over_the_chunk(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, small_chunks: None, seed: int
 ) -> None:
