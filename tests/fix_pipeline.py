@@ -45,6 +45,11 @@ class Pipeline:
         self._run = run_program
         self.daemon: Program | None = None
 
+    def reopen(self) -> None:
+        """After the file was changed: what it says now."""
+        self.settings = settings_from(self.config)
+        self.positions = Positions(self.settings)
+
     def start(self, **env: str) -> Program:
         """Start the daemon; `env` may carry fail points."""
         self.daemon = self._run("-m", "cdc.cli.main", "run", "--config", str(self.config), env=env)

@@ -1,0 +1,118 @@
+"""Steering a pipeline that runs: pause, resume and reload, through every process."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from cdc.service import pauses, status
+from tests.fix_pipeline import Pipeline
+from tests.fix_processes import Program, RunProgram, wait_until
+from tests.fix_servers import Database
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def millrace(run_program: RunProgram, pipeline: Pipeline) -> Callable[..., Program]:
+    def run(*words: str) -> Program:
+        return run_program("-m", "cdc.cli.main", *words, "--config", str(pipeline.config))
+
+    return run
+
+
+def edited(pipeline: Pipeline, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change the pipeline file."""
+    facts = yaml.safe_load(pipeline.config.read_text())
+    edit(facts)
+    pipeline.config.write_text(yaml.safe_dump(facts))
+
+
+def state_of(pipeline: Pipeline, sink: str) -> dict[str, Any]:
+    sinks: Any = status.read(pipeline.settings.state, "apply").get("sinks") or {}
+    return dict(sinks.get(sink, {}))
+
+
+def said(program: Program, code: int = 0) -> str:
+    assert program.wait(120) == code, program.said()
+    return program.said()
+
+
+def test_a_paused_sink_and_a_paused_table_stand_still_over_a_restart_and_then_catch_up(
+    pipeline: Pipeline, millrace: Callable[..., Program], redis_url: str
+) -> None:
+    daemon = pipeline.start()
+    pipeline.settle()
+    store = redis.Redis.from_url(redis_url, decode_responses=True)
+    said(millrace("pause", "opensearch"))
+    said(millrace("pause", "public.users"))
+    wait_until(lambda: state_of(pipeline, "opensearch").get("state") == "paused", 60)
+    wait_until(lambda: state_of(pipeline, "redis").get("held") == ["public.users"], 60)
+    with pipeline.database.connect() as owner:
+        owner.execute("update users set name = 'held' where id = 1")
+        owner.execute("update products set title = 'not held' where id = 1")
+    wait_until(lambda: json.loads(store.get("public.products:1") or "{}").get("title") == "not held", 60)
+    assert json.loads(store.get("public.users:1") or "{}")["name"] != "held"
+    assert "paused" in said(millrace("status"), 1)
+    assert daemon.terminate(60) == 0
+
+    daemon = pipeline.start()
+    pipeline.database.execute("update products set title = 'after' where id = 2", "delete from users where id = 2")
+    wait_until(lambda: json.loads(store.get("public.products:2") or "{}").get("title") == "after", 120)
+    assert state_of(pipeline, "opensearch")["state"] == "paused"
+    assert store.get("public.users:2")
+    assert set(pipeline.positions.behind(pipeline.positions.head())) >= {"redis", "opensearch"}
+
+    for target in ("public.users", "opensearch"):
+        said(millrace("resume", target))
+    pipeline.settle()
+    assert json.loads(store.get("public.users:1") or "{}")["name"] == "held"
+    assert state_of(pipeline, "redis")["held"] == []
+    pipeline.assert_equal()
+    assert pauses.read(pipeline.settings.state) == pauses.Paused()
+    assert daemon.terminate(60) == 0
+
+
+def test_tables_and_sinks_come_and_go_by_reload_and_a_wrong_file_changes_nothing(
+    pipeline: Pipeline, millrace: Callable[..., Program], database: Database, redis_url: str
+) -> None:
+    edited(pipeline, lambda facts: facts["sinks"].pop(1))  # no search: Redis and the lake are enough here
+    pipeline.reopen()
+    daemon = pipeline.start()
+    pipeline.settle()
+    parts = {name: pipeline.part(name) for name in ("capture", "apply")}
+    database.execute("create table extra (id int primary key, t text)", "insert into extra values (1, 'before')")
+
+    edited(pipeline, lambda facts: facts["sinks"].append({"kind": "nonsense"}))
+    refused = said(millrace("reload"), 2)
+    assert "nonsense" in refused
+    edited(pipeline, lambda facts: facts["sinks"].pop())
+    edited(pipeline, lambda facts: facts["source"].update(slot="another"))
+    assert "source.slot cannot change" in said(millrace("reload"), 2)
+    edited(pipeline, lambda facts: facts["source"].update(slot=database.name))
+    assert "nothing changed" in said(millrace("reload"))
+
+    second = {"kind": "redis", "name": "copy", "url": redis_url, "prefix": "copy:"}
+    edited(pipeline, lambda facts: facts["sinks"].append(second))
+    edited(pipeline, lambda facts: facts["source"]["tables"].append("public.extra"))
+    outcome = json.loads(said(millrace("reload", "--json")))
+    assert outcome["changed"] == ["table public.extra added", "sink copy added"]
+    pipeline.reopen()
+    database.execute("insert into extra values (2, 'after')")
+    store = redis.Redis.from_url(redis_url, decode_responses=True)
+    for prefix in ("", "copy:"):
+        for key in (1, 2):
+            wait_until(lambda: store.get(f"{prefix}public.extra:{key}"), 120, f"{prefix}extra:{key}")  # noqa: B023
+    pipeline.settle()
+    pipeline.assert_equal()
+    assert parts == {name: pipeline.part(name) for name in parts}, "nothing had to be started again"
+
+    edited(pipeline, lambda facts: facts["sinks"].pop())
+    assert "sink copy removed" in said(millrace("reload"))
+    wait_until(lambda: not state_of(pipeline, "copy"), 60)
+    os.kill(daemon.pid, 0)
+    assert daemon.terminate(60) == 0
