@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format lock docs bench-capture bench-snapshot clean
+.PHONY: help setup demo test soak soak-tests lint format lock docs bench-capture bench-snapshot clean
 
 BIN := .venv/bin
 
@@ -17,7 +17,10 @@ demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove
 test: .venv/ready lint ## Lint, then run the whole suite against real servers
 	@$(BIN)/pytest
 
-soak: .venv/ready ## The long tests that CI leaves out
+soak: .venv/ready ## A busy shop while every process is killed at random; writes bench/results/soak.json (MINUTES, SEED)
+	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+soak-tests: .venv/ready ## The long tests that CI leaves out
 	@$(BIN)/pytest -m soak
 
 lint: .venv/ready ## ruff and mypy --strict

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import yaml
 
 from bench import soak_watch as watch
 from bench.meter import load, wait
+from bench.soak_result import Fault, growths, summary
 from bench.soak_shop import Crowd
 from cdc.config import Settings
 from cdc.model import parse_lsn
@@ -39,28 +41,21 @@ from deploy.local.servers import Servers
 _RECOVERY = 300.0
 """Seconds after which a pipeline that does not catch up counts as stuck: OpenSearch alone may need 60."""
 _RESULT = Path(__file__).parent / "results" / "soak.json"
-_LIMITS = {
-    "daemon_mb": 1.3,
-    "capture_mb": 1.3,
-    "apply_mb": 1.3,
-    "open_files": 1.3,
-    "state_files": 1.5,
-    "state_mb": 1.5,
-}
-"""Late over early. Heaps breathe by a tenth or two; a leak over a long run is far more than a third."""
-_SLACK = {"daemon_mb": 20, "capture_mb": 40, "apply_mb": 150, "open_files": 60, "state_files": 600, "state_mb": 40}
-"""Below this much nothing counts as growth: a short run ends before its log has been merged once."""
-_SLOT_MB = 64.0
-
-
-@dataclass(slots=True)
-class Fault:
-    """One thing that was done to the pipeline, and how long until every store had caught up."""
-
-    kind: str
-    at: float
-    recovery_seconds: float = -1.0
-    exit_code: int | None = None
+KINDS = (
+    "kill capture",
+    "kill apply",
+    "kill spark",
+    "kill daemon",
+    "stop daemon",
+    "crash postgres",
+    "kill postgres",
+    "kill redis",
+    "kill opensearch",
+    "pause capture",
+    "pause apply",
+    "pause postgres",
+    "pause redis",
+)
 
 
 @dataclass(slots=True)
@@ -70,6 +65,7 @@ class Soak:
     servers: Servers
     minutes: float
     seed: int = 1
+    kinds: Sequence[str] = KINDS
     say: Callable[[str], None] = print
     faults: list[Fault] = field(default_factory=list)
     samples: list[watch.Sample] = field(default_factory=list)
@@ -110,6 +106,18 @@ class Soak:
         found = status.read(settings.state, part).get("pid")
         pid = found if isinstance(found, int) else 0
         return pid if pid in watch.marked(self.mark) else 0
+
+    def clean_up(self) -> None:
+        """For servers that live on: drop the shop, its slot and the stores' rows."""
+        settings = settings_from(pipeline.config_path(self.servers.home))
+        with pipeline.connect(self.servers, "postgres") as admin:
+            admin.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s",
+                (settings.source.slot,),
+            )
+            admin.execute("drop database if exists shop with (force)")
+        for place in (settings.state, self.servers.home / "lake"):
+            shutil.rmtree(place, ignore_errors=True)
 
     # -- faults
 
@@ -206,7 +214,7 @@ class Soak:
         return self._judged(settings, crowd.committed, seconds, trouble)
 
     def _faults(self, settings: Settings, positions: Positions, chance: random.Random) -> None:
-        order = _Order(chance)
+        order = _Order(chance, self.kinds)
         while time.monotonic() - self.began < self.minutes * 60:
             time.sleep(chance.uniform(0.5, 8))
             self.look(settings)
@@ -234,8 +242,8 @@ class Soak:
             *(f"{facts['table']} in {facts['sink']} differs" for facts in wrong),
             *([f"{left} process(es) left behind"] if left else []),
             *([f"the daemon ended with {code}"] if code not in (0, None) else []),
-            *(f"{fault.kind} ended with {fault.exit_code}" for fault in self.faults if _bad_stop(fault)),
-            *_growths(grown),
+            *(f"{fault.kind} ended with {fault.exit_code}" for fault in self.faults if fault.wrong),
+            *growths(grown),
         ]
         return {
             "minutes": round(seconds / 60, 1),
@@ -255,59 +263,16 @@ class Soak:
 class _Order:
     """Faults in random order, each kind once before any comes again: a short run must not miss one for long."""
 
-    KINDS = (
-        "kill capture",
-        "kill apply",
-        "kill spark",
-        "kill daemon",
-        "stop daemon",
-        "crash postgres",
-        "kill postgres",
-        "kill redis",
-        "kill opensearch",
-        "pause capture",
-        "pause apply",
-        "pause postgres",
-        "pause redis",
-    )
-
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, kinds: Sequence[str]) -> None:
         self._chance = chance
+        self._kinds = kinds
         self._left: list[str] = []
 
     def __next__(self) -> str:
         if not self._left:
-            self._left = list(self.KINDS)
+            self._left = list(self._kinds)
             self._chance.shuffle(self._left)
         return self._left.pop()
-
-
-def summary(faults: Sequence[Fault]) -> dict[str, dict[str, float]]:
-    """By kind: how many, and the recovery times that were waited for."""
-    table: dict[str, dict[str, float]] = {}
-    for kind in sorted({fault.kind for fault in faults}):
-        mine = [fault for fault in faults if fault.kind == kind]
-        times = sorted(fault.recovery_seconds for fault in mine if fault.recovery_seconds >= 0)
-        table[kind] = {"count": len(mine)}
-        if times:
-            table[kind] |= {"median_seconds": times[len(times) // 2], "worst_seconds": times[-1]}
-    return table
-
-
-def _bad_stop(fault: Fault) -> bool:
-    return fault.kind == "stop daemon" and fault.exit_code != 0
-
-
-def _growths(grown: dict[str, dict[str, float]]) -> list[str]:
-    found = []
-    for name, limit in _LIMITS.items():
-        seen = grown.get(name)
-        if seen and seen["late"] > seen["early"] * limit and seen["late"] - seen["early"] > _SLACK[name]:
-            found.append(f"{name} grew from {seen['early']:g} to {seen['late']:g}")
-    slot = grown.get("slot_mb")
-    if slot and slot["late"] > _SLOT_MB:
-        found.append(f"the slot holds back {slot['late']:g} MB")
-    return found
 
 
 def _program(pid: int) -> str:
@@ -331,7 +296,7 @@ def main() -> int:
     begun = load()
     try:
         servers.up()
-        result = Soak(servers, given.minutes, given.seed, lambda line: print(line, flush=True)).run()
+        result = Soak(servers, given.minutes, given.seed, say=lambda line: print(line, flush=True)).run()
     finally:
         servers.down()
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": begun, "load_after": load()}

@@ -1,4 +1,4 @@
-"""Seeds of random histories: a few in CI, hundreds with `make soak`. A seed named in a failure replays it."""
+"""Seeds of random histories: a few in CI, hundreds with `make soak-tests`. A seed named in a failure replays it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A table that is far larger than the memory of the process that reads it. Too long for CI: `make soak`."""
+"""A table that is far larger than the memory of the process that reads it. Too long for CI: `make soak-tests`."""
 
 import os
 import resource

@@ -1,0 +1,28 @@
+"""The soak in its short form: a busy shop, every kind of process killed, and in the end every row compared."""
+
+import pytest
+
+from bench.soak import Soak
+from deploy.local.servers import Servers
+from tests.fix_servers import LocalServer, PostgresServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_every_process_may_be_killed_at_random_and_nothing_differs_stays_or_grows(
+    session_servers: Servers,
+    postgres_server: PostgresServer,
+    redis_server: LocalServer,
+    opensearch_server: LocalServer,
+) -> None:
+    soak = Soak(
+        session_servers, minutes=1.0, seed=5, kinds=("kill apply", "kill daemon", "crash postgres", "kill redis")
+    )
+    result = soak.run()
+    soak.clean_up()
+    assert result["failures"] == []
+    assert result["differences"] == []
+    assert result["tables_compared"] == 18
+    assert result["processes_left"] == 0
+    assert result["transactions"] > 100
+    assert {fault["kind"] for fault in result["injected"]} >= {"kill apply", "kill daemon"}
