@@ -185,8 +185,8 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
             yield _identity(fact)
         yield from _access(fact, source, bypass)
         if fact.kind == "p":
-            message = "TRUNCATE, DETACH or DROP of a single partition is not published"
-            yield _warn("partitions", about, message, "Delete rows instead, or run millrace verify afterwards.")
+            message = "ATTACH, DETACH, DROP and TRUNCATE of a single partition are not published"
+            yield _warn("partitions", about, message, "They are noticed while capture runs, with what to do then.")
 
 
 def _identity(fact: TableFacts) -> Finding:

@@ -39,6 +39,8 @@ class Watch:
     def __init__(self, source: SourceSettings, published: Publication, alarm: Callable[[SourceError], None]) -> None:
         self.absent: Absent = lambda _connection, _tables: False
         """Who may know why tables are gone from the publication."""
+        self.also: Callable[[Connection], None] = lambda _connection: None
+        """What else is to be looked at each time."""
         self._source = source
         self._published = published
         self._alarm = alarm
@@ -88,6 +90,7 @@ class Watch:
                 raise SlotLost(f"Slot {facts.name} was invalidated.", slot.RESYNC)
             with self._looking:
                 self._compare(connection)
+            self.also(connection)
 
     def _compare(self, connection: Connection) -> None:
         found = publication.read(connection, self._source.publication)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import cdc.log
 from cdc.capture import publication, slot, watch
 from cdc.capture.connect import connect
+from cdc.capture.partitions import Partitions
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
@@ -136,7 +137,9 @@ class Capture:
         side = watch.Watch(source, published, reader.fail)
         following = Following(self.settings, self.log, reader, side, backfills, published, self.stop)
         side.absent = following.absent
-        self.status.follow(reader, side, backfills, following)
+        partitions = Partitions(lambda: [table.name for table in following.settings.source.tables], self.log)
+        side.also = partitions.look
+        self.status.follow(reader, side, backfills, following, partitions)
         with Upkeep(self.log), closing(side), closing(backfills):
             side.start()
             backfills.start()

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
+from cdc.capture.partitions import Partitions
 from cdc.capture.reader import Reader, ReaderStatus
 from cdc.capture.watch import Watch
 from cdc.model import format_lsn
@@ -28,6 +29,7 @@ class CaptureStatus:
         self._reader: Reader | None = None
         self._watch: Watch | None = None
         self._backfills: Backfills | None = None
+        self._partitions: Partitions | None = None
         self._following: Following | None = None
         self._last = (monotonic(), 0, 0)
         self._stop = threading.Event()
@@ -53,9 +55,12 @@ class CaptureStatus:
         """How far the snapshot is."""
         self._snapshot = progress
 
-    def follow(self, reader: Reader, watch: Watch, backfills: Backfills, following: Following) -> None:
+    def follow(
+        self, reader: Reader, watch: Watch, backfills: Backfills, following: Following, partitions: Partitions
+    ) -> None:
         """From now on the reader's state counts."""
         self._reader, self._watch, self._backfills, self._following = reader, watch, backfills, following
+        self._partitions = partitions
         self._state = "streaming"
 
     def publish(self) -> None:
@@ -72,6 +77,8 @@ class CaptureStatus:
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
             facts["history_exact_from"] = self._backfills.history_exact_from
+        if self._partitions is not None:
+            facts["notices"] = [str(notice) for notice in self._partitions.said]
         if self._following is not None:
             facts["captured"] = [str(table.name) for table in self._following.settings.source.tables]
             facts["tables_outcome"] = self._following.outcome
