@@ -8,17 +8,13 @@ import pyarrow.compute as pc
 import pytest
 
 import cdc.log
+from bench.meter import peak_rss_mb
 from cdc.service.supervisor import CAPTURE_ENVIRONMENT
 from tests.fix_capture import Rig
-from tests.fix_processes import Program, wait_until
+from tests.fix_processes import wait_until
 
 ROWS = int(os.environ.get("ROWS", "20000000"))
 LIMIT = 1 << 30
-
-
-def peak_mb(program: Program) -> float:
-    with open(f"/proc/{program.pid}/status") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
 
 
 @pytest.mark.soak
@@ -44,7 +40,7 @@ def test_twenty_million_rows_pass_under_a_hard_memory_limit(rig: Rig, mode: str)
     wait_until(done, 5000, "the whole table")
     rig.database.execute("update items set label = 'after' where id = 1")
     rig.wait_caught_up(program)
-    print(f"{ROWS} rows, {mode}: {peak_mb(program):.0f} MB at most", flush=True)
+    print(f"{ROWS} rows, {mode}: {peak_rss_mb(program.pid):.0f} MB at most", flush=True)
     assert program.terminate() == 0
     log = cdc.log.open_reader(rig.settings)
     count = total = 0
