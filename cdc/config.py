@@ -4,6 +4,7 @@ Kinds of log and sink are not named here: each extends LogSettings or SinkSettin
 `cdc.pipeline_file` reads them from YAML and the environment.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,10 @@ SecretField = Annotated[
     BeforeValidator(lambda value: value if isinstance(value, Secret) else Secret(str(value))),
     PlainSerializer(lambda value: "***" if value else ""),
 ]
+
+
+_SECRET_NAME = re.compile(r"secret|password|token|access\.?key|credential", re.IGNORECASE)
+"""Names that Spark itself takes for secrets (spark.redaction.regex), and a little more."""
 
 
 def _table(value: object) -> object:
@@ -161,6 +166,18 @@ class SparkSettings(Part):
     """Heap of the driver."""
     conf: dict[str, str] = Field(default_factory=dict)
     """Further Spark settings, over Millrace's own."""
+    secrets: dict[str, SecretField] = Field(default_factory=dict)
+    """Spark settings that nobody may see, for instance the keys of an object store: they are in no process list."""
+
+    @model_validator(mode="after")
+    def _secrets_are_no_conf(self) -> "SparkSettings":
+        seen = [name for name in self.conf if _SECRET_NAME.search(name)]
+        if seen:
+            raise ValueError(f"{seen[0]} looks like a secret; put it under spark.secrets, where it is not shown")
+        foreign = [name for name in self.secrets if not name.startswith("spark.")]
+        if foreign:
+            raise ValueError(f"{foreign[0]} is no Spark setting: their names begin with spark.")
+        return self
 
 
 class BudgetSettings(Part):

@@ -1,16 +1,21 @@
 """The Spark session: one way to build it, for the apply process, the tests and the benchmarks alike."""
 
 import os
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from cdc.secret import Secret
 from deploy.local.archive import note_classpath
 from deploy.local.jars import spark_archive, spark_java
 
 _OPTIONS = "spark.driver.extraJavaOptions"
+_SUBMIT = "PYSPARK_SUBMIT_ARGS"
+_NO_SECRETS: Mapping[str, Secret] = {}
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -43,10 +48,12 @@ def spark_session(
     scratch: Path,
     master: str = "local[2]",
     *,
+    secrets: Mapping[str, Secret] = _NO_SECRETS,
     learn: bool = False,
 ) -> SparkSession:
     """The session of this process, with `conf` over our own settings; its extraJavaOptions are put behind ours.
 
+    `secrets` are settings too, and reach the JVM by a file that only we can read: everybody sees its arguments.
     `scratch` takes what Spark would otherwise leave in the current folder. With `learn` the JVM writes its class
     archive when it ends, which takes seconds, and later sessions start with half the CPU. The trap: the class path
     and the JVM's options count only for the first session of a process, since its JVM is started with them.
@@ -60,11 +67,37 @@ def spark_session(
     own = _own(classpath, (*_JVM, *archive), scratch, conf.get(_OPTIONS, ""))
     for name, value in {**_SETTINGS, **conf, **own}.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with _unseen(secrets, scratch):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if learn and (jvm := session.sparkContext._jvm) is not None:
         note_classpath(archive, jvm.System.getProperty("java.class.path"))
     return session
+
+
+@contextmanager
+def _unseen(secrets: Mapping[str, Secret], scratch: Path) -> Iterator[None]:
+    """A file of properties for the JVM that starts inside the block, gone at its end."""
+    if not secrets:
+        yield
+        return
+    path = scratch / "secrets.properties"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.writelines(f"{_property(name)}={_property(secret.reveal())}\n" for name, secret in secrets.items())
+    os.environ[_SUBMIT] = f"--properties-file {shlex.quote(str(path))} pyspark-shell"
+    try:
+        yield
+    finally:
+        del os.environ[_SUBMIT]
+        path.unlink()
+
+
+def _property(text: str) -> str:
+    """A name or a value as java.util.Properties reads it back."""
+    units = text.encode("utf-16-be")
+    codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
+    return "".join(chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\u{code:04x}" for code in codes)
 
 
 def _own(classpath: str, flags: Sequence[str], scratch: Path, more: str) -> dict[str, str]:

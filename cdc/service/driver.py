@@ -19,6 +19,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+class Driver:
+    """Spark, started when somebody first needs it: from any thread, once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._turn = threading.Lock()
+        self._session: SparkSession | None = None
+
+    def __call__(self) -> "SparkSession":
+        with self._turn:
+            if self._session is None:
+                self._session = spark_of(self._settings, self._settings.state / "spark")
+            return self._session
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        with self._turn:
+            if self._session is not None:
+                self._session.stop()
+
+
 def applier_of(
     settings: Settings,
     sink: SinkSettings,
@@ -65,4 +86,5 @@ def spark_of(settings: Settings, scratch: Path) -> "SparkSession":
         "spark.python.authenticate.socketTimeout": "60s",  # 15 s by default: too little where everything starts at once
         **settings.spark.conf,
     }
-    return spark_session("millrace", spark_jars(), conf, scratch.absolute(), settings.spark.master)
+    spark, place = settings.spark, scratch.absolute()
+    return spark_session("millrace", spark_jars(), conf, place, spark.master, secrets=spark.secrets)
