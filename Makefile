@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak soak-tests lint format lock docs bench-capture bench-snapshot clean
+.PHONY: help setup demo test soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks clean
 
 BIN := .venv/bin
 
@@ -46,6 +46,9 @@ bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogic
 
 bench-snapshot: .venv/ready ## A whole table into a log: psql, Millrace, Debezium (ROWS, RUNS, CONTENDERS, OUT)
 	@$(BIN)/python -m bench.snapshot
+
+bench-sinks: .venv/ready ## The log into the stores, beside usual consumers (ROWS, CHANGES, PEER_CHANGES, SECONDS, PARTS)
+	@$(BIN)/python -m bench.sinks
 
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi

@@ -149,6 +149,12 @@ class SinkQuery:
         return self._query is not None
 
     @property
+    def beginning(self) -> bool:
+        """Whether its source is still being started: Spark gives that ten seconds, so one at a time is best."""
+        query = self._query
+        return query is not None and query.isActive and query.status["message"].startswith("Initializing")
+
+    @property
     def independent(self) -> bool:
         """Whether its own checkpoint knows better than the log's position how far this sink is."""
         return not self._mark.exists() and (
@@ -185,6 +191,8 @@ class SinkQuery:
     def _batch(self, changes: "DataFrame", batch_id: int) -> None:
         if self._stop.is_set() or self._leaving:
             raise Stopped
+        if batch_id and self._mark.exists():
+            self._mark.unlink(missing_ok=True)  # a batch is committed: the checkpoint knows better from here on
         started = time.monotonic()
         for folded in collected(changes, self._log):
             self.applier.apply(folded)

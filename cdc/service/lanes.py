@@ -59,12 +59,15 @@ class Lane:
         self.paused = frozenset(table for table in paused if not self.sink.tables or table in self.sink.tables)
         if self._member is not None:
             self._left(self._member)
-        elif self._between:
-            return
-        elif self.runner.query.alone or self.runner.restart_at is not None:
-            self.runner.tend(spark)
-        else:
+        elif self.to_begin:
             self.runner.start(spark)
+        elif not self._between:
+            self.runner.tend(spark)
+
+    @property
+    def to_begin(self) -> bool:
+        """Whether it waits for a query of its own to be started."""
+        return not self._between and not self.runner.query.alone and self.runner.restart_at is None
 
     def end(self) -> None:
         """Let the batch in hand end, keep the position, let go of the checkpoint."""
@@ -187,11 +190,15 @@ class Lanes:
                 self._lanes[name] = Lane(settings, sink, self.log, self.spark)
 
     def tend(self) -> None:
-        """Start what is not started, and again what has failed."""
+        """Start what is not started, and again what has failed. Without a sink at work there is no Spark either."""
+        if not self._lanes:
+            return
         tables = frozenset(map(TableId.parse, self._paused.tables))
         waiting = self._sharing.tend(self._lanes, self.spark())
+        beginning = any(lane.runner.query.beginning for lane in self._lanes.values())
         for name, lane in self._lanes.items():
-            if name not in waiting:
+            if name not in waiting and not (lane.to_begin and beginning):
+                beginning |= lane.to_begin
                 lane.tend(self.spark(), tables)
 
     def facts(self) -> Mapping[str, Mapping[str, object]]:
@@ -206,10 +213,11 @@ class Lanes:
         """End all of them; each finishes its batch."""
         for lane in self._lanes.values():
             lane.stop.set()
-        for name in list(self._lanes):
-            self._end(name)
+        ending = [threading.Thread(target=lane.end, daemon=True) for lane in self._lanes.values()]
+        for thread in ending:
+            thread.start()
         self._sharing.close()
-        for thread in self._ending.values():
+        for thread in (*ending, *self._ending.values()):
             thread.join(2 * GRACE)
 
     def _end(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """Sinks that share a query: level ones together, a slow or dead one on its own until it has caught up."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,11 +76,11 @@ class Fleet:
 def make_fleet(
     settings_of: Callable[..., Settings], filled_log: FilledLog, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Fleet]]:
-    """Makes a fleet of memory sinks with these settings each; the first names are cache, lake, search."""
+    """Makes a fleet of memory sinks, each with settings of its own if need be."""
     made: list[Fleet] = []
 
-    def make(**own: dict[str, object]) -> Fleet:
-        sections = [{"kind": "memory", "name": name, **own.get(name, {})} for name in NAMES]
+    def make(names: Sequence[str] = NAMES, **own: dict[str, object]) -> Fleet:
+        sections = [{"kind": "memory", "name": name, **own.get(name, {})} for name in names]
         fleet = Fleet(settings_of(sinks=sections), filled_log, spark)
         monkeypatch.setattr(memory, "open_sink", lambda settings, _context: fleet.sinks[settings.name])
         filled_log.record(ITEMS)
@@ -150,7 +150,7 @@ def test_a_sink_whose_store_refuses_us_fails_alone_and_is_tried_again(make_fleet
 
 
 def test_a_sink_with_a_pace_of_its_own_shares_with_nobody(make_fleet: Callable[..., Fleet]) -> None:
-    fleet = make_fleet(lake={"trigger_seconds": 0.1}, search={"query": "own"})
+    fleet = make_fleet(("cache", "lake"), lake={"trigger_seconds": 0.1})
     fleet.reach(fleet.log.append([row(1, 10, "one")]))
     assert fleet.shared() == set()
 
@@ -159,13 +159,13 @@ def test_queries_of_their_own_are_left_for_a_shared_one_once_they_are_level(
     make_fleet: Callable[..., Fleet],
 ) -> None:
     """Checkpoints of an earlier version, or of sinks that had a pace of their own."""
-    own = {name: {"query": "own"} for name in NAMES}
-    fleet = make_fleet(**own)
+    pair = ("cache", "lake")
+    fleet = make_fleet(pair, cache={"query": "own"}, lake={"query": "own"})
     fleet.reach(fleet.log.append([row(1, 10, "one")]))
     fleet.lanes.close()
-    again = make_fleet()
+    again = make_fleet(pair)
     end = again.log.append([row(2, 20, "two")])
     again.reach(end)
-    again.until(lambda: again.shared() == set(NAMES), "all aboard")
+    again.until(lambda: again.shared() == set(pair), "both aboard")
     again.reach(again.log.append([row(3, 30, "three")]))
     assert again.sinks["lake"].stored(ITEMS).num_rows == 2  # the first row went to the earlier fleet's store
