@@ -9,17 +9,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import cdc.log
 from cdc.config import Settings
 from cdc.errors import EnvironmentFault
 from cdc.service import part, pauses, status
-from cdc.service.driver import spark_of
+from cdc.service.driver import Driver
 from cdc.service.lanes import Lanes
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
@@ -29,11 +25,10 @@ _PATIENCE = 60.0
 
 def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
     """Apply until `stop` is set, then let each batch in hand end."""
-    spark: list[SparkSession] = []
-    lanes = Lanes(settings, cdc.log.open_reader(settings), lambda: spark[0])
+    driver = Driver(settings)
+    lanes = Lanes(settings, cdc.log.open_reader(settings), driver)
     _claim(lanes, stop)
     _publish(lanes, "starting")
-    spark.append(spark_of(settings, settings.state / "spark"))
     try:
         lanes.tend()
         while not stop.wait(_INTERVAL):
@@ -43,7 +38,7 @@ def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
     finally:
         _publish(lanes, "stopping")
         lanes.close()
-        spark[0].stop()
+        driver.stop()
         _publish(lanes, "stopped")
 
 

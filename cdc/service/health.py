@@ -40,7 +40,8 @@ def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Re
     elif age(facts, now) > SILENT_AFTER:
         yield Reason(name, "has not reported lately", "Look at its log lines; the supervisor starts it again.")
     elif facts.get("state") not in good:
-        yield Reason(name, f"is {facts.get('state', 'starting')}", "Wait; progress is in /v1/status.")
+        trouble = f": {facts['trouble']}" if facts.get("trouble") else ""
+        yield Reason(name, f"is {facts.get('state', 'starting')}{trouble}", "Wait; progress is in /v1/status.")
 
 
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
@@ -54,6 +55,9 @@ def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
     elif facts.get("state") != "running":
         message = str(facts.get("error") or f"is {facts.get('state', 'starting')}")
         yield Reason(f"sink {name}", message)
+    held = facts.get("held")
+    for table in held if isinstance(held, list) else ():
+        yield Reason(f"sink {name}", f"holds back {table}, which is paused", f"Let it go on: millrace resume {table}")
 
 
 def nested(facts: Facts, *path: str) -> Mapping[str, object]:
