@@ -83,7 +83,8 @@ def test_a_restart_exactly_at_a_commit_takes_the_next_transaction_whole(rig: Rig
     rig.assert_once_in_order()
 
 
-def test_sigterm_at_any_moment_ends_with_zero_and_loses_nothing(rig: Rig) -> None:
+@pytest.mark.parametrize("moments", [3, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+def test_sigterm_at_any_moment_ends_with_zero_and_loses_nothing(rig: Rig, moments: int) -> None:
     rig.capture_tables(ITEMS)
     rig.begin()
     done = threading.Event()
@@ -98,7 +99,7 @@ def test_sigterm_at_any_moment_ends_with_zero_and_loses_nothing(rig: Rig) -> Non
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for turn in range(3):
+        for turn in range(moments):
             program = rig.start()
             wait_until(lambda: rig.status().get("pid") == program.pid or _died(program), 30)  # noqa: B023
             if turn % 2:
@@ -113,11 +114,12 @@ def test_sigterm_at_any_moment_ends_with_zero_and_loses_nothing(rig: Rig) -> Non
     rig.assert_once_in_order()
 
 
-def test_a_long_transaction_that_straddles_restarts_arrives_once(rig: Rig) -> None:
+@pytest.mark.parametrize("restarts", [5, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_long_transaction_that_straddles_restarts_arrives_once(rig: Rig, restarts: int) -> None:
     rig.capture_tables(ITEMS)
     rig.begin()
     with rig.database.connect(autocommit=False) as long:
-        for turn in range(5):
+        for turn in range(restarts):
             long.execute("insert into items values (%s, 'long')", (turn,))
             rig.database.execute(f"insert into items values ({100 + turn}, 'beside')")
             with rig.following() as following:

@@ -1,6 +1,8 @@
 """The way to Postgres misbehaves, or somebody else is on it: found in bounded time, healed without loss."""
 
 import signal
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -92,6 +94,26 @@ def test_a_connection_that_flaps_makes_progress_at_a_bounded_rate(items: Rig, wa
         following.reaches(items.now())
         assert following.status.reconnects >= 5
         assert way.connections < 60
+    items.assert_equal()
+    items.assert_once_in_order()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_five_minutes_of_a_connection_reset_every_two_seconds_end_equal(items: Rig, way: Proxy) -> None:
+    """Straight to the server goes the writer, through the proxy the reader."""
+    deadline, turn = time.monotonic() + 300, 0
+    with items.following() as following:
+        while time.monotonic() < deadline:
+            turn += 1
+            items.database.execute(f"insert into items values ({turn}, 'x')", "update items set label = label || '.'")
+            reached = following.status.watermark
+            threading.Event().wait(2)
+            way.reset()
+            if turn % 10 == 0:
+                wait_until(lambda: following.status.watermark > reached, 30, "progress")  # noqa: B023
+        following.reaches(items.now())
+        assert way.connections < 4 * turn
     items.assert_equal()
     items.assert_once_in_order()
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import EnvironmentFault, LogCorrupt, LogFenced, LogFull
+from cdc.log import content
 from cdc.log.names import Hole
 from cdc.log.quarantine import quarantine
 from cdc.log.reading import SegmentReader
@@ -175,6 +176,21 @@ def test_bad_bytes_are_an_error_that_names_the_file(writer: SegmentWriter, root:
     assert bad.name in str(caught.value)
     assert "n2@" not in str(caught.value), "no row values in messages"
     assert seen == [110], "what lies before it is read, nothing behind it"
+
+
+def test_a_segment_that_claims_to_inflate_beyond_every_bound_is_refused_unread(
+    writer: SegmentWriter, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = pa.array(["0" * (64 << 20)])
+    plain = entry(1).rows.slice(0, 1)
+    writer.append(Entry(plain.set_column(plain.column_names.index("after"), "after", bomb), Lsn(110)))
+    assert hot(root)[0].stat().st_size < 1 << 20, "sixty-four megabytes in less than one"
+    monkeypatch.setattr(content, "_MAX_GROUP_BYTES", 32 << 20)
+    reader = SegmentReader(root)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(LogCorrupt, match="claims to inflate"):
+        list(reader.read(reader.start()))
+    assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_a_segment_set_aside_lets_the_rest_be_read(writer: SegmentWriter, root: Path) -> None:
