@@ -47,7 +47,7 @@ bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogic
 bench-snapshot: .venv/ready ## A whole table into a log: psql, Millrace, Debezium (ROWS, RUNS, CONTENDERS, OUT)
 	@$(BIN)/python -m bench.snapshot
 
-bench-sinks: .venv/ready ## The log into the stores, beside usual consumers (ROWS, CHANGES, PEER_CHANGES, SECONDS, PARTS)
+bench-sinks: .venv/ready ## The log into the stores, beside usual consumers (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS)
 	@$(BIN)/python -m bench.sinks
 
 clean: ## Stop the local servers and remove their data

@@ -1,6 +1,6 @@
 """From the log into the stores: how fast, at what cost, how late; beside consumers as people usually write them.
 
-    python -m bench.sinks        (ROWS, CHANGES, PEER_CHANGES, SECONDS, PARTS from the environment)
+    python -m bench.sinks        (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS from the environment)
 
 `throughput`: a Kafka log holds a snapshot of ROWS rows and CHANGES changes behind it; each store alone and all three at
 once take it from the beginning. Counted are the changes after the first batch that holds any, so neither the start of
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench import meter, workload
+from bench import delta_batches, meter, workload
 from bench.peers import TABLE, TopicEnd
 from bench.sink_stage import STORES, Pipeline, Positions, Stage, Step, stage
 from cdc.model import Lsn
@@ -32,6 +32,7 @@ from cdc.ports import LogReader
 
 RESULTS = Path(__file__).parent / "results" / "sinks.json"
 _RATES = (100, 500)
+_BATCHES = (10, 1000, 100_000)
 _WARM_UP = 10.0
 """Seconds of the same load before the measured ones: the JVM compiles, tables are made."""
 Figures = dict[str, Any]
@@ -45,6 +46,7 @@ class Sizes:
     changes: int
     peer_changes: int
     seconds: float
+    tables: tuple[int, ...]
 
     @classmethod
     def given(cls) -> "Sizes":
@@ -55,6 +57,7 @@ class Sizes:
             int(ask("CHANGES", "500000")),
             int(ask("PEER_CHANGES", "20000")),
             float(ask("SECONDS", "30")),
+            tuple(map(int, ask("TABLES", "100000 10000000").split())),
         )
 
 
@@ -193,7 +196,7 @@ def _ages(log: LogReader, steps: Sequence[Step], since: float) -> list[float]:
 
 def run() -> Figures:
     """Measure what PARTS names; everything by default."""
-    sizes, wanted = Sizes.given(), os.environ.get("PARTS", "throughput peers latency").split()
+    sizes, wanted = Sizes.given(), os.environ.get("PARTS", "throughput peers latency batches").split()
     found: Figures = {"workload": {name: getattr(sizes, name) for name in Sizes.__slots__}, "machine": _machine()}
     with stage(kafka="throughput" in wanted) as place:
         if "throughput" in wanted:
@@ -204,6 +207,8 @@ def run() -> Figures:
                 found["ratios"] = ratios(found["throughput"], found["peers"])
         if "latency" in wanted:
             found["latency"] = latency(place, sizes)
+    if "batches" in wanted:
+        found["batches"] = {"delta": delta_batches.measure(sizes.tables, _BATCHES)}
     return found
 
 

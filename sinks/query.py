@@ -127,7 +127,7 @@ class SinkQuery:
         self._folder = checkpoints / settings.name
         self._stop = stop
         self._mark = checkpoints / f"{settings.name}.shared"
-        self._lock = CheckpointLock.take(checkpoints / f"{settings.name}.lock")
+        self._lock: CheckpointLock | None = CheckpointLock.take(checkpoints / f"{settings.name}.lock")
         self._query: StreamingQuery | None = None
         self._leaving = False
 
@@ -186,7 +186,9 @@ class SinkQuery:
         self.applier.finish(deadline)
         if self._query is not None:
             ended(self._query, self.settings.name)
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _batch(self, changes: "DataFrame", batch_id: int) -> None:
         if self._stop.is_set() or self._leaving:

@@ -1,6 +1,7 @@
-"""A query in trouble: a crash between the pieces of a large transaction, a full disk under the checkpoint."""
+"""A query in trouble: a crash between the pieces of a large transaction, a checkpoint that is lost or has no room."""
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,12 @@ import pytest
 from cdc.errors import SinkError
 from cdc.ports import Batch
 from cdc.service.runner import Runner
+from sinks.context import SinkContext
+from sinks.delta import DeltaSettings, DeltaSink
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeDisk
-from tests.histories import INTEGERS, History
+from tests.histories import INTEGERS, History, cut, images
 from tests.integration.test_query import ITEMS, Fickle, Pipeline, reach, row
 
 if TYPE_CHECKING:
@@ -87,4 +90,26 @@ def test_a_full_disk_under_the_checkpoint_stops_the_query_and_room_lets_it_go_on
     filler.unlink()
     tend(pipeline, spark, end)
     pipeline.check(ITEMS, {'{"id":1}': '{"id":1,"label":"two","big":"two"}'})
+    pipeline.halt()
+
+
+def test_a_lost_checkpoint_skips_nothing_and_brings_nothing_back_in_delta(
+    spark: "SparkSession", filled_log: FilledLog, state_dir: Path, tmp_path: Path
+) -> None:
+    """Batch numbers begin again at 0, and the table remembers transactions of the same writer: no data is ignored."""
+    filled_log.record(ITEMS)
+    pipeline = Pipeline(spark, filled_log, state_dir)
+    lake = DeltaSink(DeltaSettings(path=str(tmp_path / "lake")), SinkContext(state_dir))
+    pipeline.other = lake
+    pipeline.start()
+    history = History(ITEMS, INTEGERS, random.Random(21)).write(60)
+    pieces = list(cut(history.rows, random.Random(21), 20))
+    for rows in pieces[:2]:
+        reach(pipeline, filled_log.append(rows))
+    pipeline.restart(lambda: shutil.rmtree(state_dir / "checkpoints" / "store"))
+    for rows in pieces[2:]:
+        end = filled_log.append(rows)
+    reach(pipeline, end)
+    assert pipeline.applier.status.changes["public.items"] > sum(1 for _ in pieces[2])
+    assert lake.stored(ITEMS).to_pylist() == lake.expected(ITEMS, images(history.state())).to_pylist()
     pipeline.halt()

@@ -1,7 +1,9 @@
 """Sinks that share a query: level ones together, a slow or dead one on its own until it has caught up."""
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from sinks import memory, pace
 from sinks.memory import Store
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
+from tests.fix_servers import MakeDisk
 from tests.histories import INTEGERS, History, cut, images, table
 from tests.integration.test_query import Fickle, row
 
@@ -41,8 +44,9 @@ class Fleet:
         self.lanes.want(self._settings, Paused())
         self.lanes.tend()
 
-    def restart(self) -> None:
+    def restart(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.lanes.close()
+        meanwhile()
         self.lanes = self._made()
         self.start()
 
@@ -74,14 +78,18 @@ class Fleet:
 
 @pytest.fixture
 def make_fleet(
-    settings_of: Callable[..., Settings], filled_log: FilledLog, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+    settings_of: Callable[..., Settings],
+    filled_log: FilledLog,
+    spark: "SparkSession",
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., Fleet]]:
     """Makes a fleet of memory sinks, each with settings of its own if need be."""
     made: list[Fleet] = []
 
-    def make(names: Sequence[str] = NAMES, **own: dict[str, object]) -> Fleet:
+    def make(names: Sequence[str] = NAMES, state: Path = state_dir, **own: dict[str, object]) -> Fleet:
         sections = [{"kind": "memory", "name": name, **own.get(name, {})} for name in names]
-        fleet = Fleet(settings_of(sinks=sections), filled_log, spark)
+        fleet = Fleet(settings_of(sinks=sections, state=str(state)), filled_log, spark)
         monkeypatch.setattr(memory, "open_sink", lambda settings, _context: fleet.sinks[settings.name])
         filled_log.record(ITEMS)
         made.append(fleet)
@@ -169,3 +177,34 @@ def test_queries_of_their_own_are_left_for_a_shared_one_once_they_are_level(
     again.until(lambda: again.shared() == set(pair), "both aboard")
     again.reach(again.log.append([row(3, 30, "three")]))
     assert again.sinks["lake"].stored(ITEMS).num_rows == 2  # the first row went to the earlier fleet's store
+
+
+def test_a_full_disk_under_the_checkpoints_stops_the_shared_query_and_room_lets_it_go_on(
+    make_fleet: Callable[..., Fleet], small_disk: MakeDisk
+) -> None:
+    disk = small_disk(4)
+    fleet = make_fleet(("cache", "lake"), disk)
+    fleet.reach(fleet.log.append([row(1, 10, "one")]))
+    filler = disk / "filler"
+    with pytest.raises(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+    end = fleet.log.append([row(1, 20, "two")])
+    fleet.until(lambda: fleet.fact("cache", "state") == "failed", "the query failed")
+    filler.unlink()
+    fleet.reach(end)
+    fleet.check({'{"id":1}': '{"id":1,"label":"two","big":"two"}'})
+
+
+def test_lost_checkpoints_skip_nothing(make_fleet: Callable[..., Fleet], state_dir: Path) -> None:
+    """Without its marks a sink is read the whole log again, and its store ignores what it has."""
+    fleet = make_fleet(("cache", "lake"))
+    history = History(ITEMS, INTEGERS, random.Random(9)).write(60)
+    pieces = list(cut(history.rows, random.Random(9), 30))
+    fleet.reach(fleet.log.append(pieces[0]))
+    fleet.restart(lambda: shutil.rmtree(state_dir / "checkpoints"))
+    for rows in pieces[1:]:
+        end = fleet.log.append(rows)
+    fleet.reach(end)
+    fleet.check(history.state())

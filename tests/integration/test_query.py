@@ -60,20 +60,26 @@ class Pipeline:
         self._spark = spark
         self._state = state
         self._settings = MemorySettings(name=name)
+        self.other: Sink | None = None
+        """Opened instead, if a test sets it."""
         self.query = self._make()
 
     def _make(self) -> SinkQuery:
-        opened: Callable[[], Sink] = lambda: self.sink  # noqa: E731
         self.applier = Applier(
-            self._settings.name, open_sink=opened, log=self.log.reader, letters=self.letters, stop=self.stop
+            self._settings.name,
+            open_sink=lambda: self.other or self.sink,
+            log=self.log.reader,
+            letters=self.letters,
+            stop=self.stop,
         )
         return SinkQuery(self._settings, self.log.reader, self.applier, self._state / "checkpoints", self.stop)
 
     def start(self) -> None:
         self.query.start(self._spark)
 
-    def restart(self) -> None:
+    def restart(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.halt()
+        meanwhile()
         self.stop.clear()
         self.query = self._make()
         self.start()
