@@ -3,6 +3,7 @@
 Promise beyond `Sink`: `apply` may be called by several threads at once for different tables.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ from deltalake import DeltaTable
 from pydantic import Field, model_validator
 
 from cdc.config import SecretField, SinkSettings, TableField
-from cdc.errors import Rejected
+from cdc.errors import Rejected, SinkError
 from cdc.failpoint import reached
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch
@@ -20,9 +21,22 @@ from sinks.context import SinkContext
 from sinks.delta_care import Caretaker
 from sinks.delta_changelog import newest, write_changelog
 from sinks.delta_changes import Changes, changes, expected, in_source_order
+from sinks.delta_deletes import DeleteCondition
 from sinks.delta_history import write_history
 from sinks.delta_known import KnownTables
-from sinks.delta_layout import DELETED, Layout, SequenceBy, TypeChange, Wishes, evolve, folder, new_layout
+from sinks.delta_layout import (
+    DELETED,
+    Dropped,
+    Evolution,
+    Layout,
+    SequenceBy,
+    TypeChange,
+    Wishes,
+    evolve,
+    folder,
+    known_columns,
+    new_layout,
+)
 from sinks.delta_maintenance import Care, Cared, maintain
 from sinks.delta_mark import clear_staging
 from sinks.delta_spark import merge_by_spark
@@ -44,6 +58,11 @@ class DeltaSettings(SinkSettings):
     """1: rows as they are. 2: every version of a row, with `__START_AT` and `__END_AT`; the current one has no end."""
     sequence_by: SequenceBy = "version"
     """What `__START_AT` and `__END_AT` hold: the change's LSN, or the time of its commit."""
+    keys: dict[TableField, tuple[str, ...]] = Field(default_factory=dict)
+    """The key columns of tables, to be sure of them: what a table is keyed by is its primary key or replica identity,
+    since a delete brings nothing else."""
+    apply_as_deletes: dict[TableField, str] = Field(default_factory=dict)
+    """By table, when a row counts as deleted though it is there: `column`, `column IS [NOT] NULL`, `column = value`."""
     append_only: bool = False
     """Keep the changes themselves, one row each, instead of the rows that they add up to."""
     maintain_minutes: float = Field(60.0, ge=0)
@@ -58,11 +77,20 @@ class DeltaSettings(SinkSettings):
     a table must know deletion vectors: most do; deltalake's `scan` does, its `to_pyarrow_table` does not."""
     type_change: TypeChange = "stop"
     """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
+    dropped_columns: Dropped = "keep"
+    """What a column that the source dropped does: stay, null in rows written since, or go, by rewriting the table."""
+    renamed_columns: dict[TableField, dict[str, str]] = Field(default_factory=dict)
+    """By table, old names of columns to new ones. Without it a rename is a dropped column and a new one: Postgres does
+    not say which it was, and a guess could put values under the wrong name."""
 
     @model_validator(mode="after")
     def _one_form(self) -> "DeltaSettings":
         if self.append_only and self.stored_as_scd_type == 2:
             raise ValueError("append_only and stored_as_scd_type: 2 exclude each other; use two sinks")
+        if self.append_only and self.apply_as_deletes:
+            raise ValueError("append_only keeps changes as they are: apply_as_deletes means nothing to it")
+        for condition in self.apply_as_deletes.values():
+            DeleteCondition.parse(condition)
         return self
 
 
@@ -92,15 +120,18 @@ class DeltaSink:
         return self._settings.name
 
     def prepare(self, schema: TableSchema) -> None:
-        """Create the table, or add and widen columns. A column that the source dropped stays, null from now on."""
+        """Create the table, or bring its columns to the schema as the settings say."""
+        self._check_keys(schema)
         store, wishes, name = self.store(schema.table), self._wishes(schema.table), folder(schema.table)
         if not store.exists():
             self._known.expect_new(schema.table, name)
             self._make_root()
             store.create(new_layout(schema, wishes))
         self._known.remember(schema.table, name, store.current())
-        evolution = evolve(schema, store.schema(), wishes)
+        evolution = self._evolution(schema, store)
         store.evolve(evolution)
+        if wishes.dropped == "remove":
+            store.note_schema(schema.id)
         self._layouts[schema.table] = (schema, evolution.layout)
 
     def apply(self, batch: Batch) -> None:
@@ -135,7 +166,7 @@ class DeltaSink:
         store = self._new_store(schema.table)
         tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
         care = Care(tombstones, timedelta(hours=self._settings.keep_history_hours))
-        layout = evolve(schema, store.schema(), self._wishes(schema.table)).layout
+        layout = self._evolution(schema, store).layout
         if store.folder is not None:
             clear_staging(store.folder)
         return store.guarded(lambda: maintain(store.current(), layout, care, datetime.now(UTC)))
@@ -155,10 +186,10 @@ class DeltaSink:
         store = self._new_store(table)
         return store.current() if store.exists() else None
 
-    def layout_in(self, table: DeltaTable | None, schema: TableSchema) -> Layout:
-        """How rows of a schema lie in a version of its Delta table, whether that has been prepared for them or not."""
+    def layout_in(self, table: DeltaTable | None, schema: TableSchema) -> Evolution:
+        """How rows of a schema lie in a version of its Delta table, and what that needs for them."""
         wishes = self._wishes(schema.table)
-        return new_layout(schema, wishes) if table is None else evolve(schema, arrow_schema(table), wishes).layout
+        return evolve(schema, arrow_schema(table), wishes) if table else Evolution(new_layout(schema, wishes))
 
     def facts(self) -> dict[str, str]:
         """For the operator."""
@@ -195,19 +226,39 @@ class DeltaSink:
         store = self.store(schema.table)
         if not store.exists():
             return new_layout(schema, self._wishes(schema.table))
-        layout = evolve(schema, store.schema(), self._wishes(schema.table)).layout
+        layout = self._evolution(schema, store).layout
         self._layouts[schema.table] = (schema, layout)
         return layout
 
+    def _evolution(self, schema: TableSchema, store: DeltaStore) -> Evolution:
+        wishes, stored = self._wishes(schema.table), store.schema()
+        if wishes.dropped == "remove" and schema.id < store.noted_schema():
+            older = known_columns(schema, stored, wishes)  # a replay must not bring removed columns back
+            return evolve(older, stored, replace(wishes, dropped="keep"))
+        return evolve(schema, stored, wishes)
+
+    def _check_keys(self, schema: TableSchema) -> None:
+        wanted = self._settings.keys.get(schema.table)
+        known = [column.name for column in schema.key]
+        if wanted is not None and sorted(wanted) != sorted(known):
+            raise SinkError(
+                f"table {schema.table}: `keys` asks for ({', '.join(wanted)}), but the source tells its rows apart by "
+                f"({', '.join(known)}).",
+                "Correct `keys`, or change the table's primary key or replica identity: deletes bring nothing else.",
+            )
+
     def _wishes(self, table: TableId) -> Wishes:
         settings = self._settings
-        as_text = frozenset(settings.as_text.get(table, ()))
+        condition = settings.apply_as_deletes.get(table)
         return Wishes(
-            as_text,
-            settings.type_change,
-            settings.stored_as_scd_type,
-            settings.sequence_by,
-            settings.append_only,
+            as_text=frozenset(settings.as_text.get(table, ())),
+            type_change=settings.type_change,
+            scd_type=settings.stored_as_scd_type,
+            sequence_by=settings.sequence_by,
+            append_only=settings.append_only,
+            renamed=settings.renamed_columns.get(table, {}),
+            dropped=settings.dropped_columns,
+            deletes=DeleteCondition.parse(condition) if condition else None,
         )
 
     def _write(self, store: DeltaStore, table: DeltaTable, given: Changes) -> Changes:

@@ -102,6 +102,9 @@ def changes(batch: Batch, layout: Layout) -> Changes:
     columns, misfits = _columns(layout, rows)
     kept, flags = _kept(layout, rows)
     deleted: AnyArray = pc.equal(_plain(rows["op"]), pa.scalar("d"))
+    if layout.deletes is not None:
+        columns, deleted = _softly_deleted(layout, columns, deleted)
+        flags = {name: pc.and_not(flag, deleted) for name, flag in flags.items()}  # nothing is kept of what is gone
     table = pa.table(
         {
             **({KEY_TEXT: _plain(rows["key"])} if layout.by_text else {}),
@@ -119,6 +122,25 @@ def changes(batch: Batch, layout: Layout) -> Changes:
     return _without_misfits(typed_rows, misfits)
 
 
+def _softly_deleted(
+    layout: Layout, columns: Mapping[str, AnyArray], deleted: AnyArray
+) -> tuple[dict[str, AnyArray], AnyArray]:
+    """Rows that count as deleted, as deletes are: the key alone is left of them."""
+    gone: AnyArray = pc.or_(deleted, pa.array(_counts_as_deleted(layout, columns)))
+    key = {one.name for one in layout.placed if one.column.key}
+    emptied = {
+        name: values if name in key else pc.if_else(gone, pa.scalar(None, values.type), values)
+        for name, values in columns.items()
+    }
+    return emptied, gone
+
+
+def _counts_as_deleted(layout: Layout, columns: Mapping[str, AnyArray]) -> npt.NDArray[np.bool_]:
+    if layout.deletes is None:
+        return np.zeros(len(next(iter(columns.values()))), np.bool_)
+    return layout.deletes.holds({one.column.name: columns[one.name] for one in layout.placed})
+
+
 def as_log(table: pa.Table, rows: pa.Table) -> pa.Table:
     """For a changelog: a partial change is whole in itself, and names the columns that it did not bring."""
     names = [json.dumps(missing) if missing else None for missing in rows["unchanged"].to_pylist()]
@@ -133,7 +155,8 @@ def expected(schema: TableSchema, layout: Layout, images: pa.Table) -> pa.Table:
     A value that does not fit is null here, while the store refused its row: verify must see the difference.
     """
     read, _ = _columns(layout, images.combine_chunks())
-    return in_source_order(schema, layout, pa.table(read))
+    live = pa.array(~_counts_as_deleted(layout, read))
+    return in_source_order(schema, layout, pa.table(read).filter(live))
 
 
 def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.Table:

@@ -22,13 +22,13 @@ from cdc.ports import Batch, LogReader, Offset
 from sinks.delta_changes import Changes, changes
 from sinks.delta_images import no_values
 from sinks.delta_json import AnyArray
-from sinks.delta_layout import DELETED, VERSION, Layout
+from sinks.delta_layout import DELETED, VERSION, Evolution, Layout
 from sinks.delta_merge import floor
 from sinks.delta_rewrite import decide, fresh, places
 from sinks.delta_spark import frame_of
 from sinks.delta_store import arrow_schema
 from sinks.delta_types import widens
-from sinks.delta_write import files, scanned, target_size, touched
+from sinks.delta_write import files, target_size, touched
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
 
@@ -47,7 +47,8 @@ class Fresh:
 
     table: DeltaTable | None
     """None: no row has been merged yet."""
-    layout: Layout
+    evolution: Evolution
+    """How the newest rows lie in the table, and what it still needs for them."""
     changed: pa.Table
     """The keys that changed beyond the table, tombstones included."""
     truncated: int
@@ -55,13 +56,18 @@ class Fresh:
     reached: Lsn
     """The view holds every transaction that ends at or before this LSN."""
 
+    @property
+    def layout(self) -> Layout:
+        """The columns of the view."""
+        return self.evolution.layout
+
     def arrow(self) -> pa.Table:
         """All rows, in memory: for DuckDB, Polars, pandas, or pyarrow itself."""
         live = self.changed.filter(pc.invert(self.changed[DELETED]))
         if self.table is None:
             return live
         condition = f"NOT {DELETED} AND {VERSION} >= {self.truncated}"
-        rows = _scan(self.table, self.layout, condition)
+        rows = _scan(self.table, self.evolution, condition)
         stays = np.ones(rows.num_rows, np.bool_)
         below = places(rows, self.changed, self.layout.key)
         stays[below[below >= 0]] = False
@@ -75,6 +81,8 @@ class Fresh:
             return live
         reader = session.read.format("delta").option("versionAsOf", self.table.version())
         rows = reader.load(self.table.table_uri).where(f"NOT {DELETED} AND {VERSION} >= {self.truncated}")
+        for old, new in _renamed(self.evolution).items():
+            rows = rows.withColumnRenamed(old, new)
         stays = rows.join(changed.select(*self.layout.key), list(self.layout.key), "left_anti")
         return stays.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
 
@@ -90,12 +98,12 @@ def look(sink: "DeltaSink", log: LogReader, table: TableId) -> Fresh:
     after = known.get(sink.name, log.start())
     delta = sink.pinned(table)
     rows, reached = _beyond(log, table, after)
-    layout = sink.layout_in(delta, _schema(log, table))
+    newest = sink.layout_in(delta, _schema(log, table))
     batches = gather(ranked(rows), log.schemas).batches
     truncated = max([batch.truncated for batch in batches] + [floor(delta) if delta else 0])
     parts = [_changed(delta, sink.layout_in(delta, batch.schema), batch, truncated) for batch in batches]
-    fitted = [_fitted(part, layout) for part in parts]
-    return Fresh(delta, layout, pa.concat_tables([layout.arrow.empty_table(), *fitted]), truncated, reached)
+    fitted = [_fitted(part, newest.layout) for part in parts]
+    return Fresh(delta, newest, pa.concat_tables([newest.layout.arrow.empty_table(), *fitted]), truncated, reached)
 
 
 def _beyond(log: LogReader, table: TableId, after: Offset) -> tuple[pa.Table, Lsn]:
@@ -113,26 +121,37 @@ def _schema(log: LogReader, table: TableId) -> TableSchema:
     raise ConfigError(f"Table {table} is not in the log.", "Name a captured table, as schema.name.")
 
 
-def _changed(delta: DeltaTable | None, layout: Layout, batch: Batch, truncated: int) -> pa.Table:
+def _changed(delta: DeltaTable | None, evolution: Evolution, batch: Batch, truncated: int) -> pa.Table:
     """The newest rows of a batch's keys, whole. Versions decide between the batch and the table."""
+    layout = evolution.layout
     given = changes(batch, layout).after_truncate(truncated)
-    stored = layout.arrow.empty_table() if delta is None else _below(delta, given, truncated)
+    stored = layout.arrow.empty_table() if delta is None else _below(delta, given, evolution, truncated)
     return fresh(stored, given, decide(stored, given))
 
 
-def _below(delta: DeltaTable, given: Changes, truncated: int) -> pa.Table:
+def _below(delta: DeltaTable, given: Changes, evolution: Evolution, truncated: int) -> pa.Table:
     """The stored rows near the keys of the changes; those that a truncate has removed are not there any more."""
     stored = files(delta, given.layout)
-    region = touched(given, stored, target_size(int(stored.bytes.sum()))) if given.rows.num_rows else None
+    known = given.rows.num_rows and not _renamed(evolution)  # else the table's files do not know the key's name yet
+    region = touched(given, stored, target_size(int(stored.bytes.sum()))) if known else None
     near = f" AND ({region.condition()})" if region else ""
-    return _scan(delta, given.layout, f"{VERSION} >= {truncated}{near}")
+    return _scan(delta, evolution, f"{VERSION} >= {truncated}{near}")
 
 
-def _scan(delta: DeltaTable, layout: Layout, condition: str) -> pa.Table:
+def _scan(delta: DeltaTable, evolution: Evolution, condition: str) -> pa.Table:
     """Rows of the table in the columns of a layout that it may not have been brought to yet."""
-    there = [name for name in layout.arrow.names if name in arrow_schema(delta).names]
-    rows = scanned(delta, layout, there, condition)
-    return _fitted(rows, layout)
+    old = {new: old for old, new in _renamed(evolution).items()}
+    there, wanted = arrow_schema(delta).names, evolution.layout.arrow
+    names = {name: old.get(name, name) for name in wanted.names if old.get(name, name) in there}
+    scan = delta.scan(columns=list(names.values()), predicate=condition)
+    rows = pa.RecordBatchReader.from_stream(scan).read_all().rename_columns(list(names))
+    return _fitted(rows.cast(pa.schema([wanted.field(name) for name in names])), evolution.layout)
+
+
+def _renamed(evolution: Evolution) -> dict[str, str]:
+    """Columns that still have their old name in the table."""
+    changed = evolution.rewritten.items()
+    return {old: field.name for old, field in changed if field is not None and field.name != old}
 
 
 def _fitted(rows: pa.Table, layout: Layout) -> pa.Table:

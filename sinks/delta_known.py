@@ -24,7 +24,7 @@ class KnownTables:
         if self._file(name).exists():
             raise SinkError(
                 f"table {table}: its Delta table is gone, but was written by this pipeline.",
-                self._remedy(name, "Bring it back"),
+                self._remedy(table, name, "Bring it back"),
             )
 
     def remember(self, table: TableId, name: str, delta: DeltaTable) -> None:
@@ -39,11 +39,13 @@ class KnownTables:
         elif file.read_text() != own:
             raise SinkError(
                 f"table {table}: another Delta table lies where this pipeline wrote its own.",
-                self._remedy(name, "Bring the old one back"),
+                self._remedy(table, name, "Bring the old one back"),
             )
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.id"
 
-    def _remedy(self, name: str, otherwise: str) -> str:
-        return f"{otherwise}, or remove {self._file(name)} and take a new snapshot with: millrace resync"
+    def _remedy(self, table: TableId, name: str, otherwise: str) -> str:
+        return (
+            f"{otherwise}, or remove {self._file(name)} and have the table read again with: millrace backfill {table}"
+        )

@@ -5,15 +5,16 @@ order, then ours. Readers filter on `NOT _millrace_deleted`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
+from sinks.delta_deletes import DeleteCondition
 from sinks.delta_images import type_name
 from sinks.delta_region import bounded
 from sinks.delta_types import INSTANT, arrow_type, holds, widens
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     AnyField: TypeAlias = "pa.Field[Any]"
 
 TypeChange = Literal["stop", "new_column"]
+Dropped = Literal["keep", "remove"]
 SequenceBy = Literal["version", "commit_ts"]
 
 
@@ -63,6 +65,8 @@ class Layout:
     """Type 2: where each version of a row begins and ends. Changelog: which columns a change did not bring."""
     leftover: tuple["AnyField", ...] = ()
     """Columns of the Delta table that the source no longer has: null in every row written from now on."""
+    deletes: DeleteCondition | None = None
+    """Rows that meet it count as deleted."""
 
     @property
     def arrow(self) -> pa.Schema:
@@ -89,11 +93,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What an existing table needs before rows of a layout fit: new columns, and columns to rewrite wider."""
+    """What an existing table needs before rows of a layout fit: new columns, and columns to rewrite."""
 
     layout: Layout
     added: tuple["AnyField", ...] = ()
-    widened: tuple["AnyField", ...] = ()
+    rewritten: Mapping[str, "AnyField | None"] = field(default_factory=dict)
+    """By stored name: the column as it shall be (wider, renamed), or None if it shall go."""
 
 
 def folder(table: TableId) -> str:
@@ -114,6 +119,10 @@ class Wishes:
     scd_type: Literal[1, 2] = 1
     sequence_by: SequenceBy = "version"
     append_only: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Old names of columns to new ones."""
+    dropped: Dropped = "keep"
+    deletes: DeleteCondition | None = None
 
     @property
     def history(self) -> tuple["AnyField", ...]:
@@ -130,29 +139,73 @@ def new_layout(schema: TableSchema, wishes: Wishes = Wishes()) -> Layout:  # noq
     """The layout of a table that does not exist yet."""
     _check(schema)
     placed = tuple(Placed(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
-    return Layout(schema.table, placed, _key(schema, _whole_row_is_key(schema), wishes), wishes.history)
+    key = _key(schema, _whole_row_is_key(schema), wishes)
+    return Layout(schema.table, placed, key, wishes.history, deletes=_deletes(schema, wishes))
 
 
 def evolve(schema: TableSchema, stored: pa.Schema, wishes: Wishes = Wishes()) -> Evolution:  # noqa: B008 - frozen
     """How rows of this schema fit into a table that exists. Raises SinkError if the wishes forbid it."""
     _check(schema)
-    if {field.name: field.type for field in wishes.history} != _history(stored):
+    if {one.name: one.type for one in wishes.history} != _history(stored):
         raise SinkError(
             f"table {schema.table}: `stored_as_scd_type`, `sequence_by` or `append_only` is not what its Delta table "
             "was made with.",
             "Set it back, or add a sink with another name and path.",
         )
-    placed, added, widened = [], [], []
-    for column in _keys_first(schema):
-        one, is_new, is_wider = _place(schema.table, column, _wanted(column, wishes), stored, wishes.type_change)
+    rewritten: dict[str, AnyField | None] = dict(_renamed(schema, stored, wishes.renamed))
+    stored = pa.schema([rewritten.get(one.name) or one for one in stored])
+    placed, added = [], []
+    for column in _under_new_names(schema, stored, wishes.renamed):
+        one, is_new, is_wider = _place(schema.table, column, _wanted(column[0], wishes), stored, wishes.type_change)
         placed.append(one)
         added += [pa.field(one.name, one.type)] if is_new else []
-        widened += [pa.field(one.name, one.type)] if is_wider else []
-    taken = {*(one.name for one in placed), *(field.name for field in OURS), KEY_TEXT, *_HISTORY}
-    leftover = tuple(field.with_nullable(True) for field in stored if field.name not in taken)
+        if is_wider:
+            rewritten[_old_name(one.name, rewritten)] = pa.field(one.name, one.type)
+    taken = {*(one.name for one in placed), *(one.name for one in OURS), KEY_TEXT, *_HISTORY}
+    leftover = tuple(one.with_nullable(True) for one in stored if one.name not in taken)
+    if wishes.dropped == "remove":
+        rewritten |= {one.name: None for one in leftover}
+        leftover = ()
     key = _key(schema, KEY_TEXT in stored.names, wishes)
-    layout = Layout(schema.table, tuple(placed), key, wishes.history, leftover)
-    return Evolution(layout, tuple(added), tuple(widened))
+    layout = Layout(schema.table, tuple(placed), key, wishes.history, leftover, _deletes(schema, wishes))
+    return Evolution(layout, tuple(added), rewritten)
+
+
+def known_columns(schema: TableSchema, stored: pa.Schema, wishes: Wishes) -> TableSchema:
+    """An older schema without the columns that were removed from the table since."""
+    names = {*stored.names, *(old for old, new in wishes.renamed.items() if new in stored.names)}
+    return replace(schema, columns=tuple(column for column in schema.columns if column.key or column.name in names))
+
+
+def _renamed(schema: TableSchema, stored: pa.Schema, renamed: Mapping[str, str]) -> Iterator[tuple[str, "AnyField"]]:
+    """Stored columns whose new name the source has, and the table not yet."""
+    names = {column.name for column in schema.columns}
+    for old, new in renamed.items():
+        if old in stored.names and old not in names and new in names and new not in stored.names:
+            yield old, stored.field(old).with_name(new)
+
+
+def _under_new_names(
+    schema: TableSchema, stored: pa.Schema, renamed: Mapping[str, str]
+) -> Iterator[tuple[Column, str]]:
+    """Each column with the name that it has in the table: an older schema still has the old one."""
+    for column in _keys_first(schema):
+        new = renamed.get(column.name, "")
+        yield column, new if new in stored.names and column.name not in stored.names else column.name
+
+
+def _old_name(name: str, rewritten: Mapping[str, "AnyField | None"]) -> str:
+    return next((old for old, new in rewritten.items() if new is not None and new.name == name), name)
+
+
+def _deletes(schema: TableSchema, wishes: Wishes) -> DeleteCondition | None:
+    condition = wishes.deletes
+    if condition is not None and condition.column not in {column.name for column in schema.columns}:
+        raise SinkError(
+            f"table {schema.table}: `apply_as_deletes` names column {condition.column}, which it does not have.",
+            "Correct the name, or remove the setting.",
+        )
+    return condition
 
 
 def _wanted(column: Column, wishes: Wishes) -> pa.DataType:
@@ -160,28 +213,29 @@ def _wanted(column: Column, wishes: Wishes) -> pa.DataType:
 
 
 def _place(
-    table: TableId, column: Column, wanted: pa.DataType, stored: pa.Schema, policy: TypeChange
+    table: TableId, named: tuple[Column, str], wanted: pa.DataType, stored: pa.Schema, policy: TypeChange
 ) -> tuple[Placed, bool, bool]:
-    if column.name not in stored.names:
-        return Placed(column, column.name, wanted), True, False
-    have = stored.field(column.name).type
-    if holds(have, wanted):
-        return Placed(column, column.name, have), False, False
-    if widens(have, wanted):
-        return Placed(column, column.name, wanted), False, True
-    if policy == "stop" or column.key:
-        raise _type_changed(table, column, have, wanted)
-    name = f"{column.name}__{re.sub('[^a-z0-9]+', '_', type_name(wanted)).strip('_')}"
+    column, name = named
     if name not in stored.names:
         return Placed(column, name, wanted), True, False
-    return Placed(column, name, stored.field(name).type), False, False
+    have = stored.field(name).type
+    if holds(have, wanted):
+        return Placed(column, name, have), False, False
+    if widens(have, wanted):
+        return Placed(column, name, wanted), False, True
+    if policy == "stop" or column.key:
+        raise _type_changed(table, column, have, wanted)
+    beside = f"{name}__{re.sub('[^a-z0-9]+', '_', type_name(wanted)).strip('_')}"
+    if beside not in stored.names:
+        return Placed(column, beside, wanted), True, False
+    return Placed(column, beside, stored.field(beside).type), False, False
 
 
 def _type_changed(table: TableId, column: Column, have: pa.DataType, wanted: pa.DataType) -> SinkError:
     return SinkError(
         f"table {table}: column {column.name} is {type_name(have)} in Delta and now {type_name(wanted)} in the source.",
         "Nothing was written. Set `type_change: new_column` to keep both, or begin the table anew: remove its folder "
-        "and its note below delta/ in the state folder, then: millrace resync",
+        f"and its note below delta/ in the state folder, then: millrace backfill {table}",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -21,7 +21,12 @@ from sinks.delta_merge import fence
 from sinks.delta_sync import sync
 from sinks.delta_write import scanned
 
+if TYPE_CHECKING:
+    from sinks.delta_layout import AnyField
+
 T = TypeVar("T")
+
+_SCHEMA = "millrace.schema"
 
 ATTEMPTS = 6
 """A conflicting OPTIMIZE or writer is met again at most this often before the query is told to wait: each round
@@ -84,20 +89,29 @@ class DeltaStore:
         )
 
     def evolve(self, evolution: Evolution) -> None:
-        """Add and widen columns. Adding is a commit of its own; widening rewrites the table in one commit."""
+        """Add columns, in a commit of its own; widen, rename and remove columns by one that rewrites the table."""
         if evolution.added:
             fields = Schema.from_arrow(pa.schema(evolution.added)).fields
             self.commit(lambda table: table.alter.add_columns(fields))
-        if evolution.widened:
-            self.commit(lambda table: self._rewrite(table, evolution))
+        if evolution.rewritten:
+            self.commit(lambda table: self._rewrite(table, evolution.rewritten))
 
-    def _rewrite(self, table: DeltaTable, evolution: Evolution) -> None:
-        wider = {field.name: field for field in evolution.widened}
-        old = arrow_schema(table)
-        new = pa.schema([wider.get(field.name, field).with_nullable(field.nullable) for field in old])
-        batches = pa.RecordBatchReader.from_stream(table.scan(columns=old.names))
+    def _rewrite(self, table: DeltaTable, changed: Mapping[str, "AnyField | None"]) -> None:
+        old = [field for field in arrow_schema(table) if changed.get(field.name, field) is not None]
+        new = pa.schema([(changed.get(field.name) or field).with_nullable(True) for field in old])
+        batches = pa.RecordBatchReader.from_stream(table.scan(columns=[field.name for field in old]))
         rows = pa.RecordBatchReader.from_batches(new, (_cast(batch, new) for batch in batches))
         write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence(table))
+
+    def noted_schema(self) -> int:
+        """The newest schema that the table was brought to, where that is noted."""
+        return int(self.current().metadata().configuration.get(_SCHEMA, 0))
+
+    def note_schema(self, number: int) -> None:
+        """Remember a schema, unless a newer one is."""
+        if number > self.noted_schema():
+            noted = {_SCHEMA: str(number)}
+            self.commit(lambda table: table.alter.set_table_properties(noted, raise_if_not_exists=False))
 
     def read(self, layout: Layout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the newest rows that meet the condition, in the layout's types."""
@@ -158,7 +172,9 @@ class DeltaStore:
         return folder
 
     def _remedy(self) -> str:
-        return f"Check {self.uri}; if it was removed on purpose, take a new snapshot with: millrace resync"
+        return (
+            f"Check {self.uri}; if it was removed on purpose, have it read again with: millrace backfill {self.table}"
+        )
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

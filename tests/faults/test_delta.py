@@ -177,9 +177,9 @@ def test_a_table_that_vanished_is_lost_and_says_what_to_do(tmp_path: Path) -> No
     sink.prepare(ITEMS)
     sink.apply(numbers(range(10), 5))
     shutil.rmtree(tmp_path / "public.items")
-    with pytest.raises(Lost, match=r"public\.items.*millrace resync"):
+    with pytest.raises(Lost, match=r"public\.items.*millrace backfill public\.items"):
         sink.apply(numbers(range(10), 6))
-    with pytest.raises(SinkError, match=r"is gone.*remove .*public\.items\.id.*millrace resync"):
+    with pytest.raises(SinkError, match=r"is gone.*remove .*public\.items\.id.*millrace backfill public\.items"):
         opened(tmp_path).prepare(ITEMS)
     assert not (tmp_path / "public.items").exists(), "an empty table would hide that rows are missing"
 
