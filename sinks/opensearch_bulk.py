@@ -16,6 +16,7 @@ from sinks.raw_json import quote
 _FIELD = re.compile(r"field \[([^\]]*)\] of type \[([^\]]*)\]")
 _ROUNDS = 4
 _PAUSE = 0.2
+_SMALLEST = 4096  # a few documents: each goes to one shard, and so asks for little room at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +47,39 @@ def item(key: str, version: int, identity: bytes, source: bytes, routing: str | 
     return Item(key, version, action + (source.replace(b"\n", b" ") if b"\n" in source else source) + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
 class Bulk:
-    """Sends items to one alias. `limit` is the size of a request in bytes."""
+    """Sends items to one alias. `limit` is the size of a request in bytes: an overloaded server gets smaller ones, and
+    larger ones again as it takes them."""
 
-    client: Client
-    limit: int
-    refresh: str
-    wait: Callable[[float], None]
+    def __init__(self, client: Client, limit: int, refresh: str, wait: Callable[[float], None]) -> None:
+        self.client = client
+        self.limit = limit
+        self._largest = limit
+        self._refresh = refresh
+        self._wait = wait
 
     def send(self, alias: str, items: Sequence[Item]) -> list[Refusal]:
-        """On return every item is stored or refused for ever. Raises Busy, Lost or IndexGone."""
+        """On return every item is stored or refused for ever. Raises Busy, Lost or IndexGone.
+
+        What the server has no room for is sent again, and only that, for as long as some of it is taken each time:
+        to begin again with all items would never end where all of them are too many.
+        """
         refusals: list[Refusal] = []
-        waiting = list(items)
-        for attempt in range(_ROUNDS):
-            if attempt:
-                self.wait(_PAUSE * 2**attempt)
+        waiting, stalled = list(items), 0
+        while waiting:
             again: list[Item] = []
-            for chunk in self._chunks(waiting, self.limit >> attempt):
+            for chunk in self._chunks(waiting, self.limit):
                 again += self._send(alias, chunk, refusals)
             if not again:
-                return refusals
+                self.limit = min(self._largest, self.limit * 5 // 4 + 1)
+                break
+            self.limit = max(_SMALLEST, self.limit // 2)
+            stalled = stalled + 1 if len(again) == len(waiting) else 0
+            if stalled == _ROUNDS:
+                raise Busy(f"OpenSearch has no room for {len(again)} document(s) of {alias}.", "It is tried again.")
+            self._wait(_PAUSE * 2**stalled)
             waiting = again
-        raise Busy(f"OpenSearch has no room for {len(waiting)} document(s) of {alias}.", "It is tried again.")
+        return refusals
 
     def _chunks(self, items: Sequence[Item], limit: int) -> Iterator[list[Item]]:
         chunk: list[Item] = []
@@ -85,8 +96,8 @@ class Bulk:
     def _send(self, alias: str, chunk: list[Item], refusals: list[Refusal]) -> list[Item]:
         """One request; returns what is worth sending again."""
         params = {"require_alias": "true", "filter_path": "errors,items.*.status,items.*.error"}
-        if self.refresh:
-            params["refresh"] = self.refresh
+        if self._refresh:
+            params["refresh"] = self._refresh
         try:
             body = b"".join([one.body for one in chunk])
             answer = orjson.loads(self.client.text("POST", path_of(alias) + "/_bulk", body, **params))

@@ -3,8 +3,8 @@
 Session-scoped: `postgres_server`, `redis_server`, `opensearch_server`, `kafka_server`, `connect_server` (Kafka
 Connect with Debezium). Per test: `database`,
 `redis_url`, `redis_prefix`, `index_prefix`, `topic_prefix`, `state_dir`. Factories for servers of a test's own:
-`private_postgres`, `private_redis`, `private_kafka`. A test that stops a server need not start it again: whoever
-asks next finds it running.
+`private_postgres`, `private_redis`, `private_opensearch`, `private_kafka`. A test that stops a server need not start it
+again: whoever asks next finds it running.
 """
 
 import contextlib
@@ -436,6 +436,12 @@ class MakeRedis(Protocol):
     def __call__(self, settings: Mapping[str, str] | None = None) -> LocalServer: ...
 
 
+class MakeOpenSearch(Protocol):
+    """Settings of opensearch.yml."""
+
+    def __call__(self, settings: Mapping[str, object] | None = None) -> LocalServer: ...
+
+
 class MakeKafka(Protocol):
     """`advertised` is the port of a proxy in front of it."""
 
@@ -480,6 +486,17 @@ def private_redis(private_servers: contextlib.ExitStack, session_home: Path) -> 
         return LocalServer(_own_servers(private_servers, Redis(settings or {}), session_home), "redis")
 
     return make_redis
+
+
+@pytest.fixture
+def private_opensearch(private_servers: contextlib.ExitStack, session_home: Path) -> MakeOpenSearch:
+    """Makes an OpenSearch with settings of its own, for this test only; it takes half a minute."""
+
+    def make_opensearch(settings: Mapping[str, object] | None = None) -> LocalServer:
+        server = OpenSearch(settings or {}, heap="384m")
+        return LocalServer(_own_servers(private_servers, server, session_home), "opensearch")
+
+    return make_opensearch
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """OpenSearch in trouble: read-only, overloaded, its index gone, killed, cut off."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
 from sinks.opensearch_settings import OpenSearchSettings
 from tests.contract.test_sinks import check
-from tests.fix_proxy import MakeProxy
-from tests.fix_servers import LocalServer, opensearch_request
-from tests.histories import batch, change, table
+from tests.fix_processes import wait_until
+from tests.fix_proxy import MakeProxy, Proxy
+from tests.fix_servers import LocalServer, MakeOpenSearch, opensearch_request
+from tests.histories import batch, change, images, table
 
 ITEMS = table()
 Open = Callable[..., OpenSearchSink]
@@ -95,15 +97,84 @@ def test_a_lost_reply_makes_the_repeat_a_no_op(
     check(sink, state(500, 10))
 
 
-def test_a_killed_node_is_lost_and_right_after_its_return(opened: Open, opensearch_server: LocalServer) -> None:
-    sink = opened()
-    sink.apply(batch(ITEMS, rows(20, 10)))
+def test_a_node_killed_in_the_middle_of_a_bulk_is_lost_and_right_after_its_return(
+    opened: Open, opensearch_server: LocalServer, proxy: MakeProxy
+) -> None:
+    between = proxy(opensearch_server.port)
+    sink = opened(url=f"http://127.0.0.1:{between.port}", bulk_mb=0.5)
+    sink.apply(batch(ITEMS, rows(2000, 10)))
     sink.apply(batch(ITEMS, [change("d", '{"id":7}', 20)]))
-    opensearch_server.kill()
+    newer = "newer" * 200
+    killer = threading.Thread(
+        target=_kill_after, args=(opensearch_server, between, between.forwarded["up"] + 1_000_000)
+    )
+    killer.start()
     with pytest.raises(Lost):
-        sink.apply(batch(ITEMS, rows(20, 15, "newer")))
+        sink.apply(batch(ITEMS, rows(2000, 15, newer)))
+    killer.join(60)
     opensearch_server.start()
-    sink.apply(batch(ITEMS, rows(20, 15, "newer")))
-    expected = state(20, 15, "newer")
+    held = {row["after"] for row in sink.stored(ITEMS).to_pylist()}
+    assert len(held & set(_arranged(sink, 2000, 15, newer))) > 0, "nothing was written before it died"
+    sink.apply(batch(ITEMS, rows(2000, 15, newer)))
+    sink.apply(batch(ITEMS, rows(2000, 10)))
+    expected = state(2000, 15, newer)
     del expected['{"id":7}']
     check(sink, expected)
+
+
+def _kill_after(server: LocalServer, between: Proxy, count: int) -> None:
+    wait_until(lambda: between.forwarded["up"] > count, 60)
+    server.kill()
+
+
+def _arranged(sink: OpenSearchSink, count: int, version: int, filler: str) -> list[str]:
+    return [str(row["after"]) for row in sink.expected(ITEMS, images(state(count, version, filler))).to_pylist()]
+
+
+def test_items_that_a_full_queue_rejects_are_sent_again_alone_and_in_smaller_requests(
+    private_opensearch: MakeOpenSearch,
+) -> None:
+    server = private_opensearch({"thread_pool.write.size": 1, "thread_pool.write.queue_size": 1})
+    settings = OpenSearchSettings(url=server.url, replicas=0, shards=8, bulk_mb=2.0)
+    sink = open_sink(settings, SinkContext(Path("unused")))
+    assert isinstance(sink, OpenSearchSink)
+    sink.prepare(ITEMS)
+    sent: list[int] = []
+    send = sink._client.text
+
+    def counted(method: str, path: str, body: Any = None, **params: str) -> str:
+        if path.endswith("_bulk"):
+            sent.append(body.count(b'{"index":'))
+        return send(method, path, body, **params)
+
+    sink._client.text = counted  # type: ignore[method-assign]
+    sink.apply(batch(ITEMS, rows(600, 10, "x" * 5000)))
+    check(sink, state(600, 10, "x" * 5000))
+    whole = 600
+    assert sum(sent) > whole, "nothing was rejected: the queue was not full"
+    first_round = [count for index, count in enumerate(sent) if sum(sent[: index + 1]) <= whole]
+    retried = sent[len(first_round) :]
+    assert retried
+    assert max(retried) < max(first_round)
+    statistics = opensearch_request(server, "GET", "/_nodes/stats/thread_pool")["nodes"]
+    assert next(iter(statistics.values()))["thread_pool"]["write"]["rejected"] > 0
+
+
+def test_a_connection_that_breaks_all_the_time_makes_progress(
+    opened: Open, opensearch_server: LocalServer, proxy: MakeProxy
+) -> None:
+    between = proxy(opensearch_server.port)
+    sink = opened(url=f"http://127.0.0.1:{between.port}", bulk_mb=0.1)
+    between.cut_after(60_000, "up")
+    lost = 0
+    for version in range(10, 40):
+        for _ in range(50):
+            try:
+                sink.apply(batch(ITEMS, rows(100, version, f"at {version}")))
+                break
+            except Lost:
+                lost += 1
+                between.cut_after(60_000, "up")
+    assert lost > 3
+    assert between.connections < 40 + 2 * lost
+    check(sink, state(100, 39, "at 39"))

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,55 @@ def _is_busy(client: redis.Redis) -> bool:
     except redis.ResponseError as error:
         return "BUSY" in str(error)
     return False
+
+
+def test_a_server_that_loads_its_data_is_waited_for(private_redis: MakeRedis) -> None:
+    # a hundredth of a second for each key, and an answer to clients in between
+    slow = {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
+    server = private_redis({"appendonly": "no", **slow})
+    sink = opened(server.url)
+    sink.apply(batch(ITEMS, rows(200, 10)))
+    redis.Redis.from_url(server.url).save()
+    server.kill()
+    said: list[str] = []
+    applying = threading.Thread(target=_apply_at_last, args=(sink, said))
+    applying.start()
+    server.start()
+    applying.join(60)
+    assert any("is loading its data (LOADING)" in message for message in said)
+    check(sink, {row["key"]: row["after"] for row in rows(200, 20, "newer")})
+
+
+def _apply_at_last(sink: Any, said: list[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            sink.apply(batch(ITEMS, rows(200, 20, "newer")))
+        except (Busy, Lost) as error:
+            said.append(str(error))
+            time.sleep(0.02)
+        else:
+            return
+
+
+def test_a_connection_that_breaks_all_the_time_makes_progress(
+    redis_server: LocalServer, redis_prefix: str, proxy: MakeProxy
+) -> None:
+    between = proxy(redis_server.port)
+    sink = opened(f"redis://127.0.0.1:{between.port}", prefix=redis_prefix, chunk=20)
+    lost = 0
+    between.cut_after(30_000, "up")
+    for version in range(10, 40):
+        for _ in range(50):
+            try:
+                sink.apply(batch(ITEMS, rows(100, version, f"at {version}")))
+                break
+            except Lost:
+                lost += 1
+                between.cut_after(30_000, "up")
+    assert lost > 3
+    assert between.connections < 10 + 2 * lost
+    check(sink, {row["key"]: row["after"] for row in rows(100, 39, "at 39")})
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
