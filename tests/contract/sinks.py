@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
 import pytest
 import redis
 from deltalake import DeltaTable
 
 from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
-from sinks import delta, memory
+from sinks import delta, delta_mark, memory
 from sinks.context import SinkContext
 from sinks.opensearch import open_sink as open_opensearch
 from sinks.opensearch_mapping import document_id, index_name
@@ -83,7 +84,8 @@ class DeltaBench:
 
     def versions(self, schema: TableSchema) -> dict[str, int]:
         names = [column.name for column in schema.key]
-        rows = self._table(schema).to_pyarrow_table(columns=[*names, "_millrace_version"]).to_pylist()
+        scan = self._table(schema).scan(columns=[*names, "_millrace_version"])
+        rows = pa.RecordBatchReader.from_stream(scan).read_all().to_pylist()
         keys = [json.dumps({name: row[name] for name in names}, ensure_ascii=False) for row in rows]
         assert len(set(keys)) == len(keys)
         return dict(zip(keys, (row["_millrace_version"] for row in rows), strict=True))
@@ -158,11 +160,23 @@ class OpenSearchBench:
 LOOKUPS = {f"public.{name}": ("label", "good", "big") for name in TABLES}
 ROUTING = {f"public.{name}": "label" for name in TABLES}
 BY_KEY = {f"public.{name}": "id" for name in TABLES}
+
+
+def marking_delta(request: pytest.FixtureRequest) -> Bench:
+    """Delta tables whose old rows are marked by deletion vectors, as those of large tables are."""
+    patch = request.getfixturevalue("monkeypatch")
+    for limit in ("LEAST_REGION", "LEAST_RATIO"):
+        patch.setattr(delta_mark, limit, 0)
+    patch.setattr(delta_mark, "SMALL_FILES", 4)
+    return DeltaBench(request.getfixturevalue("tmp_path"))
+
+
 MakeBench = Callable[[pytest.FixtureRequest], Bench]
 
 
 BENCHES: dict[str, MakeBench] = {
     "delta": lambda request: DeltaBench(request.getfixturevalue("tmp_path")),
+    "delta-marks": marking_delta,
     "memory": lambda _request: MemoryBench(),
     "opensearch": OpenSearchBench,
     "opensearch-routed": lambda request: OpenSearchBench(request, shards=3, routing=ROUTING),
