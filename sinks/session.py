@@ -65,7 +65,7 @@ def spark_session(
     classpath = os.pathsep.join(str(jar) for jar in jars)
     archive = spark_archive(classpath, learn=learn)
     own = _own(classpath, (*_JVM, *archive), scratch, conf.get(_OPTIONS, ""))
-    for name, value in {**_SETTINGS, **conf, **own}.items():
+    for name, value in {**_SETTINGS, **_closed(master), **conf, **own}.items():
         builder = builder.config(name, value)
     with _unseen(secrets, scratch):
         session = builder.getOrCreate()
@@ -73,6 +73,11 @@ def spark_session(
     if learn and (jvm := session.sparkContext._jvm) is not None:
         note_classpath(archive, jvm.System.getProperty("java.class.path"))
     return session
+
+
+def _closed(master: str) -> dict[str, str]:
+    """The driver's own ports ask for a secret, also on this machine. A cluster's is its operator's to give."""
+    return {"spark.authenticate": "true"} if master.startswith("local") else {}
 
 
 @contextmanager
