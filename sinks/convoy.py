@@ -88,16 +88,17 @@ class Member:
         self._thread.join(deadline)
 
     def _run(self) -> None:
-        self.error = "ended unexpectedly"  # unless one of the known ends comes first
+        error: str | None = "ended unexpectedly"
         try:
             while several := self._ring.take(self._settings.name):
                 self._apply(several)
-            self.error = None
+            error = None
         except Stopped:
-            self.error = None
-        except MillraceError as error:
-            self.error = str(error)
+            error = None
+        except MillraceError as known:
+            error = str(known)
         finally:
+            self.error = error
             self._ring.leave(self._settings.name)
 
     def _apply(self, several: "list[Folded]") -> None:
