@@ -24,7 +24,8 @@ _FEED_BYTES = 8 * 2**20
 """Feeds of 8 to 16 thousand messages decode fastest; 100 thousand are 1.6 times slower."""
 _WAIT_SECONDS = 0.2
 _PACE_SECONDS = 0.01
-"""Least time between two feeds: each costs half a millisecond however small. The first never waits."""
+"""Least time between two feeds while the log is at work: each costs half a millisecond however small. An idle log is
+fed at once, so what comes during one append goes into the next."""
 _ANSWER_SECONDS = 1.0
 
 
@@ -108,8 +109,7 @@ class Stream:
             self._wire.hold(_WAIT_SECONDS)
             self._confirm(answer=False)
             return
-        due = self._fed + _PACE_SECONDS - self._clock.monotonic() if self._frames else _WAIT_SECONDS
-        drained = self._wire.drain(_FEED_MESSAGES, _FEED_BYTES, max(0.0, due))
+        drained = self._wire.drain(_FEED_MESSAGES, _FEED_BYTES, self._patience())
         self._frames += drained.frames
         self._size += drained.size
         self._server_end = max(self._server_end, drained.server_end)
@@ -120,9 +120,15 @@ class Stream:
             self._look_around(drained.reply)
         self._confirm(drained.reply)
 
+    def _patience(self) -> float:
+        """How long to wait for more. The log's next append is woken up for: see `call_when_durable`."""
+        if not self._frames:
+            return _WAIT_SECONDS
+        return 0.0 if self._is_due() else max(0.0, self._fed + _PACE_SECONDS - self._clock.monotonic())
+
     def _is_due(self) -> bool:
         enough = len(self._frames) >= _FEED_MESSAGES or self._size >= _FEED_BYTES
-        return enough or self._clock.monotonic() - self._fed >= _PACE_SECONDS
+        return enough or self._handoff.settled or self._clock.monotonic() - self._fed >= _PACE_SECONDS
 
     def finish(self, seconds: float) -> None:
         """Let what is under way become durable, confirm it and leave the slot free."""

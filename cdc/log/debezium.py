@@ -17,11 +17,14 @@ from cdc.config import Settings
 from cdc.errors import ConfigError
 from cdc.log.debezium_decode import PLACEHOLDER, DebeziumDecoder
 from cdc.log.debezium_schemas import DebeziumSchemas
-from cdc.log.kafka_client import Cluster, watermarks
+from cdc.log.kafka_admin import Places, Topic
+from cdc.log.kafka_between import check, distance, ranges
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_consumers import Positions, lag_of
 from cdc.log.kafka_envelope import join_table, topic_of
-from cdc.log.kafka_position import Extent, Place
+from cdc.log.kafka_position import EPOCH, Extent, Place
 from cdc.log.kafka_ranges import Part, Range, RangeReader
-from cdc.log.kafka_reader import EPOCH, Positions, check, distance, lag_of, ranges
+from cdc.log.kafka_removed import removed
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaConnectionSettings
 from cdc.log.kafka_tail import Tail
@@ -53,7 +56,6 @@ class DebeziumReader:
     def __init__(self, settings: DebeziumSettings) -> None:
         self._settings = settings
         self._cluster = Cluster(settings)
-        self._watch = self._cluster.consumer()
         self._ranges = RangeReader(self._cluster, DebeziumDecoder(settings.placeholder))
         self._consumers = Positions(self._cluster)
         kept = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas"), transactional=False))
@@ -70,6 +72,10 @@ class DebeziumReader:
         """Before whatever Kafka still keeps."""
         return Place().offset()
 
+    def removed(self) -> Lsn:
+        """Whether Kafka has removed the connector's first messages; up to where is not known, and given as 1."""
+        return removed(self._cluster, self.newest(), ())
+
     def head(self) -> tuple[Offset, Lsn]:
         """After the last messages of all partitions as they are now."""
         place = self.newest()
@@ -79,13 +85,8 @@ class DebeziumReader:
         """The end of every partition. `end` is the last commit before the newest change that is seen."""
         with self._lock:
             known = self._newest
-            topics = self._cluster.topics(self._topics())
-            extents = {
-                name: Extent(
-                    topic.id, tuple(watermarks(self._watch, name, part)[1] for part in range(topic.partitions))
-                )
-                for name, topic in topics.items()
-            }
+            topics = self._cluster.admin.topics(self._topics())
+            extents = _extents(topics, self._cluster.admin.ends(topics.values(), committed=True))
             if extents != known.topics:
                 place = Place(_weight(extents), known.end, known.newest, extents)
                 self._newest = self._completed(known, place)
@@ -112,11 +113,10 @@ class DebeziumReader:
         moment = int((point - EPOCH).total_seconds() * 1000)
         newest = self.newest()
         extents = {}
+        found = self._cluster.admin.offsets_at(_topics_of(newest), moment)
         for name, extent in newest.topics.items():
-            found = self._cluster.offsets_at(self._watch, name, len(extent.ends), moment)
-            extents[name] = Extent(
-                extent.id, tuple(end if at < 0 else at for at, end in zip(found, extent.ends, strict=True))
-            )
+            ends = (end if (at := found[name, part]) < 0 else at for part, end in enumerate(extent.ends))
+            extents[name] = Extent(extent.id, tuple(ends))
         return Place(_weight(extents), Lsn(0), 0, extents).offset()
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
@@ -157,14 +157,13 @@ class DebeziumReader:
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._watch.close()
         self._ranges.close()
         self._consumers.close()
 
     def _topics(self) -> list[str]:
         """Those of tables: the connector's own have fewer parts, ours begin with millrace."""
         head = self._settings.prefix + "."
-        names = (name for name in self._cluster.names() if name.startswith(head))
+        names = (name for name in self._cluster.admin.names() if name.startswith(head))
         return [name for name in names if name.count(".") >= 2 and not name.startswith(head + "millrace.")]
 
     def _rows(self, after: Place, until: Place) -> pa.Table:
@@ -175,36 +174,48 @@ class DebeziumReader:
 
     def _completed(self, before: Place, place: Place) -> Place:
         """What the last records of the partitions that moved say of LSN and time."""
+        lows = self._cluster.admin.starts(_topics_of(place))
         moved = [
-            Range(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, self._low(item)), item.end)
+            Range(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, low), item.end)
             for item in ranges(before, place)
+            if (low := lows[item.topic, item.partition]) < item.end
         ]
         parts = self._ranges.read(moved)
         end = max([int(before.end), *(_greatest(part, "commit_lsn") for part in parts)])
         newest = max([before.newest, *(_greatest(part, "commit_ts") for part in parts)])
         return Place(place.marker, Lsn(end), newest, place.topics)
 
-    def _low(self, item: Range) -> int:
-        return watermarks(self._watch, item.topic, item.partition)[0]
-
     def _sample(self, table: TableId) -> Iterable[Mapping[str, object]]:
         """The last and the first messages of a table's topic."""
         name = topic_of(self._settings.prefix, join_table(table.schema, table.name))
-        extent = self.newest().topics.get(name)
+        newest = self.newest()
+        extent = newest.topics.get(name)
+        lows = self._cluster.admin.starts(_topics_of(newest))
         for partition, end in enumerate(extent.ends if extent else ()):
-            low = watermarks(self._watch, name, partition)[0]
+            low = lows[name, partition]
             for start, stop in ((max(low, end - _SAMPLED), end), (low, min(low + _SAMPLED, end)), (low, end)):
                 for part in self._ranges.read([Range(name, partition, start, stop)]):
                     yield from part.rows.to_pylist()
 
     def _ensure(self, name: str) -> None:
         topic = self._settings.system_topic(name)
-        if topic not in self._cluster.topics([topic]):
-            self._cluster.create(topic, 1, -1, COMPACTED)
+        if topic not in self._cluster.admin.topics([topic]):
+            self._cluster.admin.create(topic, 1, -1, COMPACTED)
 
     def _publish_schema(self, key: bytes, value: bytes) -> None:
         self._ensure("schemas")
         self._cluster.publish(self._settings.system_topic("schemas"), key, value)
+
+
+def _extents(topics: Mapping[str, Topic], ends: Places) -> dict[str, Extent]:
+    return {
+        name: Extent(topic.id, tuple(ends[name, partition] for partition in range(topic.partitions)))
+        for name, topic in topics.items()
+    }
+
+
+def _topics_of(place: Place) -> list[Topic]:
+    return [Topic(name, extent.id, len(extent.ends)) for name, extent in place.topics.items()]
 
 
 def _weight(extents: Mapping[str, Extent]) -> int:

@@ -1,18 +1,19 @@
-"""Clients of a Kafka cluster, and its errors in our words: the only file that knows librdkafka's error codes."""
+"""Clients of a Kafka cluster that carry messages, and their errors in our words.
+
+The only file that knows librdkafka's error codes; questions about the cluster are `cdc.log.kafka_admin`'s.
+"""
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, LogLost
+from cdc.log.kafka_admin import Admin, Topic
 from cdc.log.kafka_settings import KafkaConnectionSettings
 
-log = logging.getLogger(__name__)
 _quiet = logging.getLogger("cdc.log.kafka.client")
 _quiet.setLevel(logging.CRITICAL)  # librdkafka tells of every reconnect; what matters comes to us as an error
 
@@ -25,7 +26,9 @@ _REFUSED = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError._SSL,
 }
+_CHECK = "Check the user, its password and its ACLs."
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
 """Said by a broker. What the client itself does not know (_UNKNOWN_TOPIC) it may know once it is connected again."""
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
@@ -45,7 +48,8 @@ def in_our_words(error: KafkaError, doing: str) -> LogError:
             f"Kafka fenced this writer while {doing}: another one has taken over the log.", "Stop this one."
         )
     if code in _REFUSED:
-        return LogError(f"Kafka refused us while {doing} ({said}).", "Check the user, its password and its ACLs.")
+        remedy = "Check log.ca and our own certificate." if code == KafkaError._SSL else _CHECK
+        return LogError(f"Kafka refused us while {doing} ({said}).", remedy)
     if code in _GONE:
         return LogCorrupt(
             f"A topic of the log is gone, seen while {doing} ({said}).", "See docs/kafka.md, lost topics."
@@ -68,25 +72,19 @@ def speaking(doing: str) -> Iterator[None]:
         raise in_our_words(error.args[0], doing) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as the cluster has it now. `id` tells a topic from another one of the same name made later."""
-
-    name: str
-    id: str
-    partitions: int
+Option = str | int | float | bool | Callable[[KafkaError], None]
 
 
 class Cluster:
-    """Makes clients from settings; the one for questions is made on the first."""
+    """Makes clients from settings. `admin` answers questions."""
 
     def __init__(self, settings: KafkaConnectionSettings, patience: float = CALL_SECONDS) -> None:
         self.settings = settings
         self._patience = patience
-        self._admin: AdminClient | None = None
+        self.admin = Admin(settings, patience, self.knock)
         self._producer: Producer | None = None
 
-    def producer(self, **options: str | int | float | bool) -> Producer:
+    def producer(self, **options: Option) -> Producer:
         """A producer whose acknowledgements mean durable and whose retries neither repeat nor reorder."""
         firm = {"acks": "all", "enable.idempotence": True}
         with _settled("producer"):
@@ -104,12 +102,21 @@ class Cluster:
         with _settled("consumer"):
             return Consumer({**self.settings.options(), **options, **firm}, logger=_quiet)
 
-    def admin(self) -> AdminClient:
-        """For topics. Kept: an answer is lost when its client is."""
-        if self._admin is None:
-            with _settled("admin client"):
-                self._admin = AdminClient(self.settings.options(), logger=_quiet)
-        return self._admin
+    def knock(self) -> None:
+        """Raise LogError if the brokers do not let us in, or are not who they should be. A plain door is open."""
+        if self.settings.security == "plaintext":
+            return
+        errors: list[KafkaError] = []
+        client = self.producer(error_cb=errors.append)
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline:
+            with suppress(KafkaException):
+                client.list_topics(timeout=1.0)
+                return
+            client.poll(0)
+            for error in errors:
+                if error.code() in _REFUSED:
+                    raise in_our_words(error, "logging in")
 
     def publish(self, topic: str, key: bytes, value: bytes | None) -> None:
         """Store one message outside of any transaction; durable on return."""
@@ -128,57 +135,6 @@ class Cluster:
             raise in_our_words(failures[0], f"writing to {topic}")
         if left:
             raise LogLost(f"Kafka did not acknowledge a message to {topic}.", "Look at the brokers.")
-
-    def topics(self, names: list[str]) -> dict[str, Topic]:
-        """Those of the named topics that exist."""
-        found = {}
-        asked = self.admin().describe_topics(TopicCollection(names), request_timeout=self._patience)
-        for name, future in asked.items():
-            try:
-                described = future.result()
-            except KafkaException as error:
-                if error.args[0].code() in _GONE:
-                    continue
-                raise in_our_words(error.args[0], f"looking at topic {name}") from None
-            found[name] = Topic(name, str(described.topic_id), len(described.partitions))
-        return found
-
-    def names(self) -> list[str]:
-        """Every topic that this user may see."""
-        with speaking("listing topics"):
-            return sorted(self.admin().list_topics(timeout=self._patience).topics)
-
-    def offsets_at(self, consumer: Consumer, topic: str, partitions: int, millis: int) -> list[int]:
-        """The first offset of each partition with a message of that time or later; -1 where there is none."""
-        asked = [TopicPartition(topic, partition, millis) for partition in range(partitions)]
-        with speaking(f"asking for offsets of {topic} by time"):
-            return [found.offset for found in consumer.offsets_for_times(asked, timeout=self._patience)]
-
-    def ends(self, topic: Topic) -> dict[int, int]:
-        """The offset after the last message of each partition, committed or not; waits until each has a leader."""
-        deadline = time.monotonic() + self._patience
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = {TopicPartition(topic.name, partition): latest for partition in range(topic.partitions)}
-        while True:
-            answers = self.admin().list_offsets(asked, request_timeout=self._patience)
-            try:
-                return {place.partition: future.result().offset for place, future in answers.items()}
-            except KafkaException as error:
-                said = in_our_words(error.args[0], f"asking for the ends of {topic.name}")
-                if not said.transient or time.monotonic() > deadline:
-                    raise said from None
-            time.sleep(0.01)
-
-    def create(self, name: str, partitions: int, replication: int, config: Mapping[str, str]) -> None:
-        """Make a topic; one that is there already is left as it is."""
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
-        for future in self.admin().create_topics([topic], request_timeout=self._patience).values():
-            try:
-                future.result()
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise in_our_words(error.args[0], f"making topic {name}") from None
-        log.info("made topic %s with %d partition(s)", name, partitions)
 
 
 def introduce(producer: Producer, topic: Topic) -> None:

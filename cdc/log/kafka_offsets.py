@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from confluent_kafka import Producer
 
-from cdc.log.kafka_client import Cluster, Topic, introduce
+from cdc.log.kafka_admin import Topic
+from cdc.log.kafka_client import Cluster, introduce
 
 Ends = Mapping[Topic, Mapping[int, int]]
 """The offset after the last message in each partition that got one."""
@@ -35,7 +36,8 @@ class Offsets:
         known = self._nexts.get(topic)
         if known is None:
             introduce(producer, topic)
-            known = self._nexts[topic] = self._cluster.ends(topic)
+            ends = self._cluster.admin.ends([topic])
+            known = self._nexts[topic] = {partition: end for (_, partition), end in ends.items()}
         return known
 
     def expect(self, ends: Ends) -> None:

@@ -9,7 +9,7 @@ compaction leaves one an hour, and slices of old history are an hour long instea
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Self
 
 from cdc.errors import LogCorrupt
@@ -17,6 +17,7 @@ from cdc.log.kafka_tail import Message
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Offset
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORMAT = 1
 MARKER_KEY = b"position."
 MARK_KEY = b"mark."
@@ -94,13 +95,13 @@ class State:
 
 def recovered(messages: Iterable[Message]) -> State:
     """Position and marks as the messages of the position topic leave them."""
-    place = Place()
+    last: Message | None = None
     marks: dict[str, str] = {}
     for message in messages:
         if message.value is None:
             continue
         if message.key.startswith(MARKER_KEY):
-            place = Place.decoded(message.offset, message.value)
+            last = message
         elif message.key.startswith(MARK_KEY):
             marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
-    return State(place, marks)
+    return State(Place() if last is None else Place.decoded(last.offset, last.value or b""), marks)

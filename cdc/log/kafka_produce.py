@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as Delivered
 
 from cdc.errors import LogError
-from cdc.log.kafka_client import Topic
+from cdc.log.kafka_admin import Topic
 from cdc.log.kafka_envelope import Messages
 from cdc.log.kafka_offsets import Ends, Mispredicted, Offsets
 from cdc.log.kafka_partition import partitions_of

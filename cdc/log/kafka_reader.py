@@ -1,22 +1,23 @@
 """Readers of a Kafka log: whole transactions, by the markers of the position topic."""
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.log.kafka_between import check, distance, ranges
 from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_position import MARKER_KEY, Extent, Place
-from cdc.log.kafka_ranges import Part, Range, RangeReader
+from cdc.log.kafka_consumers import Positions, lag_of
+from cdc.log.kafka_position import EPOCH, MARKER_KEY, Extent, Place
+from cdc.log.kafka_ranges import Part, RangeReader
+from cdc.log.kafka_removed import removed
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Tail
-from cdc.log.kafka_topics import refuse_changed
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 
@@ -27,7 +28,6 @@ _READ_MESSAGES = 50_000
 """Messages read at once, whatever the size of the entries."""
 _KEPT_MARKERS = 50_000
 """Markers held in memory; beyond this every second of the older half is forgotten, which only makes slices longer."""
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class KafkaReader:
@@ -51,6 +51,10 @@ class KafkaReader:
     def start(self) -> Offset:
         """Before whatever Kafka still keeps."""
         return Place().offset()
+
+    def removed(self) -> Lsn:
+        """The LSN up to which changes were removed from the topics."""
+        return removed(self._cluster, self.newest(), self.places())
 
     def head(self) -> tuple[Offset, Lsn]:
         """The newest marker."""
@@ -162,90 +166,3 @@ def _entries(part: Part, places: Sequence[Place]) -> npt.NDArray[np.int64]:
     none = Extent("", (0,) * (part.range.partition + 1))
     ends = [place.topics.get(part.range.topic, none).ends[part.range.partition] for place in places]
     return np.searchsorted(np.array(ends, np.int64), part.offsets, side="right")
-
-
-def lag_of(consumer: Consumer, places: Sequence[Place]) -> Lag:
-    """How far a consumer is behind the last of these places."""
-    read = Place.of(consumer.offset).marker
-    unread = [place for place in places if place.marker > read and place.end > consumer.reached]
-    head = places[-1].end if places else consumer.reached
-    now = (datetime.now(UTC) - EPOCH).total_seconds()
-    seconds = max(now - unread[0].newest / 1e6, 0.0) if unread and unread[0].newest else 0.0
-    return Lag(consumer.name, max(head - consumer.reached, 0), len(unread), seconds)
-
-
-def distance(after: Place, until: Place) -> int:
-    """How many offsets lie between two places: at least the number of rows."""
-    return sum(item.end - (item.start or 0) for item in ranges(after, until))
-
-
-def ranges(after: Place, until: Place) -> list[Range]:
-    """What to read to come from one place to another.
-
-    A topic that `after` does not know was made later, so its offset 0 must still be there; before the very first
-    place, whatever is kept will do.
-    """
-    found = []
-    for topic, extent in until.topics.items():
-        known = after.topics.get(topic, Extent(extent.id, (0,) * len(extent.ends)))
-        for partition, (start, end) in enumerate(zip(known.ends, extent.ends, strict=True)):
-            if start < end:
-                found.append(Range(topic, partition, None if after.marker < 0 else start, end))
-    return found
-
-
-def check(cluster: Cluster, after: Place, until: Place) -> None:
-    """The topics of both places must be the ones that the cluster has: same id, same partitions."""
-    found = cluster.topics(list(until.topics)) if until.topics else {}
-    for place in (after, until):
-        for name, extent in place.topics.items():
-            refuse_changed(name, extent, found.get(name))
-
-
-class Positions:
-    """Consumers' positions in a compacted topic, keyed by the consumer's name."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._topic = cluster.settings.system_topic("consumers")
-        self._tail = Tail(cluster, self._topic, transactional=False)
-        self._known: dict[str, Consumer] = {}
-        self._lock = threading.RLock()
-
-    def all(self) -> Sequence[Consumer]:
-        """Every registered reader by name."""
-        with self._lock:
-            self._catch_up()
-            return [self._known[name] for name in sorted(self._known)]
-
-    def commit(self, name: str, reached: Lsn, offset: Offset) -> None:
-        """Move a reader forward; never back."""
-        with self._lock:
-            self._catch_up()
-            known = self._known.get(name)
-            if known is not None and known.reached >= reached:
-                return
-            now = datetime.now(UTC)
-            data = {"offset": offset, "reached": reached, "at": now.isoformat()}
-            self._cluster.publish(self._topic, name.encode(), json.dumps(data).encode())
-            self._known[name] = Consumer(name, offset, reached, now)
-
-    def forget(self, name: str) -> None:
-        """Remove a reader."""
-        with self._lock:
-            self._cluster.publish(self._topic, name.encode(), None)
-            self._known.pop(name, None)
-
-    def close(self) -> None:
-        """Let go of the connections."""
-        self._tail.close()
-
-    def _catch_up(self) -> None:
-        for message in self._tail.drain():
-            name = message.key.decode()
-            if message.value is None:
-                self._known.pop(name, None)
-                continue
-            data = json.loads(message.value)
-            at = datetime.fromisoformat(data["at"])
-            self._known[name] = Consumer(name, Offset(data["offset"]), Lsn(data["reached"]), at)

@@ -1,50 +1,111 @@
-"""Removes what is old and read. Kafka's own retention knows nothing of our consumers, so topics are made without it."""
+"""Removes what is old, or too much, and read.
 
+Kafka's own retention knows nothing of our consumers, so topics are made without it.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from confluent_kafka import KafkaException, TopicPartition
-
-from cdc.log.kafka_client import Cluster, in_our_words
-from cdc.log.kafka_position import Place
-from cdc.log.kafka_reader import EPOCH, KafkaReader
+from cdc.log.kafka_admin import Places, Topic
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_consumers import Positions
+from cdc.log.kafka_position import EPOCH, MARKER_KEY, Place
 from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka_tail import Message, Tail
+
+_REMEMBERED = 1000
+"""Markers held; beyond this every second one is forgotten, which only makes the steps of removing longer."""
+_LONGEST_PAUSE = 600.0
 
 
-def retain(settings: KafkaSettings, cluster: Cluster) -> Place | None:
-    """Delete records that are past the retention time and that every registered consumer has read.
+class Retention:
+    """Follows the markers as they are written, and deletes records up to one of them. Compacted topics are Kafka's."""
 
-    Returns the place up to which everything was deleted. Compacted topics are left to Kafka.
-    """
-    if settings.compact:
-        return None
-    reader = KafkaReader(settings)
-    try:
-        place = removable(reader, datetime.now(UTC) - timedelta(hours=settings.retention_hours))
-    finally:
-        reader.close()
-    if place is None or not place.topics:
-        return None
-    up_to = [
-        TopicPartition(topic, partition, end)
-        for topic, extent in place.topics.items()
-        for partition, end in enumerate(extent.ends)
-        if end
-    ]
-    for future in cluster.admin().delete_records(up_to).values():
-        try:
-            future.result()
-        except KafkaException as error:
-            raise in_our_words(error.args[0], "removing old records") from None
-    return place
+    def __init__(self, settings: KafkaSettings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._tail = Tail(cluster, settings.system_topic("position"))
+        self._consumers = Positions(cluster)
+        self._markers: list[Message] = []
+        self._pause = min(_LONGEST_PAUSE, settings.retention_hours * 36)
+        self._due = 0.0
+        self._lock = threading.Lock()
+
+    def run(self) -> Place | None:
+        """Delete what may go; the place up to which everything was deleted. Looks now and then only."""
+        if self._settings.compact:
+            return None
+        with self._lock:
+            self._follow()
+            if time.monotonic() < self._due:
+                return None
+            self._due = time.monotonic() + self._pause
+            return self._delete()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        with self._lock:
+            self._tail.close()
+            self._consumers.close()
+
+    def _follow(self) -> None:
+        for message in self._tail.follow():
+            if message.key.startswith(MARKER_KEY) and message.value is not None:
+                self._markers.append(message)
+            if len(self._markers) > _REMEMBERED:
+                self._markers = self._markers[::2]
+
+    def _delete(self) -> Place | None:
+        places = [Place.decoded(message.offset, message.value or b"") for message in self._markers]
+        read = min((Place.of(consumer.offset).marker for consumer in self._consumers.all()), default=None)
+        before = datetime.now(UTC) - timedelta(hours=self._settings.retention_hours)
+        extents = places[-1].topics if places else {}
+        lows = self._cluster.admin.starts(Topic(name, each.id, len(each.ends)) for name, each in extents.items())
+        place = removable(places, read, before, lows, self._surplus(places, lows))
+        if place is None or not place.topics:
+            return None
+        self._cluster.admin.delete_records(
+            {
+                (topic, partition): end
+                for topic, extent in place.topics.items()
+                for partition, end in enumerate(extent.ends)
+                if end
+            }
+        )
+        self._markers = [message for message in self._markers if message.offset > place.marker]
+        return place
+
+    def _surplus(self, places: Sequence[Place], lows: Places) -> float:
+        """How many of the kept messages are too many: sizes are known of whole topics only, so by their mean size."""
+        if not places:
+            return 0.0
+        size = self._cluster.admin.size(places[-1].topics)
+        room = self._settings.retention_gb * 2**30
+        return kept_before(places[-1], lows) * (1 - room / size) if size > room else 0.0
 
 
-def removable(reader: KafkaReader, before: datetime) -> Place | None:
-    """The last place whose every row was committed before that time and was read by every registered consumer."""
+def removable(
+    places: Sequence[Place], read: int | None, before: datetime, lows: Places, surplus: float = 0.0
+) -> Place | None:
+    """The last place whose every row was read by all (`read` is the last marker that was; None: nobody is registered)
+    and is either from before that time or among the `surplus` oldest of the messages kept. Pure."""
     micros = int((before - EPOCH).total_seconds() * 1_000_000)
-    read = min((Place.of(consumer.offset).marker for consumer in reader.consumers()), default=None)
     found = None
-    for place in reader.places():
-        if place.newest >= micros or (read is not None and place.marker > read):
+    for place in places:
+        if read is not None and place.marker > read:
+            break
+        if place.newest >= micros and kept_before(place, lows) > surplus:
             break
         found = place
     return found
+
+
+def kept_before(place: Place, lows: Places) -> int:
+    """How many messages that are still kept lie before a place."""
+    return sum(
+        max(0, end - lows.get((topic, partition), 0))
+        for topic, extent in place.topics.items()
+        for partition, end in enumerate(extent.ends)
+    )

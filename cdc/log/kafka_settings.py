@@ -1,8 +1,9 @@
 """Settings of the logs that live in Kafka, and what they mean to a client."""
 
-from typing import Literal
+import ipaddress
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from cdc.config import LogSettings, SecretField
 from cdc.secret import Secret
@@ -25,20 +26,48 @@ _OURS = {
 class KafkaConnectionSettings(LogSettings):
     """Where the cluster is and how to log in."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input holds passwords
+
     bootstrap: str = Field("127.0.0.1:9092", min_length=1)
     """Brokers as host:port, separated by commas."""
     prefix: str = Field("millrace", pattern=r"^[a-zA-Z0-9_-]{1,100}$")
     """First part of every topic's name."""
     security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    """Without TLS (plaintext, sasl_plaintext) only brokers on this machine are spoken to, unless `insecure` is set."""
+    insecure: bool = False
+    """Send changes, and the password, in the clear to brokers elsewhere."""
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     user: str = ""
     password: SecretField = Secret("")
     ca: str = ""
     """File with the certificates that sign the brokers' ones; empty: the system's."""
+    certificate: str = ""
+    """File with our own certificate, where brokers ask for one."""
+    key: str = ""
+    """File with its key."""
+    key_password: SecretField = Secret("")
+    """Of the key file, if it is encrypted."""
     foreign: Literal["stop", "skip"] = "stop"
     """What a reader does with a message that is not a change: stop and name its place, or skip it and say so."""
     client: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka properties. Those that would weaken a promise are refused."""
+
+    @model_validator(mode="after")
+    def _is_told_apart(self) -> "KafkaConnectionSettings":
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("log.certificate and log.key are needed together")
+        if self.security.startswith("sasl") and not (self.user and self.password):
+            raise ValueError(f"log.security {self.security} needs log.user and log.password")
+        far = [host for host in self._hosts() if not _is_loopback(host)]
+        if far and not self.security.endswith("ssl") and not self.insecure:
+            raise ValueError(
+                f"log.security {self.security} would send everything in the clear to {far[0]}: "
+                "use ssl or sasl_ssl, or set log.insecure if the network is to be trusted"
+            )
+        return self
+
+    def _hosts(self) -> list[str]:
+        return [place.strip().rpartition(":")[0].strip("[]") for place in self.bootstrap.split(",") if place.strip()]
 
     @model_validator(mode="after")
     def _promises_hold(self) -> "KafkaConnectionSettings":
@@ -67,11 +96,46 @@ class KafkaConnectionSettings(LogSettings):
             }
         if self.ca:
             options["ssl.ca.location"] = self.ca
+        if self.certificate:
+            options |= {"ssl.certificate.location": self.certificate, "ssl.key.location": self.key}
+        if self.key_password:
+            options["ssl.key.password"] = self.key_password.reveal()
+        return options
+
+    def python_options(self, patience: float) -> dict[str, Any]:
+        """The same for kafka-python. Holds passwords in the clear too."""
+        options: dict[str, Any] = {
+            "bootstrap_servers": [place.strip() for place in self.bootstrap.split(",")],
+            "security_protocol": self.security.upper(),
+            "bootstrap_timeout_ms": int(patience * 1000),
+            "request_timeout_ms": int(patience * 1000),
+            "reconnect_backoff_max_ms": 1_000,
+        }
+        if self.security.startswith("sasl"):
+            options |= {
+                "sasl_mechanism": self.mechanism,
+                "sasl_plain_username": self.user,
+                "sasl_plain_password": self.password.reveal(),
+            }
+        if self.security.endswith("ssl"):
+            options |= {
+                "ssl_cafile": self.ca or None,
+                "ssl_certfile": self.certificate or None,
+                "ssl_keyfile": self.key or None,
+                "ssl_password": self.key_password.reveal() or None,
+            }
         return options
 
     def system_topic(self, name: str) -> str:
         """`<prefix>.millrace.<name>`: ours, never a table's."""
         return f"{self.prefix}.millrace.{name}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class KafkaSettings(KafkaConnectionSettings):

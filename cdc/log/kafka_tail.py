@@ -1,6 +1,7 @@
 """Follows a small topic of one partition: everything in it, then what is new, never what is not committed."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
@@ -32,14 +33,17 @@ class Tail:
 
     def drain(self) -> list[Message]:
         """Every message committed by now that was not given before; nothing while the topic does not exist."""
+        return list(self.follow())
+
+    def follow(self) -> Iterator[Message]:
+        """The same one by one, so that a long topic does not lie in memory. Exhaust it before you ask again."""
         if self._consumer is None and not self._open():
-            return []
+            return
         consumer = self._consumer
         assert consumer is not None
         _, end = watermarks(consumer, self._topic, 0)
-        if end <= self._end:
-            return []
-        return self._until(consumer, end)
+        if end > self._end:
+            yield from self._until(consumer, end)
 
     def close(self) -> None:
         """Let go of the connection; the next drain opens it again and goes on."""
@@ -48,7 +52,7 @@ class Tail:
             self._consumer = None
 
     def _open(self) -> bool:
-        if self._topic not in self._cluster.topics([self._topic]):
+        if self._topic not in self._cluster.admin.topics([self._topic]):
             return False
         # The broker answers an empty fetch after this long: it bounds how late the end is noticed.
         consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 50})
@@ -57,8 +61,7 @@ class Tail:
         self._consumer = consumer
         return True
 
-    def _until(self, consumer: Consumer, end: int) -> list[Message]:
-        found: list[Message] = []
+    def _until(self, consumer: Consumer, end: int) -> Iterator[Message]:
         deadline = time.monotonic() + CALL_SECONDS
         while self._last + self._behind < end:
             over = False
@@ -66,7 +69,8 @@ class Tail:
                 error = message.error()
                 if error is None:
                     self._last = message.offset() or 0
-                    found.append(Message(self._last, message.key() or b"", message.value()))
+                    deadline = time.monotonic() + CALL_SECONDS
+                    yield Message(self._last, message.key() or b"", message.value())
                 elif error.code() == KafkaError._PARTITION_EOF:
                     over = (message.offset() or 0) >= end
                 elif not error.retriable():
@@ -74,8 +78,5 @@ class Tail:
             if over:
                 break
             if time.monotonic() > deadline:
-                if found:
-                    return found
                 raise LogLost(f"Kafka does not deliver {self._topic} up to its end.", "Look at the brokers.")
         self._end = end
-        return found

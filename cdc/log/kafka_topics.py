@@ -4,7 +4,8 @@ import time
 from collections.abc import Iterable
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.kafka_client import CALL_SECONDS, Cluster, Topic
+from cdc.log.kafka_admin import Topic
+from cdc.log.kafka_client import CALL_SECONDS, Cluster
 from cdc.log.kafka_envelope import join_table, split_table, topic_of
 from cdc.log.kafka_position import Extent, Place
 from cdc.log.kafka_settings import KafkaSettings
@@ -31,11 +32,11 @@ class Topics:
     def prepare(self) -> None:
         """Make the topics that do not belong to a table."""
         names = {self._settings.system_topic(name): name for name in SYSTEM_TOPICS}
-        found = self._cluster.topics(list(names))
+        found = self._cluster.admin.topics(list(names))
         for topic, name in names.items():
             if topic not in found:
                 config = {} if name == "oversize" else COMPACTED
-                self._cluster.create(topic, 1, self._settings.replication, config)
+                self._cluster.admin.create(topic, 1, self._settings.replication, config)
             self._known[topic] = found[topic] if topic in found else self._seen(topic)
 
     def system(self, name: str) -> Topic:
@@ -48,7 +49,7 @@ class Topics:
 
     def check(self, place: Place) -> None:
         """Compare every topic of a place with what the cluster has; raises where they are not the same."""
-        found = self._cluster.topics(list(place.topics)) if place.topics else {}
+        found = self._cluster.admin.topics(list(place.topics)) if place.topics else {}
         for name, extent in place.topics.items():
             topic = found.get(name)
             refuse_changed(name, extent, topic)
@@ -73,16 +74,16 @@ class Topics:
             self._tables[table] = topic_of(self._settings.prefix, table)
 
     def _made(self, name: str) -> Topic:
-        found = self._cluster.topics([name])
+        found = self._cluster.admin.topics([name])
         if name not in found:
-            self._cluster.create(name, self._settings.partitions, self._settings.replication, self._config())
+            self._cluster.admin.create(name, self._settings.partitions, self._settings.replication, self._config())
             return self._seen(name)
         return found[name]
 
     def _seen(self, name: str) -> Topic:
         """A broker answers for a topic only once the news of it has come: a moment after it was made."""
         deadline = time.monotonic() + CALL_SECONDS
-        while not (found := self._cluster.topics([name])):
+        while not (found := self._cluster.admin.topics([name])):
             if time.monotonic() > deadline:
                 raise LogError(f"Topic {name} was made but cannot be seen.", "Check the ACL to describe it.")
             time.sleep(0.02)

@@ -112,7 +112,7 @@ class Transactions:
             "transaction.timeout.ms": settings.transaction_timeout_seconds * 1000,
             "message.max.bytes": settings.max_message_bytes,
             "compression.type": settings.compression,
-            "linger.ms": 5,
+            "linger.ms": 0,
             "batch.num.messages": 10_000,
             "queue.buffering.max.messages": 100_000,
             "queue.buffering.max.kbytes": 32 << 10,

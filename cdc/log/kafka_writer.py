@@ -24,7 +24,7 @@ from cdc.log.kafka_envelope import Origin, encode
 from cdc.log.kafka_offsets import Ends, Offsets
 from cdc.log.kafka_position import MARK_KEY, Extent, Place, State, marker_key, recovered
 from cdc.log.kafka_produce import Outlet
-from cdc.log.kafka_retention import retain
+from cdc.log.kafka_retention import Retention
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_spool import KafkaSpool, discard_leftovers
@@ -55,6 +55,7 @@ class KafkaWriter:
         self._position = self._topics.system("position")
         discard_leftovers(aside)
         self._watch = self._cluster.consumer()
+        self._retention = Retention(settings, self._cluster)
         self._transactions = Transactions(self._cluster, settings, self._offsets, self._check)
         self._state = self._recovered()
         self._topics.check(self._state.place)
@@ -109,13 +110,14 @@ class KafkaWriter:
 
     def maintain(self) -> None:
         """Remove what is old and was read by every registered consumer."""
-        retain(self._settings, self._cluster)
+        self._retention.run()
 
     def close(self) -> None:
         """Let go of the connections; an open transaction is aborted by the next writer."""
         with self._lock:
             self._transactions.close()
             self._watch.close()
+            self._retention.close()
 
     def _await_visible(self) -> None:
         """The broker answers a commit once it cannot be lost, and lets readers see it a moment later.
@@ -189,9 +191,10 @@ class KafkaWriter:
     def _recovered(self) -> State:
         """Read the position back. Only after `init_transactions`: it settles what an earlier writer left open."""
         tail = Tail(self._cluster, self._position.name)
-        messages = tail.drain()
-        tail.close()
-        return recovered(messages)
+        try:
+            return recovered(tail.follow())
+        finally:
+            tail.close()
 
 
 def _chunks(rows: pa.Table) -> Iterator[pa.Table]:

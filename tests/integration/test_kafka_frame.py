@@ -93,6 +93,6 @@ def test_a_topic_made_again_stops_the_stream(spark: "SparkSession", settings: Ka
         future.result()
     with pytest.raises(Exception, match=f"Topic {topic} is gone"):
         drain(spark, reader, tmp_path / "checkpoint")
-    log._topics._cluster.create(topic, 3, -1, {})
+    log._topics._cluster.admin.create(topic, 3, -1, {})
     with pytest.raises(Exception, match="was deleted and made again"):
         drain(spark, reader, tmp_path / "checkpoint")

@@ -295,7 +295,7 @@ def test_readers_never_see_a_marker_before_all_of_its_rows(settings: KafkaSettin
 def test_a_cluster_that_is_not_there_is_named() -> None:
     nowhere = KafkaSettings(bootstrap="127.0.0.1:1", client={"socket.connection.setup.timeout.ms": "1000"})
     with pytest.raises(LogLost):
-        Cluster(nowhere, patience=2).names()
+        Cluster(nowhere, patience=2).admin.names()
 
 
 def test_maintenance_removes_what_is_old_and_read_and_nothing_else(settings: KafkaSettings, tmp_path: Path) -> None:

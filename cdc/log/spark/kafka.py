@@ -18,10 +18,11 @@ from pyspark.sql.types import StructType
 from cdc.errors import LogCorrupt
 from cdc.log.debezium import DebeziumReader, DebeziumSettings
 from cdc.log.debezium_decode import DebeziumDecoder
+from cdc.log.kafka_between import check, ranges
 from cdc.log.kafka_client import Cluster
 from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import Range, RangeReader, envelopes
-from cdc.log.kafka_reader import KafkaReader, check, ranges
+from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.spark.pieces import progress_row
 from cdc.log.spark.segments import register
@@ -42,8 +43,9 @@ def stream(spark: SparkSession, settings: KafkaSettings | DebeziumSettings, afte
     """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
     register(spark, KafkaSource)
     options = {
-        "settings": settings.model_dump_json(exclude={"password"}),
-        "password": settings.password.reveal(),  # Spark redacts options of this name wherever it shows them
+        "settings": settings.model_dump_json(exclude={"password", "key_password"}),
+        # Spark redacts options of this name wherever it shows them.
+        "password": json.dumps([settings.password.reveal(), settings.key_password.reveal()]),
         "after": after,
         "limit": str(limit or _BATCH_MESSAGES),
         "tasks": str(spark.sparkContext.defaultParallelism),
@@ -160,8 +162,10 @@ def spread(whole: Sequence[Range], tasks: int) -> list[list[Range]]:
 
 
 def _typed(settings: str, password: str) -> KafkaSettings | DebeziumSettings:
-    kind = DebeziumSettings if json.loads(settings)["kind"] == "debezium" else KafkaSettings
-    return kind.model_validate_json(settings).model_copy(update={"password": Secret(password)})
+    told = json.loads(settings)
+    kind = DebeziumSettings if told["kind"] == "debezium" else KafkaSettings
+    own, of_key = (Secret(each) for each in json.loads(password))
+    return kind.model_validate({**told, "password": own, "key_password": of_key})
 
 
 @cache

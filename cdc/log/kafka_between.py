@@ -1,0 +1,34 @@
+"""What lies between two places of a log in Kafka."""
+
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_position import Extent, Place
+from cdc.log.kafka_ranges import Range
+from cdc.log.kafka_topics import refuse_changed
+
+
+def distance(after: Place, until: Place) -> int:
+    """How many offsets lie between two places: at least the number of rows."""
+    return sum(item.end - (item.start or 0) for item in ranges(after, until))
+
+
+def ranges(after: Place, until: Place) -> list[Range]:
+    """What to read to come from one place to another.
+
+    A topic that `after` does not know was made later, so its offset 0 must still be there; before the very first
+    place, whatever is kept will do.
+    """
+    found = []
+    for topic, extent in until.topics.items():
+        known = after.topics.get(topic, Extent(extent.id, (0,) * len(extent.ends)))
+        for partition, (start, end) in enumerate(zip(known.ends, extent.ends, strict=True)):
+            if start < end:
+                found.append(Range(topic, partition, None if after.marker < 0 else start, end))
+    return found
+
+
+def check(cluster: Cluster, after: Place, until: Place) -> None:
+    """The topics of both places must be the ones that the cluster has: same id, same partitions."""
+    found = cluster.admin.topics(list(until.topics)) if until.topics else {}
+    for place in (after, until):
+        for name, extent in place.topics.items():
+            refuse_changed(name, extent, found.get(name))

@@ -1,0 +1,71 @@
+"""Registered readers of a log in Kafka: how far each is, in a compacted topic keyed by the reader's name."""
+
+import json
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_position import EPOCH, Place
+from cdc.log.kafka_tail import Tail
+from cdc.model import Lsn
+from cdc.ports import Consumer, Lag, Offset
+
+
+class Positions:
+    """Consumers' positions in a compacted topic, keyed by the consumer's name."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._topic = cluster.settings.system_topic("consumers")
+        self._tail = Tail(cluster, self._topic, transactional=False)
+        self._known: dict[str, Consumer] = {}
+        self._lock = threading.RLock()
+
+    def all(self) -> Sequence[Consumer]:
+        """Every registered reader by name."""
+        with self._lock:
+            self._catch_up()
+            return [self._known[name] for name in sorted(self._known)]
+
+    def commit(self, name: str, reached: Lsn, offset: Offset) -> None:
+        """Move a reader forward; never back."""
+        with self._lock:
+            self._catch_up()
+            known = self._known.get(name)
+            if known is not None and known.reached >= reached:
+                return
+            now = datetime.now(UTC)
+            data = {"offset": offset, "reached": reached, "at": now.isoformat()}
+            self._cluster.publish(self._topic, name.encode(), json.dumps(data).encode())
+            self._known[name] = Consumer(name, offset, reached, now)
+
+    def forget(self, name: str) -> None:
+        """Remove a reader."""
+        with self._lock:
+            self._cluster.publish(self._topic, name.encode(), None)
+            self._known.pop(name, None)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._tail.close()
+
+    def _catch_up(self) -> None:
+        for message in self._tail.drain():
+            name = message.key.decode()
+            if message.value is None:
+                self._known.pop(name, None)
+                continue
+            data = json.loads(message.value)
+            at = datetime.fromisoformat(data["at"])
+            self._known[name] = Consumer(name, Offset(data["offset"]), Lsn(data["reached"]), at)
+
+
+def lag_of(consumer: Consumer, places: Sequence[Place]) -> Lag:
+    """How far a consumer is behind the last of these places."""
+    read = Place.of(consumer.offset).marker
+    unread = [place for place in places if place.marker > read and place.end > consumer.reached]
+    head = places[-1].end if places else consumer.reached
+    now = (datetime.now(UTC) - EPOCH).total_seconds()
+    seconds = max(now - unread[0].newest / 1e6, 0.0) if unread and unread[0].newest else 0.0
+    return Lag(consumer.name, max(head - consumer.reached, 0), len(unread), seconds)
