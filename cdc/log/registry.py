@@ -8,10 +8,13 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-from cdc.config import LogSettings, Settings
 from cdc.errors import ConfigError
 from cdc.ports import LogReader, LogWriter
+
+if TYPE_CHECKING:  # pydantic is a fifth of a second that each of Spark's workers would spend on it
+    from cdc.config import LogSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,9 @@ class LogKind:
     """One kind of log: its name in the pipeline file, its settings, and how it is opened."""
 
     name: str
-    settings: type[LogSettings]
-    open_writer: Callable[[Settings], LogWriter]
-    open_reader: Callable[[Settings], LogReader]
+    settings: "type[LogSettings]"
+    open_writer: "Callable[[Settings], LogWriter]"
+    open_reader: "Callable[[Settings], LogReader]"
 
 
 @cache
@@ -38,22 +41,22 @@ def kinds() -> Mapping[str, LogKind]:
     return found
 
 
-def settings_kinds() -> Mapping[str, type[LogSettings]]:
+def settings_kinds() -> Mapping[str, "type[LogSettings]"]:
     """What `cdc.pipeline_file.load` needs to check the `log` section."""
     return {name: kind.settings for name, kind in kinds().items()}
 
 
-def open_writer(settings: Settings) -> LogWriter:
+def open_writer(settings: "Settings") -> LogWriter:
     """The one writer of the configured log. Raises LogFenced while another process has it."""
     return _kind(settings).open_writer(settings)
 
 
-def open_reader(settings: Settings) -> LogReader:
+def open_reader(settings: "Settings") -> LogReader:
     """A reader of the configured log; works before the writer has ever run."""
     return _kind(settings).open_reader(settings)
 
 
-def _kind(settings: Settings) -> LogKind:
+def _kind(settings: "Settings") -> LogKind:
     name = settings.log.kind
     if name not in kinds():
         raise ConfigError(f"log.kind {name!r} is not known.", f"Known kinds: {', '.join(sorted(kinds()))}.")
