@@ -50,7 +50,7 @@ def test_a_dead_store_does_not_stop_the_others_nor_does_a_huge_transaction_and_s
         {"kind": "opensearch", "url": "http://127.0.0.1:1", "name": "dead"},
     )
     client = redis.Redis.from_url(redis_url)
-    wait_until(lambda: client.get("public.items:1"), 90, "the first row")
+    wait_until(lambda: client.get("public.items:1"), 180, "the first row")
     filled_log.append([row(1, 20, "two"), row(2, 21, "other")])
     wait_until(lambda: json.loads(client.get("public.items:1") or b"{}").get("label") == "two", 30)
     huge = filled_log.append([row(key, 30, "x" * 50_000) for key in range(3, 6003)])  # 300 MB
@@ -72,9 +72,9 @@ def test_a_kill_anywhere_in_a_batch_repeats_it_without_effect(
     for version, point in enumerate(("sink.before_apply", "sink.mid_batch", "sink.after_apply"), 1):
         end = filled_log.append([row(1, 10 * version, point), row(2, 10 * version + 1, point)])
         victim = start({"kind": "redis", "url": redis_url}, env={"MILLRACE_FAIL": f"{point}:kill"})
-        assert victim.wait(90) == -9
+        assert victim.wait(180) == -9
     start({"kind": "redis", "url": redis_url})
-    wait_until(lambda: [item.reached for item in filled_log.reader.consumers()] == [end], 90)
+    wait_until(lambda: [item.reached for item in filled_log.reader.consumers()] == [end], 180)
     client = redis.Redis.from_url(redis_url)
     assert [client.get(f"public.items:{key}") for key in (1, 2)] == [
         b'{"id":1,"label":"sink.after_apply"}',
