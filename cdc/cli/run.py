@@ -3,14 +3,19 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_sink, print_json, print_table
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    from cdc.config import Settings
 
 
 def run(
@@ -32,33 +37,60 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Example: millrace status --json
     """
-    from cdc.service import status as files
-    from cdc.service.health import nested, reasons
     from cdc.service.part import settings_from
-    from cdc.service.reached import Positions
 
-    settings = settings_from(config)
-    capture, apply = files.read(settings.state, "capture"), files.read(settings.state, "apply")
+    facts = _facts(settings_from(config))
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts)
+    if not facts["ready"]:
+        raise typer.Exit(1)
+
+
+def _facts(settings: "Settings") -> dict[str, Any]:
+    from cdc.service import pauses
+    from cdc.service import status as files
+    from cdc.service.health import SILENT_AFTER, Reason, reasons
+    from cdc.service.reached import Positions
+    from cdc.service.reload import daemon_pid
+
+    daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
     positions = Positions(settings)
     head, reached = positions.head(), positions.reached()
-    names = tuple(sink.name for sink in settings.sinks)
-    troubles = reasons(capture, apply, names, datetime.now(UTC))
-    if as_json:
-        applied = {name: format_lsn(lsn) for name, lsn in reached.items()}
-        wrong = [{"part": item.part, "message": item.message, "remedy": item.remedy} for item in troubles]
-        facts = {"ready": not troubles, "reasons": wrong, "log": format_lsn(head), "reached": applied}
-        print_json({**facts, "capture": capture, "apply": apply})
-    else:
-        OUT.print(f"capture: {capture.get('state', 'not running')}, log at {format_lsn(head)}")
-        rows = []
-        for name in names:
-            lag = f"{max(0, head - reached[name]):,} bytes behind" if reached[name] else "not started"
-            rows.append((name, nested(apply, "sinks", name).get("state", "not running"), lag))
-        print_table(("sink", "state", "lag"), rows)
-        for item in troubles:
-            OUT.print(f"! {item.part}: {item.message} {item.remedy}", markup=False)
-    if troubles:
-        raise typer.Exit(1)
+    troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
+    if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
+        troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
+    return {
+        "ready": not troubles,
+        "reasons": [asdict(item) for item in troubles],
+        "log": format_lsn(head),
+        "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},
+        "behind_bytes": {name: max(0, head - lsn) if lsn else None for name, lsn in reached.items()},
+        "paused": pauses.read(settings.state).facts(),
+        "daemon": daemon,
+        "capture": capture,
+        "apply": apply,
+    }
+
+
+def _print(facts: Mapping[str, Any]) -> None:
+    from cdc.service.health import nested
+
+    capture = facts["capture"]
+    OUT.print(f"capture: {capture.get('state', 'not running')}, log at {facts['log']}")
+    if exact := capture.get("history_exact_from"):
+        OUT.print(f"history: exact from {exact} on")
+    rows = []
+    for name, behind in facts["behind_bytes"].items():
+        lag = "not started" if behind is None else f"{behind:,} bytes behind"
+        rows.append((name, nested(facts["apply"], "sinks", name).get("state", "not running"), lag))
+    print_table(("sink", "state", "lag"), rows)
+    for name, part in nested(facts["daemon"], "parts").items():
+        if isinstance(part, Mapping) and part.get("restarts"):
+            OUT.print(f"{name}: started again {part['restarts']} time(s), last: {part.get('last_exit')}", markup=False)
+    for item in facts["reasons"]:
+        OUT.print(f"! {item['part']}: {item['message']} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
 
 
 def wait(

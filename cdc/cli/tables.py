@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cdc.cli.screen import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table
+from cdc.errors import MillraceError
 
 if TYPE_CHECKING:
     from cdc.config import Settings
@@ -76,6 +77,8 @@ def _lags(settings: "Settings") -> "Lags":
     captured = [str(table.name) for table in settings.source.tables]
     sinks = {sink.name: [str(name) for name in sink.tables] or captured for sink in settings.sinks}
     capture = status.read(settings.state, "capture")
+    if not capture:
+        raise MillraceError(f"No pipeline has run yet on {settings.state}.", "Start it: millrace run")
     lags = Lags()
     lags.look(Moment(time.time(), capture, positions.head(), positions.reached(), sinks))
     return lags

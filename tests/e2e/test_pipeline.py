@@ -82,3 +82,32 @@ def test_every_process_may_be_killed_and_the_stores_end_equal(
     pipeline.settle()
     pipeline.assert_equal()
     assert daemon.terminate(60) == 0
+
+
+def test_every_store_may_be_down_at_the_start_and_each_comes_when_it_can(
+    pipeline: Pipeline, postgres_server: PostgresServer, redis_server: LocalServer, opensearch_server: LocalServer
+) -> None:
+    for server in (postgres_server, redis_server, opensearch_server):
+        server.stop()
+    daemon = pipeline.start()
+    address = f"http://127.0.0.1:{pipeline.settings.http.port}"
+
+    def reasons() -> str:
+        try:
+            return httpx.get(f"{address}/readyz", trust_env=False).text
+        except httpx.HTTPError:
+            return ""
+
+    for part in ("capture", "sink redis", "sink opensearch"):
+        wait_until(lambda: f'"{part}"' in reasons(), 120, f"{part} among the reasons")  # noqa: B023
+    assert daemon.running()
+    assert httpx.get(f"{address}/livez", trust_env=False).status_code == 200
+    postgres_server.start()
+    wait_until(lambda: '"capture"' not in reasons(), 120, "capture at work without the other stores")
+    redis_server.start()
+    wait_until(lambda: '"sink redis"' not in reasons(), 120, "Redis at work without the search")
+    assert '"sink opensearch"' in reasons()
+    opensearch_server.start()
+    pipeline.settle()
+    pipeline.assert_equal()
+    assert daemon.terminate(60) == 0
