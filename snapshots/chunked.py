@@ -11,12 +11,15 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import psycopg
+
 from cdc.capture import slot
-from cdc.capture.connect import connect
+from cdc.capture.connect import Connection, connect
 from cdc.capture.events import LogicalMessage
 from cdc.capture.transactions import Large
 from cdc.config import Settings
@@ -35,6 +38,7 @@ from snapshots.rows import Stamp, log_rows, truncation
 from snapshots.windows import Pending, Windows
 
 _RETRY_SECONDS = 2.0
+_CANCEL_SECONDS = 5.0
 _KEPT = 20
 _log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Backfills:
         self._windows = Windows()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
+        self._busy: tuple[str, Connection | None] = ("", None)
         self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
         if self._interrupted and not any(job.automatic and not job.fresh for job in self._jobs.values()):
             self._conclude(log)
@@ -97,8 +102,17 @@ class Backfills:
         with self._changed:
             self._changed.notify_all()
         self._windows.lose()
+        self._interrupt()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _interrupt(self, identity: str = "") -> None:
+        """Cut short the query of this backfill, or of whichever runs: a condition may take hours for a single chunk."""
+        with self._changed:
+            busy, connection = self._busy
+        if connection is not None and identity in (busy, ""):
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def facts(self) -> list[dict[str, object]]:
         """Every open backfill and the last few that have ended, for the status."""
@@ -162,7 +176,11 @@ class Backfills:
 
     def _steered(self, verb: str, identity: str) -> list[Job]:
         chosen = [job for job in self._jobs.values() if identity in (job.id, "all")]
-        return [after for job in chosen if (after := job.steered(verb)) != job]
+        steered = [after for job in chosen if (after := job.steered(verb)) != job]
+        for job in steered:
+            if job.state is State.CANCELLED:  # it cannot come back, so nothing that is wanted is cut short
+                threading.Thread(target=self._interrupt, args=(job.id,), daemon=True).start()
+        return steered
 
     def _merged(self, pending: Pending | None, lsn: Lsn) -> Sequence[Entry]:
         """The chunk's rows at the place of its high mark, and its mark, in one entry."""
@@ -214,17 +232,29 @@ class Backfills:
 
     def _attempt(self, job: Job) -> None:
         try:
-            with connect(self._settings.source, "millrace backfill") as connection:
+            with connect(self._settings.source, "millrace backfill") as connection, self._at_work(job, connection):
                 reader = TableReader(
                     connection, self._settings.source, self._schemas, self._windows, self._clock, secret=self._secret
                 )
                 reader.read(job, self._pace(job.id), self._wanted)
         except MillraceError as error:
+            if self._wanted(job.id) is None:
+                return
             if error.transient:
                 _log.warning("Backfill of %s: %s", job.request.table, error)
                 self._stop.wait(_RETRY_SECONDS)
             else:
                 self._fail(job, error)
+
+    @contextmanager
+    def _at_work(self, job: Job, connection: Connection) -> Iterator[None]:
+        with self._changed:
+            self._busy = (job.id, connection)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = ("", None)
 
     def _wanted(self, identity: str) -> Job | None:
         """The backfill as it stands now, as long as it is to go on."""

@@ -4,16 +4,13 @@ The request goes through the source's WAL, so it is obeyed by whichever process 
 """
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cdc.cli.backfill_progress import HEADINGS, Facts, listed, screen
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import TableId
@@ -22,18 +19,19 @@ from snapshots.requests import Request, ask, steer
 if TYPE_CHECKING:
     from cdc.config import Settings
 
-Facts = dict[str, Any]
 _ENDED = ("done", "failed", "cancelled")
 _STALE_SECONDS = 15.0
+_STEER_SECONDS = 10.0
+_STEERED = {"pause": ("paused", *_ENDED), "resume": ("running", *_ENDED), "cancel": ("cancelled", "done")}
 
 
 def backfill(
     table: Annotated[str, typer.Argument(help="schema.name; leave it out to list the backfills.")] = "",
     *,
     config: ConfigOption = DEFAULT_CONFIG,
-    where: Annotated[str, typer.Option(help="SQL condition over the table's columns.")] = "",
-    since: Annotated[str, typer.Option(help="COLUMN=VALUE: only rows from this value on.")] = "",
-    keys: Annotated[str, typer.Option(help='Only these keys: 1,2,3 or JSON such as [[1,"a"],[2,"b"]].')] = "",
+    where: Annotated[str | None, typer.Option(help="SQL condition over the table's columns.")] = None,
+    since: Annotated[str | None, typer.Option(help="COLUMN=VALUE: only rows from this value on.")] = None,
+    keys: Annotated[str | None, typer.Option(help='Only these keys: 1,2,3 or JSON such as [[1,"a"],[2,"b"]].')] = None,
     pause: Annotated[str, typer.Option(help="Pause the backfill with this id, or all.")] = "",
     resume: Annotated[str, typer.Option(help="Go on with the backfill with this id, or all.")] = "",
     cancel: Annotated[str, typer.Option(help="Give up the backfill with this id, or all.")] = "",
@@ -48,9 +46,11 @@ def backfill(
 
     settings = settings_from(config)
     steering = {"pause": pause, "resume": resume, "cancel": cancel}
-    for verb, identity in steering.items():
-        if identity:
-            _send(settings, steer(verb, identity))
+    steered = [job for verb, identity in steering.items() if identity for job in _steer(settings, verb, identity)]
+    if as_json and not table and steered:
+        print_json(steered)
+    for job in () if as_json else steered:
+        OUT.print(f"Backfill {job['id']} of {job['table']} is {job['state']}.", markup=False)
     if table:
         _read_again(settings, _request(table, where, since, keys), wait, as_json)
     elif not any(steering.values()):
@@ -76,15 +76,21 @@ def _read_again(settings: "Settings", request: Request, wait: bool, as_json: boo
         )
 
 
-def _request(table: str, where: str, since: str, keys: str) -> Request:
+def _request(table: str, where: str | None, since: str | None, keys: str | None) -> Request:
+    """Raises ConfigError. The trap: a choice that is empty, perhaps by a script's mistake, must not mean every row."""
     try:
         name = TableId.parse(table)
     except ValueError as error:
         raise ConfigError(f"{error}.") from None
-    column, equals, value = since.partition("=")
-    if since and not (equals and column):
+    column, equals, value = (since or "").partition("=")
+    if since is not None and not (equals and column):
         raise ConfigError(f"--since {since!r} is not COLUMN=VALUE.", "For instance: --since updated_at=2026-01-01")
-    return Request(name, where, (column, value) if since else None, _keys(keys))
+    if where is not None and not where.strip():
+        raise ConfigError("--where is empty.", "Leave it out to read the whole table.")
+    listed = _keys(keys or "")
+    if keys is not None and not listed:
+        raise ConfigError("--keys names no key.", "Leave it out to read the whole table.")
+    return Request(name, where or "", (column, value) if since is not None else None, listed)
 
 
 def _keys(text: str) -> tuple[tuple[str, ...], ...]:
@@ -106,71 +112,67 @@ def _send(settings: "Settings", message: str) -> str:
         return f"{say(connection, message):X}"
 
 
+def _steer(settings: "Settings", verb: str, identity: str) -> list[Facts]:
+    """Pause, resume or cancel, and see that it is obeyed. Raises ConfigError where there is no such backfill."""
+    chosen = {job["id"] for job in _backfills(settings) if identity in (job["id"], "all" if _open(job) else "")}
+    if not chosen and identity != "all":
+        raise ConfigError(f"There is no backfill {identity}.", "List them with: millrace backfill")
+    _send(settings, steer(verb, identity))
+    deadline = time.monotonic() + _STEER_SECONDS
+    while True:
+        meant = [job for job in _backfills(settings) if job["id"] in chosen]
+        if all(job["state"] in _STEERED[verb] for job in meant):
+            return meant
+        if time.monotonic() > deadline:
+            raise MillraceError(
+                f"Asked to {verb} backfill {identity}, but the pipeline has not answered.",
+                "It obeys when it runs. See: millrace status",
+            )
+        time.sleep(0.2)
+
+
+def _open(job: Facts) -> bool:
+    return job["state"] in ("running", "paused")
+
+
 def _follow(settings: "Settings", identity: str, quiet: bool) -> Facts:
-    """Show the progress until the backfill has ended."""
+    """Show the progress until the backfill has ended; to stop looking does not stop it."""
     from cdc.service import status
 
-    with _screen(quiet) as show:
-        while True:
-            seen = status.read(settings.state, "capture")
-            facts = next((job for job in _backfills(seen) if job["id"] == identity), None)
-            if facts is not None:
-                show(facts)
-                if facts["state"] in _ENDED:
-                    return facts
-            if status.age(seen, datetime.now(UTC)) > _STALE_SECONDS:
-                raise MillraceError(
-                    f"The pipeline does not run; backfill {identity} begins when it does.", "Start it: millrace run"
-                )
-            time.sleep(0.2)
+    try:
+        with screen(quiet) as show:
+            while True:
+                facts = next((job for job in _backfills(settings) if job["id"] == identity), None)
+                if facts is not None:
+                    show(facts)
+                    if facts["state"] in _ENDED:
+                        return facts
+                if status.age(status.read(settings.state, "capture"), datetime.now(UTC)) > _STALE_SECONDS:
+                    raise MillraceError(
+                        f"The pipeline does not run; backfill {identity} begins when it does.", "Start it: millrace run"
+                    )
+                time.sleep(0.2)
+    except KeyboardInterrupt:
+        raise MillraceError(
+            f"Backfill {identity} goes on without you.", f"To end it: millrace backfill --cancel {identity}"
+        ) from None
 
 
-def _backfills(seen: dict[str, object]) -> list[Facts]:
-    found = seen.get("backfills")
+def _backfills(settings: "Settings") -> list[Facts]:
+    from cdc.service import status
+
+    found = status.read(settings.state, "capture").get("backfills")
     return found if isinstance(found, list) else []
-
-
-@contextmanager
-def _screen(quiet: bool) -> Iterator[Callable[[Facts], None]]:
-    """A bar in a terminal, a line per change in a pipe, nothing when JSON is wanted."""
-    if quiet:
-        yield lambda facts: None
-    elif OUT.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=OUT) as progress:
-            task = progress.add_task("waiting", total=None)
-            yield lambda facts: progress.update(
-                task, description=_said(facts), completed=facts["rows"], total=facts.get("estimate") or None
-            )
-    else:
-        yield _Lines().show
-
-
-class _Lines:
-    """Plain lines, each said once."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def show(self, facts: Facts) -> None:
-        line = f"{_said(facts)}: {facts['rows']} rows"
-        if line != self._last:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
-            self._last = line
-
-
-def _said(facts: Facts) -> str:
-    waiting = f", waiting for {facts['waiting']}" if facts.get("waiting") else ""
-    return f"{facts['table']} {facts['state']}{waiting}"
 
 
 def _list(settings: "Settings", as_json: bool) -> None:
     from cdc.service import status
 
-    found = _backfills(status.read(settings.state, "capture"))
+    found = _backfills(settings)
     if as_json:
         print_json(found)
         return
-    names = ("id", "table", "state", "rows", "estimate", "rows_per_second", "eta_seconds", "reason")
-    print_table([name.replace("_", " ") for name in names], [[job.get(name, "") for name in names] for job in found])
+    print_table(HEADINGS, [listed(job) for job in found])
+    if OUT.is_terminal:
+        exact = status.read(settings.state, "capture").get("history_exact_from")
+        OUT.print(f"The log's history is exact from {exact} on." if exact else "The log's history is not exact yet.")

@@ -1,7 +1,13 @@
 """`millrace backfill` against a running capture process, as a person or a script would use it."""
 
+import contextlib
 import json
+import os
+import pty
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +18,8 @@ from cdc.cli import main
 from cdc.errors import ConfigError
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, RunProgram, wait_until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -70,14 +78,76 @@ def test_a_failed_backfill_has_exit_code_one_and_its_reason(
         (("items",), "is not a table"),
         (("public.items", "--since", "id"), "is not COLUMN=VALUE"),
         (("public.items", "--keys", "[1"), "--keys is not valid JSON"),
+        (("public.items", "--keys", ""), "--keys names no key"),
+        (("public.items", "--where", " "), "--where is empty"),
+        (("public.items", "--since", ""), "is not COLUMN=VALUE"),
+        (("--pause", "1A2B"), "There is no backfill 1A2B"),
     ],
-    ids=["table", "name", "since", "keys"],
+    ids=["table", "name", "since", "keys", "no-keys", "no-condition", "no-since", "id"],
 )
 def test_a_wrong_request_is_refused_before_it_is_sent(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     config = tmp_path / "millrace.yaml"
     config.write_text(yaml.safe_dump({"source": {"port": 1, "tables": ["public.items"]}}))
     with pytest.raises(ConfigError, match=re.escape(said)):
         main.app(["backfill", *arguments, "--config", str(config)], standalone_mode=False)
+
+
+SLOWLY = ("--where", "pg_sleep(2) is not null")
+
+
+def test_a_backfill_is_paused_resumed_and_cancelled_by_its_id(
+    captured: tuple[Rig, Program], run_program: RunProgram
+) -> None:
+    """Neither the next backfill nor the end of the process waits for the query of one that nobody wants."""
+    rig, program = captured
+    command(run_program, rig, "public.items", *SLOWLY, "--no-wait")
+    wait_until(lambda: [job["state"] for job in rig.status().get("backfills", [])] == ["running"], 30, "it runs")
+    (job,) = rig.status()["backfills"]
+    for verb, state in (("--pause", "paused"), ("--resume", "running"), ("--cancel", "cancelled")):
+        done = command(run_program, rig, verb, job["id"] if verb != "--resume" else "all")
+        assert (done.wait(), done.said()) == (0, f"Backfill {job['id']} of public.items is {state}.\n")
+    listed = command(run_program, rig).said().split("\t")
+    assert listed[:4] == [job["id"], "public.items", "cancelled", "0"]
+    assert command(run_program, rig, "public.items", "--keys", "1").wait() == 0
+    assert program.terminate(20) == 0
+
+
+def test_whoever_stops_looking_is_told_that_the_backfill_goes_on(
+    captured: tuple[Rig, Program], run_program: RunProgram
+) -> None:
+    rig, _ = captured
+    config = str(rig.state.parent / "millrace.yaml")
+    program = run_program("-m", "cdc.cli.main", "backfill", "public.items", *SLOWLY, "--config", config)
+    wait_until(lambda: "public.items running" in program.said(), 30, "its first line")
+    program.send(signal.SIGINT)
+    assert program.wait(30) == 1
+    assert "goes on without you" in program.said() and "--cancel" in program.said()
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_time_left(captured: tuple[Rig, Program]) -> None:
+    rig, _ = captured
+    rig.database.execute("insert into items select g, 'v' from generate_series(1000, 60000) g", "analyze items")
+    config = str(rig.state.parent / "millrace.yaml")
+    arguments = [sys.executable, "-m", "cdc.cli.main", "backfill", "public.items", "--config", config]
+    shown = on_a_terminal(arguments)
+    assert "public.items done" in shown and "59,301 rows" in shown
+    assert "━" in shown
+    assert re.search(r"[\d,]+ of about 59,301 rows, [\d,]+ rows/s, \d:\d\d:\d\d left", shown)
+
+
+def on_a_terminal(arguments: list[str]) -> str:
+    """What a program writes when its output is a terminal of 140 columns."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "140", "TERM": "xterm"}
+    with subprocess.Popen(arguments, stdin=its, stdout=its, stderr=its, env=environment, cwd=ROOT) as child:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while data := os.read(ours, 65536):
+                shown += data
+        os.close(ours)
+        assert child.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
 
 
 def test_a_request_made_while_nobody_captures_is_obeyed_at_the_next_start(
