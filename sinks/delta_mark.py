@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from cdc.failpoint import reached
 from sinks.delta_changes import STORED_ROW_MISSING, Changes, sorted_by
 from sinks.delta_images import no_values
 from sinks.delta_json import AnyArray
@@ -211,6 +212,7 @@ class Marker:
         actions += [{"add": add} for add in (*new, *named.values()) if add is not None]
         actions += [{"txn": {"appId": one.app_id, "version": one.version}} for one in own.app_transactions or ()]
         version = table.version() + 1
+        reached("delta.before_mark")
         commit(self._folder, version, "MERGE", actions, dict(own.custom_metadata or {}))
         self._follow(table)
         self._gone |= {path: (_identity(add), marked[path]) for path, add in named.items() if add is not None}

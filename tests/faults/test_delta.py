@@ -16,7 +16,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta, delta_store, delta_write
+from sinks import delta, delta_mark, delta_store, delta_write
 from sinks.context import SinkContext
 from sinks.delta_changes import changes
 from tests.fix_servers import MakeDisk
@@ -75,7 +75,17 @@ def test_a_kill_before_the_commit_leaves_nothing_behind_that_is_seen(tmp_path: P
     assert sink.stored(ITEMS).num_rows == 100
 
 
-def test_compaction_vacuum_and_a_second_writer_beside_the_stream_lose_nothing(tmp_path: Path) -> None:
+@pytest.fixture(params=["copies", "marks"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How changed rows are replaced: by copying files, or by deletion vectors."""
+    if request.param == "marks":
+        monkeypatch.setattr(delta_mark, "LEAST_REGION", 0)
+        monkeypatch.setattr(delta_mark, "LEAST_RATIO", 0)
+        monkeypatch.setattr(delta_mark, "SMALL_FILES", 4)
+    return str(request.param)
+
+
+def test_compaction_vacuum_and_a_second_writer_beside_the_stream_lose_nothing(tmp_path: Path, way: str) -> None:
     sink = opened(tmp_path)
     sink.prepare(ITEMS)
     sink.apply(numbers(range(200), 5))
@@ -109,7 +119,35 @@ def test_compaction_vacuum_and_a_second_writer_beside_the_stream_lose_nothing(tm
     found = labels(sink)
     assert sorted(found) == list(range(300))
     assert found[50] == "own 50" and found[150] == "rival 150" and found[250] == "rival 250"
-    assert DeltaTable(tmp_path / "public.items").to_pyarrow_table().num_rows == 300, "no key is stored twice"
+    assert sink.stored(ITEMS).num_rows == 300, f"{way}: no key is stored twice"
+
+
+def test_metadata_that_others_change_beside_the_stream_stops_nothing(tmp_path: Path, way: str) -> None:
+    """Properties and columns of the table are changed by somebody else between our look and our commit."""
+    sink = opened(tmp_path)
+    sink.prepare(ITEMS)
+    sink.apply(numbers(range(200), 5))
+    done = threading.Event()
+
+    def alter() -> int:
+        rounds = 0
+        while not done.wait(0.05):
+            table = DeltaTable(tmp_path / "public.items")
+            try:
+                table.alter.set_table_properties({"delta.logRetentionDuration": f"interval {rounds + 24} hours"})
+                rounds += 1
+            except (CommitFailedError, DeltaError):
+                continue
+        return rounds
+
+    with ThreadPoolExecutor(1) as pool:
+        altering = pool.submit(alter)
+        for version in range(10, 30):
+            _until_not_busy(sink, numbers(range(version, 200, 7), version, f"v{version}"))
+        done.set()
+        assert altering.result(timeout=60) > 0
+    newest = {number: version for version in range(10, 30) for number in range(version, 200, 7)}
+    assert labels(sink) == {n: f"v{newest[n]} {n}" if n in newest else f"x {n}" for n in range(200)}, way
 
 
 def _until_not_busy(sink: delta.DeltaSink, given: Batch) -> None:
@@ -223,7 +261,7 @@ def test_a_foreign_append_is_kept_and_the_stream_goes_on(tmp_path: Path) -> None
     assert sorted(labels(sink)) == [*range(12), 77]
 
 
-def test_maintenance_beside_the_stream_loses_no_change(tmp_path: Path) -> None:
+def test_maintenance_beside_the_stream_loses_no_change(tmp_path: Path, way: str) -> None:
     sink = opened(tmp_path)
     sink.prepare(ITEMS)
     sink.apply(numbers(range(500), 5))
@@ -244,7 +282,23 @@ def test_maintenance_beside_the_stream_loses_no_change(tmp_path: Path) -> None:
         assert caring.result(timeout=60) > 0
     newest = {number: version for version in range(10, 40) for number in range(version, 500, 7)}
     expected = {number: f"v{newest[number]} {number}" if number in newest else f"x {number}" for number in range(500)}
-    assert labels(sink) == expected
+    assert labels(sink) == expected, way
+
+
+def test_a_kill_of_a_marking_writer_leaves_the_table_whole(tmp_path: Path) -> None:
+    """Killed with its new rows written aside and its commit not made: nobody sees them, and the batch goes through."""
+    script = SCRIPT + "sink.apply(numbers(range(0, 100, 9), 6, 'new'))\n"
+    patch = "from sinks import delta_mark\ndelta_mark.LEAST_REGION = delta_mark.LEAST_RATIO = 0\n"
+    environment = {**os.environ, "MILLRACE_FAIL": "delta.before_mark:kill"}
+    command = [sys.executable, "-c", patch + script, str(tmp_path)]
+    killed = subprocess.run(command, env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    sink = opened(tmp_path)
+    assert set(labels(sink).values()) == {f"x {number}" for number in range(100)}
+    again = subprocess.run(command, env={**os.environ}, timeout=60, check=False)
+    assert again.returncode == 0
+    assert sum(label.startswith("new") for label in labels(sink).values()) == 12
+    assert sink.stored(ITEMS).num_rows == 100
 
 
 def test_a_writer_that_slept_through_a_clean_up_of_the_log_wakes_up(tmp_path: Path) -> None:

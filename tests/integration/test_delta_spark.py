@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,3 +104,25 @@ def test_two_tables_in_one_session_keep_their_commits_apart(
         assert newest["userMetadata"] == f"millrace.lsn={21 + offset}"
     assert spark.conf.get("spark.databricks.delta.commitInfo.userMetadata", "unset") == "unset"
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", "unset") == "unset"
+
+
+def test_two_queries_that_merge_in_one_session_at_once_skip_no_batch(
+    spark: "SparkSession", open_sink: Open, tmp_path: Path
+) -> None:
+    """Each has batches of its own numbering; a setting shared by the session would have Delta skip the other's."""
+    columns = (Column("id", INT4, key=True), Column("label", TEXT))
+
+    def run(name: str) -> list[object]:
+        schema = TableSchema(TableId("public", name), columns, 1)
+        sink = open_sink()
+        sink.prepare(schema)
+        for number in range(3):
+            row = change("u", '{"id":1}', 10 + number, f'{{"id":1,"label":"{name} {number}"}}', table=f"public.{name}")
+            new = change("u", f'{{"id":{5 + number}}}', 10 + number, f'{{"id":{5 + number},"label":"n"}}')
+            sink.apply(batch(schema, [row, new]))
+        return sink.stored(schema)["label"].to_pylist()
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(run, ("items", "other"))
+    assert first == ["items 2", "n", "n", "n"]
+    assert second == ["other 2", "n", "n", "n"]
