@@ -71,14 +71,15 @@ def _of_table(rows: int, batches: Sequence[int], runs: int, folder: Path | None)
                 taken = []
                 for _ in range(runs):
                     version += 1
-                    taken.append(_apply(sink, _batch(_keys(kind, rows, size, random), version)))
-                found[str(size)] = _median(taken, size)
+                    taken.append(_apply(sink, batch_of(keys_of(kind, rows, size, random), version)))
+                found[str(size)] = median_of(taken, size)
         return costs
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _keys(kind: str, rows: int, size: int, random: np.random.Generator) -> Ints:
+def keys_of(kind: str, rows: int, size: int, random: np.random.Generator) -> Ints:
+    """The keys of a batch: the highest ones, or some from all over the table."""
     if kind == "recent":
         return np.arange(max(0, rows - size), rows)
     return random.choice(rows, min(size, rows), replace=False)
@@ -90,7 +91,8 @@ def _apply(sink: delta.DeltaSink, batch: Batch) -> tuple[float, float]:
     return time.monotonic() - wall, time.process_time() - cpu
 
 
-def _median(taken: Sequence[tuple[float, float]], size: int) -> dict[str, float]:
+def median_of(taken: Sequence[tuple[float, float]], size: int) -> dict[str, float]:
+    """Of pairs of wall time and CPU."""
     wall, cpu = (statistics.median(one[part] for one in taken) for part in (0, 1))
     return {"seconds": round(wall, 3), "cpu_us_per_change": round(cpu / size * 1e6, 1)}
 
@@ -122,7 +124,7 @@ def _rows(ids: Ints, schema: pa.Schema) -> pa.Table:
     return pa.table(whole).cast(schema)
 
 
-def _batch(ids: Ints, version: int) -> Batch:
+def batch_of(ids: Ints, version: int) -> Batch:
     """Whole rows as JSON images, made column by column."""
     key = _joined('{"id":', _text(ids), "}")
     after = _joined(

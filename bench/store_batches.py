@@ -1,0 +1,122 @@
+"""What a batch costs in Redis and OpenSearch, by its size and by the size of the table.
+
+`measure` gives {store: {table rows: {keys: {changes: {"seconds", "cpu_us_per_change", "server_cpu_us_per_change"}}}}}:
+a whole `apply`, from JSON images to the store's answer, median of some runs. Keys are `recent` (the highest ones) or
+`spread` (random all over the table). The servers are started for it and gone afterwards; OpenSearch runs with the full
+compiler, without the quick start of the tests.
+"""
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench import meter
+from bench.delta_batches import TABLE, Costs, batch_of, keys_of, median_of
+from cdc.ports import Batch, Sink
+from deploy.local.folders import cache_folder
+from deploy.local.opensearch import OpenSearch
+from deploy.local.redis import Redis
+from deploy.local.server import Running, Server
+from deploy.local.servers import Servers
+from sinks.context import SinkContext
+from sinks.opensearch import open_sink as open_opensearch
+from sinks.opensearch_settings import OpenSearchSettings
+from sinks.redis import open_sink as open_redis
+from sinks.redis_settings import RedisSettings
+
+_CHUNK = 50_000
+_CONTEXT = SinkContext(Path("unused"))
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A server, and the sink that writes to it; `prefix` keeps tables of different sizes apart."""
+
+    server: Server
+    open: Callable[[str, str], Sink]
+
+
+STORES: Mapping[str, Store] = {
+    "redis": Store(
+        Redis({"appendonly": "no"}),
+        lambda url, prefix: open_redis(RedisSettings(url=url, prefix=f"{prefix}:"), _CONTEXT),
+    ),
+    "opensearch": Store(
+        OpenSearch(heap="1g", quick=False),
+        lambda url, prefix: open_opensearch(OpenSearchSettings(url=url, prefix=f"{prefix}-", replicas=0), _CONTEXT),
+    ),
+}
+
+
+def measure(
+    tables: Sequence[int], batches: Sequence[int], runs: int = 3, stores: Sequence[str] = tuple(STORES)
+) -> dict[str, dict[str, Costs]]:
+    """Fill each table once, then apply batches of each size to it, small ones first. Ten million rows take Redis three
+    minutes and 5 GB, OpenSearch a quarter of an hour."""
+    return {name: _of_store(STORES[name], tables, batches, runs) for name in stores}
+
+
+def _of_store(store: Store, tables: Sequence[int], batches: Sequence[int], runs: int) -> dict[str, Costs]:
+    found = {}
+    for rows in tables:
+        with _running(store.server) as running:
+            sink = store.open(running.address, f"b{rows}")
+            sink.prepare(TABLE)
+            for start in range(0, rows, _CHUNK):
+                sink.apply(batch_of(np.arange(start, min(rows, start + _CHUNK)), 100))
+            found[str(rows)] = _costs(sink, running.pid, rows, batches, runs)
+            sink.close()
+    return found
+
+
+@contextmanager
+def _running(server: Server) -> Iterator[Running]:
+    home = cache_folder() / "bench-batches"
+    servers = Servers(home, {server.name: server}, tied=True)
+    try:
+        yield servers.up([server.name])[server.name]
+    finally:
+        servers.down()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _costs(sink: Sink, pid: int, rows: int, batches: Sequence[int], runs: int) -> Costs:
+    random = np.random.default_rng(7)
+    costs: Costs = {"recent": {}, "spread": {}}
+    version = 1_000
+    for size in batches:
+        for kind, found in costs.items():
+            taken, served = [], []
+            for _ in range(runs):
+                version += 1
+                wall, ours, theirs = _apply(sink, batch_of(keys_of(kind, rows, size, random), version), pid)
+                taken.append((wall, ours))
+                served.append(theirs)
+            cost = median_of(taken, size)
+            found[str(size)] = {**cost, "server_cpu_us_per_change": round(statistics.median(served) / size * 1e6, 1)}
+    return costs
+
+
+def _apply(sink: Sink, batch: Batch, pid: int) -> tuple[float, float, float]:
+    wall, ours, theirs = time.monotonic(), time.process_time(), meter.cpu_seconds(pid)
+    sink.apply(batch)
+    return time.monotonic() - wall, time.process_time() - ours, meter.cpu_seconds(pid) - theirs
+
+
+def main() -> None:
+    """Print the costs as JSON: python -m bench.store_batches [largest table [store]]."""
+    largest = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    stores = sys.argv[2:] or tuple(STORES)
+    sys.stdout.write(json.dumps(measure((100_000, largest), (10, 1_000, 100_000), stores=stores), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
