@@ -134,7 +134,10 @@ class Lane:
         said = asdict(self.applier.status)
         held = sorted(map(str, self.applier.held))
         reached = format_lsn(self.applier.status.reached)
-        return {**said, "reached": reached, "facts": dict(self.applier.facts), "held": held, "shared": self.aboard}
+        more: dict[str, object] = {"held": held, "shared": self.aboard}
+        if gap := self._gap.gap():
+            more["gap"] = gap.facts()
+        return {**said, "reached": reached, "facts": dict(self.applier.facts), **more}
 
     def _attend(self) -> None:
         """Beside the batches: meet the store while Spark starts, so that an idle sink shows as running, hold and

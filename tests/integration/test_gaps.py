@@ -13,6 +13,7 @@ from cdc.model import ZERO_LSN, format_lsn, parse_lsn
 from cdc.service import status
 from cdc.service.gaps import GapFile
 from cdc.service.health import reasons
+from cdc.service.lanes import Lane
 from tests.fix_log import FilledLog
 from tests.histories import change, table
 
@@ -73,6 +74,20 @@ def test_health_says_so_until_it_is_made_good(pipeline: Settings, trimmed: Fille
     (reason,) = reasons(capture, apply, ("memory",), now)
     assert (reason.part, "lacks the rows of public.items" in reason.message) == ("sink memory", True)
     assert "millrace backfill public.items" in reason.remedy
+
+
+def test_a_running_sink_has_it_in_its_status(pipeline: Settings, trimmed: FilledLog) -> None:
+    lane = Lane(pipeline, pipeline.sinks[0], trimmed.reader, no_spark)
+    try:
+        assert "lacks the rows of public.items" in str(lane.facts()["gap"])
+        tell(pipeline, history_exact_from=format_lsn(parse_lsn("1/0")))
+        assert "gap" not in lane.facts()
+    finally:
+        lane.end()
+
+
+def no_spark() -> Any:
+    raise AssertionError("the query was not started")
 
 
 def test_a_sink_that_read_the_beginning_lacks_nothing(pipeline: Settings, trimmed: FilledLog) -> None:
