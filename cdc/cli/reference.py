@@ -13,6 +13,7 @@ from cdc.config import (
     HttpSettings,
     LogSettings,
     Part,
+    RetrySettings,
     Settings,
     SinkSettings,
     SourceSettings,
@@ -55,7 +56,8 @@ def _lines() -> Iterator[str]:
     yield from _section("log", LogSettings)
     for kind, settings in sorted(cdc.log.settings_kinds().items()):
         yield from _section(f"log, kind: {kind}", settings, skip=set(LogSettings.model_fields))
-    yield from _section("sinks[]", SinkSettings)
+    yield from _section("sinks[]", SinkSettings, skip={"retry"})
+    yield from _section("sinks[].retry", RetrySettings)
     for kind, store in sorted(registry.settings_kinds().items()):
         yield from _section(f"sinks[], kind: {kind}", store, skip=set(SinkSettings.model_fields))
     yield from _section("http", HttpSettings)
