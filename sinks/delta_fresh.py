@@ -87,15 +87,18 @@ class Fresh:
         return stays.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
 
 
-def look(sink: "DeltaSink", log: LogReader, table: TableId) -> Fresh:
-    """The table as of the head of the log. Raises ConfigError for tables that are not kept as type 1."""
+def look(sink: "DeltaSink", log: LogReader, table: TableId, held_as: str = "") -> Fresh:
+    """The table as of the head of the log. Raises ConfigError for tables that are not kept as type 1.
+
+    `held_as` is the consumer that notes how far a table is that is held back from the sink.
+    """
     if not sink.plain:
         raise ConfigError(
             f"sink {sink.name} keeps history or changes, not rows; a fresh view is of rows.",
             "Ask for a sink with `stored_as_scd_type: 1` and without `append_only`.",
         )
     known = {consumer.name: consumer.offset for consumer in log.consumers()}
-    after = known.get(sink.name, log.start())
+    after = known.get(held_as) or known.get(sink.name) or log.start()
     delta = sink.pinned(table)
     rows, reached = _beyond(log, table, after)
     newest = sink.layout_in(delta, _schema(log, table))

@@ -10,6 +10,7 @@ import cdc.log
 from cdc.config import Settings
 from cdc.errors import ConfigError
 from cdc.service.part import settings_from
+from cdc.service.places import consumer_name
 from cdc.service.verification import chosen_sinks, parsed_table
 from sinks.context import SinkContext
 from sinks.delta import DeltaSettings, open_sink
@@ -27,7 +28,7 @@ def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
     if chosen.tables and name not in chosen.tables:
         raise ConfigError(f"Table {name} is not in the sink {chosen.name}.", "Ask another sink, or add it to `tables`.")
     with closing(open_sink(chosen, SinkContext(settings.state))) as opened:
-        return look(opened, cdc.log.open_reader(settings), name)
+        return look(opened, cdc.log.open_reader(settings), name, consumer_name(chosen.name, name))
 
 
 def _delta_sink(settings: Settings, name: str) -> DeltaSettings:

@@ -16,6 +16,7 @@ from cdc.config import Settings
 from cdc.errors import ConfigError
 from cdc.model import Column, TableId, TableSchema
 from cdc.service.fresh import fresh
+from cdc.service.places import consumer_name
 from sinks import delta
 from sinks.context import SinkContext
 from sinks.delta_changes import in_source_order
@@ -127,6 +128,36 @@ def test_a_column_that_the_table_does_not_have_yet_is_in_the_view(lake: Lake) ->
     rows = lake.rows()
     assert (rows[1]["label"], rows[1]["big"], rows[1]["extra"]) == ("new", "x", 7)
     assert (rows[2]["label"], rows[2]["extra"]) == ("old shape", None)
+
+
+def test_a_table_that_is_held_back_is_read_from_where_it_is_held(lake: Lake) -> None:
+    lake.log.record(ITEMS)
+    first = [put(1, 10, "one", "x")]
+    held = lake.log.append(first)
+    lake.merge(ITEMS, first, held)
+    lake.log.reader.commit(consumer_name("delta", ITEMS.table), held)
+    passed_over = lake.log.append([put(1, 20, "two", "x"), put(2, 21, "other", "x")])
+    lake.log.reader.commit("delta", passed_over)
+    assert {key: row["label"] for key, row in lake.rows().items()} == {1: "two", 2: "other"}
+
+
+def test_a_declared_rename_that_the_table_has_not_seen_yet_is_in_the_view(
+    filled_log: FilledLog, settings_of: Callable[..., Settings], tmp_path: Path
+) -> None:
+    renamed = {"public.items": {"label": "name"}}
+    lake = Lake(
+        filled_log,
+        settings_of(sinks=[{"kind": "delta", "path": str(tmp_path / "lake"), "renamed_columns": renamed}]),
+    )
+    filled_log.record(ITEMS)
+    first = [put(1, 10, "one", "x"), put(2, 11, "two", "x")]
+    lake.merge(ITEMS, first, filled_log.append(first))
+    wanted = (ITEMS.columns[0], Column("name", TEXT), ITEMS.columns[2])
+    newer = filled_log.record(TableSchema(ITEMS.table, wanted, 2))
+    filled_log.append([change("u", '{"id":1}', 20, '{"id":1,"name":"new"}', ["big"], schema_id=newer.id)])
+    rows = lake.rows()
+    assert (rows[1]["name"], rows[1]["big"]) == ("new", "x")
+    assert rows[2]["name"] == "two"
 
 
 @pytest.mark.parametrize("seed", range(6))
