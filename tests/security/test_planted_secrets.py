@@ -43,6 +43,7 @@ _COMMANDS = (
     ("version",),
 )
 _SHOWING_KEYS = (("dlq", "list", "--json"), ("log", "tail"))
+_NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}}}
 _PATHS = ("readyz", "metrics", "openapi.json", "v1/status", "v1/cut", "v1/flow", "v1/history", "v1/dead-letters", "")
 
 
@@ -119,7 +120,7 @@ def scene(
     sinks = [
         {"kind": "delta", "path": str(tmp_path / "lake")},
         {"kind": "opensearch", "url": opensearch_server.url, "prefix": index_prefix, "replicas": 0}
-        | {"username": "millrace", "password": planted.search},
+        | {"username": "millrace", "password": planted.search, "fields": {"public.people": {"extra": _NUMBERS}}},
         {"kind": "redis", "url": redis_with_password.url, "username": "planted", "password": planted.redis},
     ]
     sections = {
