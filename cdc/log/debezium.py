@@ -17,13 +17,14 @@ from cdc.config import Settings
 from cdc.errors import ConfigError
 from cdc.log.debezium_decode import PLACEHOLDER, DebeziumDecoder
 from cdc.log.debezium_schemas import DebeziumSchemas
+from cdc.log.debezium_seek import offset_before
 from cdc.log.kafka_admin import Places, Topic
 from cdc.log.kafka_between import check, distance, ranges
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_consumers import Positions, lag_of
+from cdc.log.kafka_consumers import lag_of
 from cdc.log.kafka_envelope import join_table, topic_of
+from cdc.log.kafka_places import PlaceReader
 from cdc.log.kafka_position import EPOCH, Extent, Place
-from cdc.log.kafka_ranges import Part, Range, RangeReader
+from cdc.log.kafka_ranges import Part, Range
 from cdc.log.kafka_removed import removed
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaConnectionSettings
@@ -31,10 +32,10 @@ from cdc.log.kafka_tail import Tail
 from cdc.log.kafka_topics import COMPACTED
 from cdc.log.registry import LogKind
 from cdc.model import LOG_SCHEMA, Lsn, TableId
-from cdc.ports import Consumer, Lag, LogWriter, Offset, Schemas, Slice
+from cdc.ports import Lag, LogWriter, Offset, Schemas, Slice
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 _READ_MESSAGES = 50_000
 _SAMPLED = 200
@@ -50,36 +51,26 @@ class DebeziumSettings(KafkaConnectionSettings):
     """The connector's `unavailable.value.placeholder`."""
 
 
-class DebeziumReader:
+class DebeziumReader(PlaceReader):
     """Reads every topic `<prefix>.<schema>.<table>`. One thread at a time asks."""
 
     def __init__(self, settings: DebeziumSettings) -> None:
         self._settings = settings
-        self._cluster = Cluster(settings)
-        self._ranges = RangeReader(self._cluster, DebeziumDecoder(settings.placeholder))
-        self._consumers = Positions(self._cluster)
+        decoder = DebeziumDecoder(settings.placeholder)
+        super().__init__(settings, decoder)
         kept = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas"), transactional=False))
-        self._schemas = DebeziumSchemas(kept, self._publish_schema, self._sample)
+        self._schemas = DebeziumSchemas(kept, self._publish_schema, self._sample, decoder.declared)
         self._newest = Place()
         self._lock = threading.RLock()
 
     @property
     def schemas(self) -> Schemas:
-        """Guessed from the images, unless better ones were stored."""
+        """As the messages declare their columns, or guessed from the images, unless better ones were stored."""
         return self._schemas
-
-    def start(self) -> Offset:
-        """Before whatever Kafka still keeps."""
-        return Place().offset()
 
     def removed(self) -> Lsn:
         """Whether Kafka has removed the connector's first messages; up to where is not known, and given as 1."""
         return removed(self._cluster, self.newest(), ())
-
-    def head(self) -> tuple[Offset, Lsn]:
-        """After the last messages of all partitions as they are now."""
-        place = self.newest()
-        return place.offset(), place.end
 
     def newest(self) -> Place:
         """The end of every partition. `end` is the last commit before the newest change that is seen."""
@@ -107,16 +98,20 @@ class DebeziumReader:
         return Place(_weight(extents), after.end, after.newest, extents)
 
     def seek(self, point: Lsn | datetime) -> Offset:
-        """The start for an LSN: topics are not indexed by it. For a time, what Kafka's index of timestamps says."""
-        if not isinstance(point, datetime):
-            return self.start() if point < self.newest().end else self.newest().offset()
-        moment = int((point - EPOCH).total_seconds() * 1000)
+        """For an LSN by halving each partition, and at most a transaction too early; for a time by Kafka's index."""
         newest = self.newest()
-        extents = {}
-        found = self._cluster.admin.offsets_at(_topics_of(newest), moment)
-        for name, extent in newest.topics.items():
-            ends = (end if (at := found[name, part]) < 0 else at for part, end in enumerate(extent.ends))
-            extents[name] = Extent(extent.id, tuple(ends))
+        topics = _topics_of(newest)
+        if isinstance(point, datetime):
+            moment = int((point - EPOCH).total_seconds() * 1000)
+            found = self._cluster.admin.offsets_at(topics, moment)
+            ends = {place: newest.topics[place[0]].ends[place[1]] if at < 0 else at for place, at in found.items()}
+        else:
+            whole = (
+                Range(*place, low, newest.topics[place[0]].ends[place[1]])
+                for place, low in self._cluster.admin.starts(topics).items()
+            )
+            ends = {(each.topic, each.partition): offset_before(self._ranges.read, each, point) for each in whole}
+        extents = _extents({topic.name: topic for topic in topics}, ends)
         return Place(_weight(extents), Lsn(0), 0, extents).offset()
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
@@ -129,16 +124,6 @@ class DebeziumReader:
             yield Slice(place.offset(), place.end, self._rows(before, place))
             before = place
 
-    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
-        """The same stream of rows that our own log gives."""
-        from cdc.log.spark.kafka import stream
-
-        return stream(spark, self._settings, after if after is not None else self.start(), limit)
-
-    def consumers(self) -> Sequence[Consumer]:
-        """Every registered reader."""
-        return self._consumers.all()
-
     def lags(self) -> Sequence[Lag]:
         """How far each registered reader is behind; entries are not known."""
         newest = self.newest()
@@ -150,15 +135,6 @@ class DebeziumReader:
         self._consumers.commit(
             consumer, reached, self.newest().offset() if reached >= self._newest.end else self.start()
         )
-
-    def forget(self, consumer: str) -> None:
-        """Unregister a reader."""
-        self._consumers.forget(consumer)
-
-    def close(self) -> None:
-        """Let go of the connections."""
-        self._ranges.close()
-        self._consumers.close()
 
     def _topics(self) -> list[str]:
         """Those of tables: the connector's own have fewer parts, ours begin with millrace."""

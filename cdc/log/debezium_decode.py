@@ -7,16 +7,19 @@ Images are kept as they are written: the text is cut out of the message, never p
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from cdc.log.debezium_types import declared_types
 from cdc.log.kafka_decode import Decoded, NotAnEnvelope
 from cdc.log.kafka_envelope import join_table
-from cdc.model import LOG_SCHEMA, Op
+from cdc.model import LOG_SCHEMA, Op, PgType
 
-_SCAN = json.JSONDecoder().raw_decode
+_TEXTS = json.JSONDecoder(parse_int=str, parse_float=str)
+"""Made a number, an integer of more than 4300 digits would be refused by Python."""
+_SCAN = _TEXTS.raw_decode
 PLACEHOLDER = "__debezium_unavailable_value"
 
 Record = tuple[int, bytes, bytes]
@@ -24,9 +27,13 @@ Record = tuple[int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class DebeziumDecoder:
-    """Knows the connector's placeholder for a value that the server did not send."""
+    """Knows the connector's placeholder for a value that the server did not send.
+
+    `declared` holds the columns of every set of columns whose messages came with their schema.
+    """
 
     placeholder: str = PLACEHOLDER
+    declared: dict[int, dict[str, PgType]] = field(default_factory=dict, compare=False)
 
     def __call__(self, records: Sequence[Record]) -> Decoded:
         """The rows of one partition. The order within it is the order of the log: it is the row's number."""
@@ -45,6 +52,7 @@ class DebeziumDecoder:
 
     def _rows(self, offset: int, key: bytes, value: bytes) -> Iterator[dict[str, object]]:
         parts = members(value.decode())
+        declared = parts.get("schema")
         if "payload" in parts:
             parts = members(parts["payload"])
         op = json.loads(parts["op"])
@@ -61,6 +69,9 @@ class DebeziumDecoder:
         if named is None and op != Op.TRUNCATE.value:
             named = after or before
         deleted = op == Op.DELETE.value
+        schema_id = schema_id_of(after or before, unchanged or ())
+        if declared is not None and schema_id not in self.declared:
+            self.declared[schema_id] = declared_types(json.loads(declared))
         yield {
             **facts,
             "op": op,
@@ -69,7 +80,7 @@ class DebeziumDecoder:
             # Under the default identity the connector fills what it does not know with zeros: not data.
             "before": None if deleted and _key(key) is not None else before,
             "unchanged": unchanged,
-            "schema_id": schema_id_of(after or before, unchanged or ()),
+            "schema_id": schema_id,
         }
 
     def _without_placeholders(self, image: str | None) -> tuple[str | None, list[str] | None]:
@@ -91,7 +102,7 @@ class DebeziumDecoder:
         return self.placeholder, b64encode(raw).decode(), raw.hex()
 
     def _is_placeholder(self, text: str) -> bool:
-        value = json.loads(text)
+        value = _TEXTS.decode(text)
         if isinstance(value, list):
             return len(value) == 1 and value[0] in self._forms()
         if isinstance(value, dict):

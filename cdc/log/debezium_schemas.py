@@ -1,6 +1,6 @@
-"""Schemas of tables that a Debezium connector captures: guessed from images once, then kept.
+"""Schemas of tables that a Debezium connector captures: as its messages declare them, else guessed, then kept.
 
-A message without schema says names and JSON kinds only. The guess is stored in the registry's topic, so that every
+A message without schema says names and JSON kinds only. What is found is stored in the registry's topic, so that every
 process and every restart has the same one; a schema stored there beforehand is used instead.
 """
 
@@ -15,11 +15,30 @@ from cdc.model import Column, PgType, TableId, TableSchema
 Sample = Callable[[TableId], Iterable[Mapping[str, object]]]
 """Rows of the log to guess a table's schema from, the likeliest first."""
 
+Declared = Mapping[int, Mapping[str, PgType]]
+"""The columns that messages came with, by the number of their set of columns."""
+
+_NOTHING: Mapping[str, PgType] = {}
 _TEXT = PgType(25, "text")
+
+
+class _Whole(str):
+    """A number without a fraction, as its text: Python refuses to read one of more than 4300 digits."""
+
+    __slots__ = ()
+
+
+class _Fraction(str):
+    """A number with a fraction or an exponent, as its text."""
+
+    __slots__ = ()
+
+
+_TEXTS = json.JSONDecoder(parse_int=_Whole, parse_float=_Fraction)
 _KINDS: Mapping[type, PgType] = {
     bool: PgType(16, "bool"),
-    int: PgType(20, "int8"),
-    float: PgType(701, "float8"),
+    _Whole: PgType(20, "int8"),
+    _Fraction: PgType(701, "float8"),
     list: PgType(3802, "jsonb"),
     dict: PgType(3802, "jsonb"),
 }
@@ -28,8 +47,11 @@ _KINDS: Mapping[type, PgType] = {
 class DebeziumSchemas:
     """The registry's topic, and a guess for what is not in it."""
 
-    def __init__(self, kept: KafkaSchemas, publish: Callable[[bytes, bytes], None], sample: Sample) -> None:
+    def __init__(
+        self, kept: KafkaSchemas, publish: Callable[[bytes, bytes], None], sample: Sample, declared: Declared
+    ) -> None:
         self._kept = kept
+        self._declared = declared
         self._publish = publish
         self._sample = sample
 
@@ -48,7 +70,7 @@ class DebeziumSchemas:
             rows = [row for row in self._sample(table) if row["schema_id"] == schema_id]
             if not rows:
                 raise
-        guess = guessed(table, schema_id, rows)
+        guess = guessed(table, schema_id, rows, self._declared.get(schema_id, {}))
         self._publish(f"{table}#{schema_id}".encode(), encode(guess))
         return guess
 
@@ -57,15 +79,17 @@ class DebeziumSchemas:
         return self._kept.newest()
 
 
-def guessed(table: TableId, schema_id: int, rows: Iterable[Mapping[str, object]]) -> TableSchema:
-    """A schema that fits the images of these rows: JSON's kinds as Postgres types, the rest as text."""
+def guessed(
+    table: TableId, schema_id: int, rows: Iterable[Mapping[str, object]], declared: Mapping[str, PgType] = _NOTHING
+) -> TableSchema:
+    """A schema that fits the images of these rows: as declared, else JSON's kinds as Postgres types, else text."""
     kinds: dict[str, PgType | None] = {}
     keys: set[str] = set()
     for row in rows:
-        keys |= set(json.loads(str(row["key"] or "{}")))
+        keys |= set(_TEXTS.decode(str(row["key"] or "{}")))
         for name in row["unchanged"] or ():  # type: ignore[attr-defined]
             kinds.setdefault(name, None)
-        for name, value in json.loads(str(row["after"] or row["before"] or "{}")).items():
+        for name, value in _TEXTS.decode(str(row["after"] or row["before"] or "{}")).items():
             kinds[name] = kinds.get(name) or (None if value is None else _KINDS.get(type(value), _TEXT))
-    columns = tuple(Column(name, kind or _TEXT, key=name in keys) for name, kind in kinds.items())
+    columns = tuple(Column(name, declared.get(name) or kind or _TEXT, key=name in keys) for name, kind in kinds.items())
     return TableSchema(table, columns, schema_id)

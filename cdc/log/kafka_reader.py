@@ -10,19 +10,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.log.kafka_between import check, distance, ranges
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_consumers import Positions, lag_of
+from cdc.log.kafka_consumers import lag_of
+from cdc.log.kafka_places import PlaceReader
 from cdc.log.kafka_position import EPOCH, MARKER_KEY, Extent, Place
-from cdc.log.kafka_ranges import Part, RangeReader
+from cdc.log.kafka_ranges import Part, envelopes
 from cdc.log.kafka_removed import removed
 from cdc.log.kafka_schemas import KafkaSchemas
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Tail
 from cdc.model import LOG_SCHEMA, Lsn
-from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
+from cdc.ports import Lag, Offset, Schemas, Slice
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 _READ_MESSAGES = 50_000
 """Messages read at once, whatever the size of the entries."""
@@ -30,16 +30,13 @@ _KEPT_MARKERS = 50_000
 """Markers held in memory; beyond this every second of the older half is forgotten, which only makes slices longer."""
 
 
-class KafkaReader:
-    """Cheap to make: nothing is connected before the first question. One thread at a time asks."""
+class KafkaReader(PlaceReader):
+    """Reads what our own writer wrote."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._cluster = Cluster(settings)
+        super().__init__(settings, envelopes)
         self._tail = Tail(self._cluster, settings.system_topic("position"))
         self._schemas = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas")))
-        self._ranges = RangeReader(self._cluster)
-        self._consumers = Positions(self._cluster)
         self._places: list[Place] = []
         self._lock = threading.RLock()
 
@@ -48,18 +45,9 @@ class KafkaReader:
         """The registry kept with this log."""
         return self._schemas
 
-    def start(self) -> Offset:
-        """Before whatever Kafka still keeps."""
-        return Place().offset()
-
     def removed(self) -> Lsn:
         """The LSN up to which changes were removed from the topics."""
         return removed(self._cluster, self.newest(), self.places())
-
-    def head(self) -> tuple[Offset, Lsn]:
-        """The newest marker."""
-        place = self.newest()
-        return place.offset(), place.end
 
     def newest(self) -> Place:
         """The newest marker as a place."""
@@ -100,16 +88,6 @@ class KafkaReader:
         for at, place in enumerate(places):
             yield Slice(place.offset(), place.end, ordered.slice(int(cuts[at]), int(cuts[at + 1] - cuts[at])))
 
-    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
-        """Micro-batches that begin and end at markers."""
-        from cdc.log.spark.kafka import stream
-
-        return stream(spark, self._settings, after if after is not None else self.start(), limit)
-
-    def consumers(self) -> Sequence[Consumer]:
-        """Every registered reader."""
-        return self._consumers.all()
-
     def lags(self) -> Sequence[Lag]:
         """How far each registered reader is behind the head."""
         places = self.places()
@@ -128,15 +106,10 @@ class KafkaReader:
                 break
         self._consumers.commit(consumer, reached, found.offset())
 
-    def forget(self, consumer: str) -> None:
-        """Unregister a reader."""
-        self._consumers.forget(consumer)
-
     def close(self) -> None:
         """Let go of the connections."""
         self._tail.close()
-        self._ranges.close()
-        self._consumers.close()
+        super().close()
 
     def places(self) -> Sequence[Place]:
         """Every marker that is kept, oldest first."""

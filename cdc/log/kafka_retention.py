@@ -14,6 +14,7 @@ from cdc.log.kafka_consumers import Positions
 from cdc.log.kafka_position import EPOCH, MARKER_KEY, Place
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Message, Tail
+from cdc.log.kafka_topics import SEGMENT_BYTES
 
 _REMEMBERED = 1000
 """Markers held; beyond this every second one is forgotten, which only makes the steps of removing longer."""
@@ -78,10 +79,14 @@ class Retention:
         return place
 
     def _surplus(self, places: Sequence[Place], lows: Places) -> float:
-        """How many of the kept messages are too many: sizes are known of whole topics only, so by their mean size."""
+        """How many of the kept messages are too many: sizes are known of whole partitions only, so by their mean size.
+
+        What was removed may still be on disk, and must not be counted a second time.
+        """
         if not places:
             return 0.0
-        size = self._cluster.admin.size(places[-1].topics)
+        cut = sum(low > 0 for low in lows.values())
+        size = self._cluster.admin.size(places[-1].topics) - cut * SEGMENT_BYTES
         room = self._settings.retention_gb * 2**30
         return kept_before(places[-1], lows) * (1 - room / size) if size > room else 0.0
 

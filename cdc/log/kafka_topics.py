@@ -12,6 +12,8 @@ from cdc.log.kafka_settings import KafkaSettings
 
 _HOUR_MS = 3_600_000
 SYSTEM_TOPICS = ("position", "schemas", "consumers", "oversize")
+SEGMENT_BYTES = 64 << 20
+"""Kafka gives disk back by whole segments: this much of a partition may be removed and still be there."""
 COMPACTED = {
     "cleanup.policy": "compact",
     # Small segments: what is not compacted yet is read at every start of a writer.
@@ -112,7 +114,8 @@ class Topics:
                 "delete.retention.ms": retention,
             }
         # A batch has a head of its own beside the message.
-        return {**config, "max.message.bytes": str(self._settings.max_message_bytes + 4096)}
+        limits = {"max.message.bytes": self._settings.max_message_bytes + 4096, "segment.bytes": SEGMENT_BYTES}
+        return {**config, **{name: str(limit) for name, limit in limits.items()}}
 
 
 def refuse_changed(name: str, extent: Extent, topic: Topic | None) -> None:

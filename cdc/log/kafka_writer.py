@@ -118,6 +118,7 @@ class KafkaWriter:
             self._transactions.close()
             self._watch.close()
             self._retention.close()
+            self._cluster.admin.close()
 
     def _await_visible(self) -> None:
         """The broker answers a commit once it cannot be lost, and lets readers see it a moment later.

@@ -12,6 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclOperation,
     AclPermissionType,
     AdminClient,
+    NewPartitions,
     ResourcePatternType,
     ResourceType,
 )
@@ -22,7 +23,7 @@ from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_writer import KafkaWriter
 from tests.fix_proxy import MakeProxy
 from tests.fix_servers import LocalServer, MakeKafka
-from tests.kafka_rows import batch, writer
+from tests.kafka_rows import batch, messages, writer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 ROWS = 40
@@ -82,6 +83,45 @@ def test_a_killed_broker_costs_no_change_and_repeats_none(
     server.unpause()
     work.finish()
     appended_once(settings, range(10, 60))
+
+
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.soak)])
+def test_a_broker_that_stands_still_costs_no_change(
+    kafka_server: LocalServer, topic_prefix: str, tmp_path: Path, seconds: float
+) -> None:
+    settings = KafkaSettings(bootstrap=kafka_server.url, prefix=topic_prefix)
+    work = Appending(writer(settings, tmp_path), range(10, 60))
+    work.wait_for(lambda: work.done >= 15)
+    kafka_server.pause()
+    try:
+        time.sleep(seconds)  # it is the length of the standstill that is under test
+        stood = work.done
+    finally:
+        kafka_server.unpause()
+    work.wait_for(lambda: work.done > stood)
+    work.finish()
+    appended_once(settings, range(10, 60))
+
+
+def test_partitions_added_while_writing_move_no_key_and_are_told(
+    kafka_server: LocalServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    settings = KafkaSettings(bootstrap=kafka_server.url, prefix=topic_prefix)
+    work = Appending(writer(settings, tmp_path), range(10, 40))
+    work.wait_for(lambda: work.done >= 15)
+    topic = f"{topic_prefix}.public.orders"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap})
+    for future in admin.create_partitions([NewPartitions(topic, 6)]).values():
+        future.result()
+    work.finish()
+    places: dict[bytes | None, set[int]] = {}
+    for partition, _, key, _ in messages(settings.bootstrap, topic, 6, least=30 * ROWS):
+        places.setdefault(key, set()).add(partition)
+    assert len(places) == ROWS
+    assert all(len(found) == 1 and max(found) < 3 for found in places.values())
+    reader = KafkaReader(settings)
+    with pytest.raises(LogCorrupt, match=r"had 3 partition\(s\) and has 6"):
+        list(reader.read(reader.start()))
 
 
 def test_resets_in_the_middle_of_requests_neither_repeat_nor_reorder(

@@ -13,7 +13,7 @@ from cdc.config import Settings
 from cdc.errors import ConfigError
 from cdc.log.debezium import DebeziumReader, DebeziumSettings
 from cdc.log.registry import open_reader, open_writer
-from cdc.model import PROGRESS_TABLE, TableId
+from cdc.model import PROGRESS_TABLE, Lsn, TableId
 from tests.fix_servers import Database, LocalServer
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ def captured(
 ) -> Iterator[DebeziumSettings]:
     """A connector that streams a database of the test's own."""
     database.execute(*SETUP)
-    config = connector(database, topic_prefix, {})
+    with_schemas = {
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "true",
+    }
+    config = connector(database, topic_prefix, with_schemas)
     rest(connect_server, "POST", "/connectors", {"name": topic_prefix, "config": config})
 
     def streaming() -> bool:
@@ -121,6 +125,7 @@ def test_its_changes_are_changes_of_ours(
     _large([row for row in rows if row["table"] == "public.large"])
     _loose([row for row in rows if row["table"] == "public.loose"])
     _schemas(reader, rows, DebeziumReader(captured))
+    _seek(reader, rows)
     _stream(reader, spark, tmp_path, rows)
 
 
@@ -165,11 +170,23 @@ def _schemas(reader: DebeziumReader, rows: list[dict[str, Any]], other: Debezium
     schema_id = next(row["schema_id"] for row in rows if row["table"] == "public.items")
     schema = reader.schemas.get(TableId("public", "items"), schema_id)
     assert [(column.name, column.type.name) for column in schema.columns] == [
-        ("id", "int8"), ("name", "text"), ("price", "text"), ("doc", "text"), ("at", "text"), ("raw", "text"),
+        ("id", "int4"), ("name", "text"), ("price", "text"), ("doc", "text"), ("at", "timestamptz"), ("raw", "bytea"),
     ]  # fmt: skip
     assert [column.name for column in schema.key] == ["id"]
     assert other.schemas.get(TableId("public", "items"), schema_id) == schema
     assert schema in other.schemas.newest()
+
+
+def _seek(reader: DebeziumReader, rows: list[dict[str, Any]]) -> None:
+    """A transaction that begins after the point is found; of those that ended before it hardly any."""
+    for point in sorted({row["commit_lsn"] for row in rows}):
+        found = [row for part in reader.read(reader.seek(Lsn(point))) for row in part.rows.to_pylist()]
+        places = {(row["table"], row["ordinal"], row["op"]) for row in found}
+        for row in rows:
+            if row["commit_lsn"] >= point:
+                assert (row["table"], row["ordinal"], row["op"]) in places
+    last = reader.head()[1]
+    assert len([row for part in reader.read(reader.seek(last)) for row in part.rows.to_pylist()]) < len(rows) / 2
 
 
 def _stream(reader: DebeziumReader, spark: "SparkSession", folder: Path, rows: list[dict[str, Any]]) -> None:

@@ -191,6 +191,20 @@ def test_a_change_larger_than_a_message_can_be_set_aside(settings: KafkaSettings
     assert LARGE not in (letter or b"").decode()
 
 
+@pytest.mark.parametrize("oversize", ["chunk", "dead_letter"])
+def test_sixty_megabytes_pass_a_limit_of_one(settings: KafkaSettings, tmp_path: Path, oversize: str) -> None:
+    limited = settings.model_copy(update={"oversize": oversize})
+    log = writer(limited, tmp_path)
+    huge = "0123456789" * 6_000_000
+    log.append(entry(10, change(1, 10), change(2, 10, note=huge), change(3, 10)))
+    log.append(batch(20, 3))
+    found = {(row["version"], row["key"]): row["after"] for row in everything(KafkaReader(limited))}
+    assert len(found) == (6 if oversize == "chunk" else 5)
+    assert ((10, '{"id":2}') in found) == (oversize == "chunk")
+    if oversize == "chunk":
+        assert json.loads(str(found[10, '{"id":2}']))["note"] == huge
+
+
 def test_a_change_larger_than_a_message_can_stop_the_log(settings: KafkaSettings, tmp_path: Path) -> None:
     small = settings.model_copy(update={"max_message_bytes": 50_000, "oversize": "stop"})
     log = writer(small, tmp_path)
@@ -296,6 +310,37 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
     nowhere = KafkaSettings(bootstrap="127.0.0.1:1", client={"socket.connection.setup.timeout.ms": "1000"})
     with pytest.raises(LogLost):
         Cluster(nowhere, patience=2).admin.names()
+
+
+def test_a_log_that_is_too_large_loses_its_oldest_read_entries(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    for lsn in range(10, 210, 10):
+        log.append(batch(lsn, 60))
+    size = log._cluster.admin.size([f"{settings.prefix}.public.orders"])
+    half = settings.model_copy(update={"retention_gb": size / 2 / 2**30, "retention_hours": 1e6})
+    reader = KafkaReader(half)
+    reader.commit("lake", Lsn(50))
+    again = writer(half, tmp_path)
+    again.maintain()
+    assert min(lsns_of(half)) == 60, "what lake has not read must stay"
+    reader.commit("lake", Lsn(200))
+    writer(half, tmp_path).maintain()
+    assert min(lsns_of(half)) == 60, "what was removed is still on disk, and is not counted again"
+    reader.forget("lake")
+
+
+def lsns_of(settings: KafkaSettings) -> set[int]:
+    return {int(str(row["version"])) for row in everything(KafkaReader(settings))}
+
+
+def test_a_read_log_shrinks_to_its_size(settings: KafkaSettings, tmp_path: Path) -> None:
+    log = writer(settings, tmp_path)
+    for lsn in range(10, 210, 10):
+        log.append(batch(lsn, 60))
+    size = log._cluster.admin.size([f"{settings.prefix}.public.orders"])
+    half = settings.model_copy(update={"retention_gb": size / 2 / 2**30, "retention_hours": 1e6})
+    writer(half, tmp_path).maintain()
+    assert min(lsns_of(half)) in (100, 110, 120)
 
 
 def test_maintenance_removes_what_is_old_and_read_and_nothing_else(settings: KafkaSettings, tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
 """Messages of a Debezium connector as rows: what is cut out, what is told apart, what is refused."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.log.debezium_decode import DebeziumDecoder, build, members, schema_id_of
 from cdc.log.debezium_schemas import guessed
+from cdc.log.debezium_seek import offset_before
+from cdc.log.debezium_types import declared_types
 from cdc.log.kafka_decode import NotAnEnvelope
+from cdc.log.kafka_ranges import Part, Range
 from cdc.model import TableId
 from tests.corpus import golden
 
@@ -54,6 +60,64 @@ def test_images_keep_every_digit_and_blank() -> None:
     (row,) = rows(message(image))
     assert row["after"] == image
     assert (row["version"], row["commit_lsn"], row["ordinal"], row["xid"]) == (300, 200, 0, 7)
+
+
+def test_a_number_may_have_as_many_digits_as_postgres_gives_it() -> None:
+    image = f'{{"id":1,"n":{"9" * 131_072},"u":"__debezium_unavailable_value"}}'
+    (row,) = rows(message(image))
+    assert row["after"] == f'{{"id":1,"n":{"9" * 131_072}}}'
+    assert [column.type.name for column in guessed(TableId("public", "t"), 1, [row]).columns] == [
+        "text",
+        "int8",
+        "int8",
+    ]
+
+
+def declared(*fields: dict[str, Any]) -> bytes:
+    """A message whose converter tells the schema."""
+    schema = {"type": "struct", "fields": [{"field": "before"}, {"field": "after", "fields": list(fields)}]}
+    payload = message('{"id":1,"at":"2024-02-29T12:00:00Z","odd":1}').decode()
+    return f'{{"schema":{json.dumps(schema)},"payload":{payload}}}'.encode()
+
+
+def test_what_a_message_declares_goes_before_what_it_looks_like() -> None:
+    decode = DebeziumDecoder()
+    value = declared(
+        {"field": "id", "type": "int16"},
+        {"field": "at", "type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+        {"field": "odd", "type": "int32", "name": "io.debezium.time.Date"},
+    )
+    (row,) = decode([(0, b'{"id":1}', value)]).rows.to_pylist()
+    schema = guessed(TableId("public", "t"), 1, [row], decode.declared[row["schema_id"]])
+    assert [column.type.name for column in schema.columns] == ["int2", "timestamptz", "int8"]
+
+
+def test_a_schema_that_is_none_declares_nothing() -> None:
+    assert [declared_types(odd) for odd in ({}, {"fields": None}, {"fields": [{"field": "after"}]})] == [{}, {}, {}]
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 3)), max_size=30), st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_seeking_an_lsn_never_passes_a_transaction_that_ends_beyond_it(runs: list[tuple[int, int]], point: int) -> None:
+    """Each run is a transaction: so many changes, each followed by so many tombstones. It ends 2 after it begins."""
+    kept: list[tuple[int, int]] = []
+    offset = 0
+    for number, (count, gap) in enumerate(runs):
+        for _ in range(count):
+            kept.append((offset, 2 * number))
+            offset += 1 + gap
+
+    def read(ranges: Iterable[Range]) -> list[Part]:
+        (wanted,) = ranges
+        found = [each for each in kept if (wanted.start or 0) <= each[0] < wanted.end]
+        table = pa.table({"commit_lsn": pa.array([commit for _, commit in found], pa.int64())})
+        where = np.array([at for at, _ in found], np.int64)
+        return [Part(wanted, table, where, where)] if found else []
+
+    begin = offset_before(read, Range("t", 0, 0, offset), point)
+    assert all(at >= begin for at, before in kept if before + 2 > point)
+    passed = [at for at, before in kept if before + 2 <= point - 2]
+    assert all(at < begin for at in passed if any(before <= point < before + 2 for _, before in kept))
 
 
 def test_a_snapshot_row_is_older_than_any_change() -> None:

@@ -23,7 +23,7 @@ from cdc.log.kafka_client import Cluster
 from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import Range, RangeReader, envelopes
 from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka_settings import KafkaConnectionSettings, KafkaSettings
 from cdc.log.spark.pieces import progress_row
 from cdc.log.spark.segments import register
 from cdc.model import LOG_SCHEMA
@@ -39,7 +39,7 @@ _CHUNK_ROWS = 10_000
 Where = dict[str, str]
 
 
-def stream(spark: SparkSession, settings: KafkaSettings | DebeziumSettings, after: Offset, limit: int = 0) -> DataFrame:
+def stream(spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int = 0) -> DataFrame:
     """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
     register(spark, KafkaSource)
     options = {

@@ -1,0 +1,58 @@
+"""What readers of topics share, whoever wrote these: places as offsets, registered consumers, the stream of Spark."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_consumers import Positions
+from cdc.log.kafka_position import Place
+from cdc.log.kafka_ranges import Decode, RangeReader
+from cdc.log.kafka_settings import KafkaConnectionSettings
+from cdc.model import Lsn
+from cdc.ports import Consumer, Offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class PlaceReader(ABC):
+    """Cheap to make: nothing is connected before the first question. One thread at a time asks."""
+
+    def __init__(self, settings: KafkaConnectionSettings, decoded: Decode) -> None:
+        self._cluster = Cluster(settings)
+        self._ranges = RangeReader(self._cluster, decoded)
+        self._consumers = Positions(self._cluster)
+
+    @abstractmethod
+    def newest(self) -> Place:
+        """After everything that can be read now."""
+
+    def start(self) -> Offset:
+        """Before whatever Kafka still keeps."""
+        return Place().offset()
+
+    def head(self) -> tuple[Offset, Lsn]:
+        """The newest place, and the LSN it brings a reader to."""
+        place = self.newest()
+        return place.offset(), place.end
+
+    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
+        """Micro-batches that begin and end at places."""
+        from cdc.log.spark.kafka import stream
+
+        return stream(spark, self._cluster.settings, after if after is not None else self.start(), limit)
+
+    def consumers(self) -> Sequence[Consumer]:
+        """Every registered reader."""
+        return self._consumers.all()
+
+    def forget(self, consumer: str) -> None:
+        """Unregister a reader."""
+        self._consumers.forget(consumer)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._ranges.close()
+        self._consumers.close()
+        self._cluster.admin.close()
