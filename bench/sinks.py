@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench import delta_batches, meter, workload
+from bench import delta_batches, meter, store_batches, workload
 from bench.peers import TABLE, TopicEnd
 from bench.sink_stage import STORES, Pipeline, Positions, Stage, Step, stage
 from cdc.model import Lsn
@@ -208,7 +208,8 @@ def run() -> Figures:
         if "latency" in wanted:
             found["latency"] = latency(place, sizes)
     if "batches" in wanted:
-        found["batches"] = {"delta": delta_batches.measure(sizes.tables, _BATCHES)}
+        lake = delta_batches.measure(sizes.tables, _BATCHES)
+        found["batches"] = {"delta": lake, **store_batches.measure(sizes.tables, _BATCHES)}
     return found
 
 

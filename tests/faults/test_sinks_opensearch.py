@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdc.errors import Busy, Lost
+from cdc.errors import Busy, Lost, Rejected
 from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
 from sinks.opensearch_settings import OpenSearchSettings
@@ -134,11 +134,30 @@ def _arranged(sink: OpenSearchSink, count: int, version: int, filler: str) -> li
 def test_items_that_a_full_queue_rejects_are_sent_again_alone_and_in_smaller_requests(
     private_opensearch: MakeOpenSearch,
 ) -> None:
+    """Beside them in the same requests: rows that are stored, rows that are stale, and one that is refused for ever."""
     server = private_opensearch({"thread_pool.write.size": 1, "thread_pool.write.queue_size": 1})
-    settings = OpenSearchSettings(url=server.url, replicas=0, shards=8, bulk_mb=2.0)
+    fields = {"public.items": {"amount": {"type": "integer"}}}
+    settings = OpenSearchSettings(url=server.url, replicas=0, shards=8, bulk_mb=2.0, fields=fields)
     sink = open_sink(settings, SinkContext(Path("unused")))
     assert isinstance(sink, OpenSearchSink)
     sink.prepare(ITEMS)
+    sink.apply(batch(ITEMS, rows(20, 50, "newer")))
+    sent = _counted(sink)
+    poison = change("u", '{"id":-1}', 10, '{"id":-1,"amount":"planted"}')
+    with pytest.raises(Rejected) as caught:
+        sink.apply(batch(ITEMS, [*rows(600, 10, "x" * 5000), poison]))
+    assert [item.key for item in caught.value.items] == ['{"id":-1}']
+    check(sink, state(600, 10, "x" * 5000) | state(20, 50, "newer"))
+    first_round = [count for index, count in enumerate(sent) if sum(sent[: index + 1]) <= 601]
+    retried = sent[len(first_round) :]
+    assert retried, "nothing was rejected: the queue was not full"
+    assert max(retried) < max(first_round)
+    statistics = opensearch_request(server, "GET", "/_nodes/stats/thread_pool")["nodes"]
+    assert next(iter(statistics.values()))["thread_pool"]["write"]["rejected"] > 0
+
+
+def _counted(sink: OpenSearchSink) -> list[int]:
+    """The number of items in each bulk request from now on."""
     sent: list[int] = []
     send = sink._client.text
 
@@ -148,16 +167,7 @@ def test_items_that_a_full_queue_rejects_are_sent_again_alone_and_in_smaller_req
         return send(method, path, body, **params)
 
     sink._client.text = counted  # type: ignore[method-assign]
-    sink.apply(batch(ITEMS, rows(600, 10, "x" * 5000)))
-    check(sink, state(600, 10, "x" * 5000))
-    whole = 600
-    assert sum(sent) > whole, "nothing was rejected: the queue was not full"
-    first_round = [count for index, count in enumerate(sent) if sum(sent[: index + 1]) <= whole]
-    retried = sent[len(first_round) :]
-    assert retried
-    assert max(retried) < max(first_round)
-    statistics = opensearch_request(server, "GET", "/_nodes/stats/thread_pool")["nodes"]
-    assert next(iter(statistics.values()))["thread_pool"]["write"]["rejected"] > 0
+    return sent
 
 
 def test_a_connection_that_breaks_all_the_time_makes_progress(

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from cdc.config import Settings
+from cdc.log.kafka_reader import KafkaReader
+from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.segments import SegmentWriter
-from cdc.model import ZERO_LSN, format_lsn, parse_lsn
+from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.service import status
 from cdc.service.gaps import GapFile
 from cdc.service.health import reasons
 from cdc.service.lanes import Lane
+from tests import kafka_rows
 from tests.fix_log import FilledLog
+from tests.fix_servers import LocalServer
 from tests.histories import change, table
 
 ITEMS = table()
@@ -127,3 +131,18 @@ def test_a_resync_settles_every_table(pipeline: Settings, trimmed: FilledLog) ->
     assert gap_of(pipeline, trimmed) is not None
     tell(pipeline, history_exact_from=format_lsn(parse_lsn("1/0")))
     assert gap_of(pipeline, trimmed) is None
+
+
+@pytest.mark.kafka
+def test_a_kafka_log_says_up_to_where_it_was_emptied(
+    kafka_server: LocalServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    short = KafkaSettings(bootstrap=kafka_server.url, prefix=topic_prefix, retention_hours=0.001)
+    log = kafka_rows.writer(short, tmp_path)  # the rows of these tests are from January
+    for lsn in (10, 20, 30):
+        log.append(kafka_rows.batch(lsn, 20))
+    reader = KafkaReader(short)
+    assert reader.removed() == 0
+    reader.commit("lake", Lsn(20))
+    log.maintain()
+    assert KafkaReader(short).removed() == 20
