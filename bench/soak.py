@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ from cdc.service.verification import differences
 from deploy.demo import pipeline
 from deploy.local.servers import Servers
 
-_RECOVERY = 300.0
-"""Seconds after which a pipeline that does not catch up counts as stuck: OpenSearch alone may need 60."""
+_PATIENCE = 300.0
+"""Seconds after which a pipeline that does not catch up counts as stuck. OpenSearch alone may need 60, and all of it
+ten times as long on a machine that is busy with something else."""
 _RESULT = Path(__file__).parent / "results" / "soak.json"
 KINDS = (
     "kill capture",
@@ -66,6 +68,7 @@ class Soak:
     minutes: float
     seed: int = 1
     kinds: Sequence[str] = KINDS
+    patience: float = _PATIENCE
     say: Callable[[str], None] = print
     faults: list[Fault] = field(default_factory=list)
     samples: list[watch.Sample] = field(default_factory=list)
@@ -176,7 +179,7 @@ class Soak:
                 raise RuntimeError(f"the daemon ended with {self._daemon.returncode}")
             return not positions.behind(wanted)
 
-        wait(reached, f"every store at {row[0]}", _RECOVERY, every=0.1)
+        wait(reached, f"every store at {row[0]}", self.patience, every=0.1)
         return round(time.monotonic() - begun, 1)
 
     def look(self, settings: Settings) -> None:
@@ -286,6 +289,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
+    parser.add_argument("--patience", type=float, default=_PATIENCE, help="seconds to recover in, at most")
     parser.add_argument("--out", type=Path, default=_RESULT)
     parser.add_argument("--home", type=Path, help="folder for servers and state; default: a new one")
     given = parser.parse_args()
@@ -296,7 +300,8 @@ def main() -> int:
     begun = load()
     try:
         servers.up()
-        result = Soak(servers, given.minutes, given.seed, say=lambda line: print(line, flush=True)).run()
+        soak = Soak(servers, given.minutes, given.seed, patience=given.patience, say=partial(print, flush=True))
+        result = soak.run()
     finally:
         servers.down()
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": begun, "load_after": load()}

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from cdc.secret import Secret
 from deploy.local.archive import note_classpath
 from deploy.local.jars import spark_archive, spark_java
+from sinks.worker_python import worker_python
 
 _OPTIONS = "spark.driver.extraJavaOptions"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
@@ -58,8 +59,8 @@ def spark_session(
     archive when it ends, which takes seconds, and later sessions start with half the CPU. The trap: the class path
     and the JVM's options count only for the first session of a process, since its JVM is started with them.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    python = str(worker_python(scratch)) if master.startswith("local") else sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["JAVA_HOME"] = str(spark_java())
     builder = SparkSession.Builder().master(master).appName(app)
     classpath = os.pathsep.join(str(jar) for jar in jars)

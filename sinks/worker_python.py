@@ -1,0 +1,42 @@
+"""A Python for Spark's workers that reports to the JVM before it imports anything.
+
+Spark gives a worker ten seconds to connect back, whatever is set, and a worker first imports half of PySpark: on a
+machine that is busy, say because everything on it has just been started again, no query would ever begin.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+
+_EARLY = """\
+import os, runpy, socket, sys
+
+module, port = sys.argv[2], os.environ.get("PYTHON_WORKER_FACTORY_PORT")
+if port and module != "pyspark.daemon":
+    early = socket.create_connection(("127.0.0.1", int(port)))
+    plain = socket.socket.connect
+
+    def connect(self, address):
+        if address[:2] != ("127.0.0.1", int(port)):
+            return plain(self, address)
+        socket.socket.connect = plain
+        early.settimeout(self.gettimeout())
+        os.dup2(early.fileno(), self.fileno())
+        early.close()
+
+    socket.socket.connect = connect
+sys.argv = sys.argv[2:]
+sys.path[0] = os.getcwd()
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def worker_python(folder: Path) -> Path:
+    """Write it into a folder; returns what Spark is to call in the place of `python`."""
+    early, program = folder / "worker.py", folder / "python"
+    early.write_text(_EARLY, encoding="utf-8")
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(early))} "$@"\n', encoding="utf-8"
+    )
+    program.chmod(0o700)
+    return program

@@ -1,0 +1,47 @@
+"""Spark's workers connect back before they import anything, and the worker then uses that very connection."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from sinks.worker_python import worker_python
+
+_WORKER = """\
+import os, socket, time
+time.sleep(float(os.environ["SLOW"]))
+with socket.create_connection(("127.0.0.1", int(os.environ["PYTHON_WORKER_FACTORY_PORT"]))) as other:
+    other.sendall(b"hello")
+    print(other.recv(5).decode())
+"""
+
+
+def test_the_connection_is_there_before_the_worker_has_imported_anything(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder's name"
+    folder.mkdir()
+    (folder / "slow_worker.py").write_text(_WORKER)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        environment = {**os.environ, "PYTHON_WORKER_FACTORY_PORT": str(server.getsockname()[1]), "SLOW": "1"}
+        command = [str(worker_python(folder)), "-m", "slow_worker"]
+        worker = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE)
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(0.2)
+            try:
+                early = connection.recv(5)
+            except TimeoutError:
+                early = b"nothing yet"
+            connection.settimeout(20)
+            assert early == b"nothing yet"
+            assert connection.recv(5) == b"hello"
+            connection.sendall(b"reply")
+            assert worker.communicate(timeout=20)[0] == b"reply\n"
+    assert worker.returncode == 0
+
+
+def test_without_a_port_it_is_an_ordinary_python(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_WORKER_FACTORY_PORT"}
+    command = [str(worker_python(tmp_path)), "-m", "this"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    assert b"Zen of Python" in done.stdout
