@@ -96,4 +96,11 @@ def document_id(key: str) -> str:
 
 def raw_document_id(key: str) -> bytes:
     """`document_id` as JSON, for the body of a request."""
-    return quote(document_id(key)).encode()
+    plain = _PLAIN_KEY.fullmatch(key)
+    text = plain[1] or plain[2] if plain else _HASHED
+    return quote(document_id(key)).encode() if text.startswith(_HASHED) else f'"{text}"'.encode()
+
+
+# One column, a short text without escapes or a whole number: what almost every key is, at a tenth of the cost. 128
+# characters are 512 bytes at most.
+_PLAIN_KEY = re.compile(r'\{"[^"\\]*":(?:"([^"\\]{1,128})"|(-?[0-9]{1,40}))\}')

@@ -75,6 +75,8 @@ def copies(client: Client, index: str, route: Route, ids: Iterable[str]) -> Mapp
     """Every document of these ids on every shard, as it is now (not as of the last refresh)."""
     documents = [{"_id": one, "routing": probe} for one in ids for probe in route.probes]
     found: dict[str, list[Copy]] = {}
+    if not documents:
+        return found
     answer = members(client.text("POST", path_of(index, "_mget"), {"docs": documents}))
     for document in map(members, elements(answer["docs"])):
         if document.get("found") == "true":

@@ -93,10 +93,13 @@ class RedisSink:
     def facts(self) -> Mapping[str, str]:
         """What an operator should know: rows and versions may vanish under any policy but noeviction."""
         try:
-            memory = self._client.info("memory")
+            policy = str(self._client.info("memory").get("maxmemory_policy", "unknown"))
         except RedisError:
-            return {"eviction policy": "unknown"}
-        return {"eviction policy": str(memory.get("maxmemory_policy", "unknown"))}
+            policy = "unknown"
+        facts = {"eviction policy": policy}
+        if self._settings.lookups and policy not in ("noeviction", "unknown"):
+            facts["lookups"] = "may name rows that were evicted, or lack some: use noeviction"
+        return facts
 
     def prepare(self, schema: TableSchema) -> None:
         names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.errors import SinkError
+from cdc.errors import Rejected, SinkError
 from cdc.model import TableSchema
 from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
@@ -125,6 +125,16 @@ def test_a_replay_beside_the_live_writer_leaves_one_document_per_key(opened: Ope
 def _replay(sink: OpenSearchSink, batches: list[Any]) -> None:
     for one in batches:
         sink.apply(one)
+
+
+def test_a_refused_row_keeps_its_old_document_where_it_was(opened: Open, hits: Hits) -> None:
+    fields = {"public.items": {"amount": {"type": "integer"}}}
+    sink = opened(routing=BY_LABEL, fields=fields)
+    sink.apply(batch(ITEMS, [row(1, 10, "old")]))
+    poison = change("u", '{"id":1}', 20, '{"id":1,"label":"new","amount":"planted"}')
+    with pytest.raises(Rejected):
+        sink.apply(batch(ITEMS, [poison]))
+    assert [(hit["_id"], hit["_routing"], hit["_source"]["label"]) for hit in hits()] == [("1", "old", "old")]
 
 
 def test_one_shard_needs_no_looking(opened: Open, hits: Hits) -> None:

@@ -147,6 +147,12 @@ def expected_sets(
     return found
 
 
+def test_a_policy_that_evicts_is_said_to_harm_lookups(private_redis: MakeRedis) -> None:
+    server = private_redis({"maxmemory-policy": "allkeys-lru"})
+    assert "use noeviction" in opened(server.url, lookups=BY).facts()["lookups"]
+    assert "lookups" not in opened(server.url).facts()
+
+
 def cluster_of_one(private_redis: MakeRedis) -> str:
     server = private_redis({"cluster-enabled": "yes"})
     node = redis.Redis.from_url(server.url)
