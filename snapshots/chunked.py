@@ -169,7 +169,7 @@ class Backfills:
     def _begun_anew(self, job: Job, lsn: Lsn) -> Sequence[Entry]:
         """Every row that the log has of the table so far is over, in the same instant as that is noted."""
         schema = next((schema for schema in self._schemas.newest() if schema.table == job.request.table), None)
-        (noted,) = self._entry(replace(job, anew=False))
+        (noted,) = self._entry(replace(job, swept=True))
         if schema is None:
             return [noted]
         return [replace(noted, rows=truncation(schema, Stamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]

@@ -50,9 +50,11 @@ class Job:
     fresh: bool = False
     """The table may be new to the stream: a transaction older than its publication would be missed."""
     anew: bool = False
-    """The log has rows of the table from before it left, or was dropped, which must go first."""
+    """The log has rows of the table from before it left, or was dropped: they go first, and these rows beat them."""
     part: bool = False
     """It was for some rows only; kept for one that is over, whose request is not."""
+    swept: bool = False
+    """The rows of before have gone."""
 
     @property
     def whole(self) -> bool:
@@ -85,6 +87,7 @@ class Job:
             "reason": self.reason,
             "fresh": self.fresh,
             "anew": self.anew,
+            "swept": self.swept,
             **({"part": True} if over and not self.whole else {}),
         }
         return PREFIX + self.id, json.dumps(body, ensure_ascii=False, separators=(",", ":"))
@@ -96,7 +99,7 @@ class Job:
         place = None if body["place"] is None else tuple(body["place"])
         request = Request.of_facts(body["request"])
         state = State(body["state"])
-        flags = (body["fresh"], body.get("anew", False), body.get("part", False))
+        flags = (body["fresh"], body.get("anew", False), body.get("part", False), body.get("swept", False))
         return cls(name.removeprefix(PREFIX), request, state, place, body["rows"], body["reason"], *flags)
 
 

@@ -132,22 +132,22 @@ class TableReader:
 
     def _forget(self, job: Job, pace: Pace, wanted: Wanted) -> None:
         """Have the log drop what it holds of a table that begins again, and wait until it has."""
-        if not job.anew:
+        if not job.anew or job.swept:
             return
         say(self._connection, anew(job.id, self._secret), transactional=False)
         pace.waiting = "the stream, to drop what the table held before"
-        while (now := wanted(job.id)) is not None and now.anew:
+        while (now := wanted(job.id)) is not None and not now.swept:
             self._clock.wait(0.05)
 
     def _settle(self, job: Job, pace: Pace, wanted: Wanted) -> None:
         """Wait for what began before us.
 
         Transactions older than a table's publication write to it unseen, so a table new to the stream waits for all of
-        them; whatever is not visible then is written behind this point, which therefore may be the rows' version.
-        Otherwise a short while, once, is enough: for commits from before this process looked.
+        them; whatever is not visible then is written behind this point, which may therefore be the version of a table
+        that begins again: above all that its former life has left. Otherwise a short while, once, is enough: for commits from before this process looked.
         """
         (began,) = self._one("select pg_current_wal_insert_lsn()::text")
-        self._floor = Lsn(parse_lsn(began) - 1) if job.fresh else ZERO_LSN
+        self._floor = Lsn(parse_lsn(began) - 1) if job.anew else ZERO_LSN
         (newest,) = self._one("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
         deadline = self._clock.monotonic() + (0.0 if self._windows.settled else _SETTLE_SECONDS)
         while wanted(job.id) is not None and (job.fresh or self._clock.monotonic() < deadline):
