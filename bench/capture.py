@@ -3,9 +3,9 @@
     python -m bench.capture        (ROWS, CHANGES, SECONDS, TPS, CONTENDERS, OUT from the environment)
 
 Each contender gets a freshly loaded table, a backlog of CHANGES row changes to catch up with, and then TPS one-row
-transactions a second for SECONDS. Rate and CPU are counted from the moment the contender has asked for the stream (its
-slot is active) to the moment the last change is durable: process and JVM are then up, for everybody alike. CPU is the
-contender's own process, without broker and server; `busy_cores` is what the whole machine worked meanwhile.
+transactions a second for SECONDS. Rate and CPU are counted from the moment the contender asks for its stream (the
+server says when its sender began) to the moment the last change is durable: process and JVM are then up, for all alike.
+CPU is the contender's own process, without broker and server; `busy_cores` is what the whole machine worked meanwhile.
 """
 
 import contextlib
@@ -59,20 +59,40 @@ class Sizes:
         return cls(**{name: type(getattr(usual, name))(text) for name, text in given.items() if text})
 
 
+_SENDER = """
+select extract(epoch from r.backend_start)::float8
+  from pg_replication_slots s join pg_stat_replication r on r.pid = s.active_pid where s.slot_name = %s
+"""
+
+
 def catch_up(rival: Rival, dsn: str, churned: Churned, target: int) -> Throughput:
-    """The same clock for all: from the moment the contender's slot is active, which is when it has asked for the
-    stream, to the moment its last change is durable. What a process did before (its start, a JVM's) counts for nobody.
+    """The same clock for all: from the moment the server began to serve the contender's stream, by its own word, to
+    the moment the last change is durable. What a process did before (its start, a JVM's) counts for nobody.
     """
     rival.resume(target)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        asked = "select 1 from pg_replication_slots where slot_name = %s and active"
-        meter.wait(lambda: connection.execute(asked, (rival.slot,)).fetchone(), "the slot to be active", 120, 0.002)
-    begun, cpu, busy = time.monotonic(), rival.cpu(), meter.busy_seconds()
+    begun, cpu, busy = asked(rival, dsn)
     meter.wait(lambda: rival.reached(churned, target), f"{rival.name} to catch up", 1800, 0.01)
-    seconds, used, worked = time.monotonic() - begun, rival.cpu() - cpu, meter.busy_seconds() - busy
+    seconds, used, worked = time.time() - begun, rival.cpu() - cpu, meter.busy_seconds() - busy
     rival.check(churned)
     changes = churned.changes
     return Throughput(changes / seconds, used / changes * 1e6, seconds, used / seconds, worked / seconds)
+
+
+def asked(rival: Rival, dsn: str) -> tuple[float, float, float]:
+    """When the stream was asked for, and how much CPU the contender and the whole machine had used by then."""
+    seen = [(time.time(), rival.cpu(), meter.busy_seconds())]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def sender() -> tuple[float] | None:
+            seen.append((time.time(), rival.cpu(), meter.busy_seconds()))
+            found: tuple[float] | None = connection.execute(_SENDER, (rival.slot,)).fetchone()
+            return found
+
+        meter.wait(sender, f"{rival.name} to ask for its stream", 120, 0.002)
+        row = connection.execute(_SENDER, (rival.slot,)).fetchone()
+    begun = row[0] if row else seen[-1][0]
+    _, cpu, busy = max((each for each in seen if each[0] <= begun), default=seen[0])
+    return begun, cpu, busy
 
 
 def measure(rival: Rival, dsn: str, sizes: Sizes) -> dict[str, object]:

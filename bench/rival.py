@@ -26,7 +26,7 @@ class Rival(Protocol):
 
     @property
     def slot(self) -> str:
-        """Whose slot it reads: the clock starts when that becomes active."""
+        """Which slot it reads: the clock starts with that one's sender."""
 
     def begin(self) -> None:
         """Make slot and publication, stream once, stop with a saved position."""
