@@ -11,6 +11,7 @@ from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.model import PROGRESS_TABLE
 from cdc.ports import Offset
+from cdc.secret import Secret
 from tests.fix_servers import LocalServer
 from tests.kafka_rows import batch, change, entry, writer
 
@@ -79,6 +80,24 @@ def test_what_retention_removed_unread_stops_the_stream(
     with pytest.raises(Exception, match="Retention removed offsets") as caught:
         drain(spark, reader, tmp_path / "checkpoint")
     assert "millrace resync" in str(caught.value)
+
+
+def test_passwords_are_in_no_plan_progress_or_checkpoint(
+    spark: "SparkSession", settings: KafkaSettings, tmp_path: Path
+) -> None:
+    planted = {"password": Secret("planted-own-61f0"), "key_password": Secret("planted-key-61f0")}
+    guarded = settings.model_copy(update=planted)
+    writer(guarded, tmp_path).append(batch(10, 3))
+    frame = KafkaReader(guarded).frame(spark)
+    stream = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = stream.foreachBatch(lambda _rows, _number: None).trigger(availableNow=True).start()
+    query.awaitTermination()
+    plans = [frame._jdf.queryExecution().toString(), query._jsq.explainInternal(True)]
+    progress = [str(each) for each in query.recentProgress]
+    conf = [f"{name}={value}" for name, value in spark.sparkContext.getConf().getAll()]
+    files = [path.read_bytes().decode("latin-1") for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert len(progress) > 0 < len(files)
+    assert not [each for each in (*plans, *progress, *conf, *files) if "61f0" in each]
 
 
 def test_a_topic_made_again_stops_the_stream(spark: "SparkSession", settings: KafkaSettings, tmp_path: Path) -> None:
