@@ -119,6 +119,12 @@ class Process:
             self.process.wait(90)
         return time.monotonic() - begun
 
+    def alive(self) -> bool:
+        """True; raises if it ended by itself."""
+        if self.process is not None and self.process.poll() is not None:
+            raise RuntimeError(f"{self.name} ended with {self.process.returncode}; see {self.config.parent}")
+        return True
+
     def cpu(self) -> float:
         """CPU seconds of the process and everything below it, also of what has ended there."""
         return 0.0 if self.process is None else tree_cpu(self.process.pid)

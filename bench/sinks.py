@@ -93,9 +93,9 @@ def _folded(pipeline: Pipeline, kinds: Sequence[str], snapshot: int, target: int
     log = pipeline.log()
     apply = pipeline.start("apply")
     with Positions(log, names) as positions:
-        meter.wait(lambda: min(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
+        meter.wait(lambda: apply.alive() and min(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
         cpu, store_cpu = apply.cpu(), pipeline.stage.store_cpu()
-        meter.wait(lambda: positions.reached() >= target, f"{cast} to catch up", 3600)
+        meter.wait(lambda: apply.alive() and positions.reached() >= target, f"{cast} to catch up", 3600)
         cpu, store_cpu = apply.cpu() - cpu, pipeline.stage.store_cpu() - store_cpu
     stopping = apply.end()
     each = {kind: _rate(log, positions.steps[name], snapshot) for kind, name in zip(kinds, names, strict=True)}
@@ -152,7 +152,7 @@ def latency(place: Stage, sizes: Sizes) -> Figures:
         begun = time.monotonic()
         apply = pipeline.start("apply")
         with Positions(log, names) as positions:
-            meter.wait(lambda: positions.reached() >= loaded, "the first rows", 900)
+            meter.wait(lambda: apply.alive() and positions.reached() >= loaded, "the first rows", 900)
             first = {name: round(steps[0].monotonic - begun, 1) for name, steps in positions.steps.items()}
             rates = {}
             for tps in _RATES:
