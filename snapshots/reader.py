@@ -144,7 +144,8 @@ class TableReader:
 
         Transactions older than a table's publication write to it unseen, so a table new to the stream waits for all of
         them; whatever is not visible then is written behind this point, which may therefore be the version of a table
-        that begins again: above all that its former life has left. Otherwise a short while, once, is enough: for commits from before this process looked.
+        that begins again: above all that its former life has left. Otherwise a short while, once, is enough: for
+        commits from before this process looked.
         """
         (began,) = self._one("select pg_current_wal_insert_lsn()::text")
         self._floor = Lsn(parse_lsn(began) - 1) if job.anew else ZERO_LSN
