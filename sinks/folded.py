@@ -7,7 +7,7 @@ because parsing and printing would damage them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +16,11 @@ import pyarrow.compute as pc
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Schemas
 from sinks.fold import FOLDED
+from sinks.fold_arrow import ranked
 from sinks.raw_json import splice
 
 Row = dict[str, Any]
 SchemaOf = Callable[[TableId, int], TableSchema]
-_ORDER: Sequence[tuple[str, Literal["ascending", "descending"]]] = (
-    ("table", "ascending"),
-    ("key", "ascending"),
-    ("version", "descending"),
-    ("commit_lsn", "descending"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +48,13 @@ def joined(several: Sequence[Folded]) -> Folded:
     for batch in batches:
         if batch.truncated > cuts.get(str(batch.schema.table), {"version": 0})["version"]:
             cuts[str(batch.schema.table)] = {"version": batch.truncated, "schema_id": batch.schema.id}
-    rows = _placed(pa.concat_tables([FOLDED.empty_table(), *(batch.rows for batch in batches)]))
-    below = _after_truncates(rows, cuts)
+    rows = pa.concat_tables([FOLDED.empty_table(), *(batch.rows for batch in batches)])
+    below = _after_truncates(ranked(rows.append_column("ordinal", pa.array(np.arange(rows.num_rows)))), cuts)
     return Folded(
         max(folded.reached for folded in several),
         max((folded.newest for folded in several if folded.newest), default=None),
         list(_batches(below, cuts, lambda table, number: schemas[table, number])),
     )
-
-
-def _placed(rows: pa.Table) -> pa.Table:
-    """What `sinks.fold.fold` adds: 1 for the newest change of a key, and the older ones only below a partial one."""
-    later_first = rows.take(np.arange(rows.num_rows)[::-1])  # a stable sort: at equal versions the later one counts
-    ordered = later_first.take(pc.sort_indices(later_first, sort_keys=_ORDER)).combine_chunks()
-    keys = [ordered.column(name).combine_chunks() for name in ("table", "key")]
-    new = np.ones(ordered.num_rows, np.bool_)
-    if ordered.num_rows > 1:
-        new[1:] = np.logical_or.reduce([pc.not_equal(key[1:], key[:-1]).to_numpy(zero_copy_only=False) for key in keys])
-    first = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0)) if len(new) else np.zeros(0, np.int64)
-    place = np.arange(len(new)) - first + 1
-    gaps = pc.fill_null(pc.list_value_length(ordered.column("unchanged").combine_chunks()), 0)
-    partial = gaps.to_numpy(zero_copy_only=False)[first] > 0
-    kept = pa.array((place == 1) | partial)
-    return ordered.append_column("place", pa.array(place, pa.int32())).filter(kept)
 
 
 def gather(rows: pa.Table, schemas: Schemas) -> Folded:

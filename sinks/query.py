@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +24,8 @@ from cdc.errors import EnvironmentFault, LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
 from sinks.applier import Applier, Stopped
-from sinks.fold import fold
+from sinks.fold import FOLDED, fold
+from sinks.fold_arrow import ranked
 from sinks.folded import Folded, gather
 
 if TYPE_CHECKING:
@@ -41,6 +42,17 @@ _PLAIN = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.streaming.stopTimeout": "15s",  # for ever by default, though a batch may hang in a store
 }
+
+
+_NEEDED = (*FOLDED.names, "ordinal")
+
+
+@runtime_checkable
+class Weighs(Protocol):
+    """A log that knows the size of its micro-batches before they are read."""
+
+    def is_small(self, batch: "DataFrame") -> bool:
+        """Whether the rows of a micro-batch can be held in memory without a thought, unfolded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +223,9 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     """
     from pyspark import StorageLevel
 
+    if isinstance(log, Weighs) and log.is_small(changes):
+        yield gather(ranked(changes.select(*_NEEDED).toArrow()), log.schemas)
+        return
     whole = fold(changes)
     rows = _piece(whole, 0)
     last = _size(rows) // _PIECE_BYTES

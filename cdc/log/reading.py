@@ -142,6 +142,13 @@ class SegmentReader:
 
         return frame(spark, self._folder.root, sequence_of(self.start() if after is None else after), limit)
 
+    @staticmethod
+    def is_small(batch: "DataFrame") -> bool:
+        """Whether a micro-batch of `frame` is a few thousand rows in a few hundred kilobytes of files."""
+        from cdc.log.spark.segments import is_small
+
+        return is_small(batch)
+
 
 def require_kept(view: View, position: int) -> None:
     """Raise if what follows a position was removed: going on would skip changes in silence."""

@@ -127,6 +127,7 @@ def test_a_random_history_ends_in_the_state_of_the_source(pipeline: Pipeline) ->
 
 def test_a_batch_taken_in_pieces_ends_in_the_same_state(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinks.query._PIECE_BYTES", 1000)
+    monkeypatch.setattr("cdc.log.reading.SegmentReader.is_small", lambda _log, _batch: False)
     history = History(ITEMS, INTEGERS, random.Random(11)).write(120)
     reach(pipeline, pipeline.log.append(history.rows))
     pipeline.check(ITEMS, history.state())

@@ -78,6 +78,16 @@ def _piece(view: View, segment: Segment, start: int, end: int) -> Piece:
     return Piece(max(start, segment.start - 1), min(end, segment.stop), 0, rows, place, base)
 
 
+def few(whole: Sequence[Piece], rows: int, size: int) -> bool:
+    """Whether these are at most so many rows, in files of at most so many bytes; a file that is gone was merged."""
+    if sum(piece.rows for piece in whole) > rows:
+        return False
+    try:
+        return sum(_size(Path(place)) for place in {piece.place for piece in whole}) <= size
+    except FileNotFoundError:
+        return False
+
+
 def spread(whole: Sequence[Piece], tasks: int, least: int) -> list[list[Piece]]:
     """Cut pieces into at most `tasks` shares of at least `least` rows: a task costs more than reading a few rows."""
     total = sum(piece.rows for piece in whole)

@@ -37,6 +37,8 @@ _GLANCE = 0.01
 each question at once."""
 _TASK_ROWS = 20_000
 """Least rows of a task: below this a second task costs more than it saves."""
+_SMALL_ROWS, _SMALL_BYTES = 5_000, 512 << 10
+"""What is folded without Spark: rows, and bytes on disk, which may be ten times as many in memory."""
 
 
 def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFrame:
@@ -49,6 +51,12 @@ def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFr
         "tasks": str(spark.sparkContext.defaultParallelism),
     }
     return spark.readStream.format(_FORMAT).options(**options).load()
+
+
+def is_small(batch: DataFrame) -> bool:
+    """Whether a micro-batch has few rows and bytes: only then it is a single partition, marker and all."""
+    partitions: int = batch._jdf.queryExecution().toRdd().getNumPartitions()
+    return partitions == 1
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> None:
@@ -162,6 +170,8 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._segments().view()
         whole = pieces.pieces(view, start["sequence"], end["sequence"])
         shares = pieces.spread(whole, self._tasks, _TASK_ROWS)
+        if len(shares) == 1 and not pieces.few(whole, _SMALL_ROWS, _SMALL_BYTES):
+            shares.append([])  # see is_small
         last = len(shares) - 1
         marker = pieces.reached(view, end["sequence"])
         return [_Share(str(self._root), share, marker if at == last else None) for at, share in enumerate(shares)]
