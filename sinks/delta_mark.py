@@ -54,6 +54,8 @@ STAGING = "_millrace_staging"
 _TAG = "MILLRACE_MARKS"
 """On files that hold the new rows of marked ones, so that those left by small batches are known from sorted ones."""
 _FEATURE = "deletionVectors"
+_FEATURES = {_FEATURE, "timestampNtz", "appendOnly", "invariants"}
+_PLAIN_WRITER, _BY_FEATURES = 2, 7
 _PROPERTY = "delta.enableDeletionVectors"
 _EVERY_CHECKPOINT = 100
 
@@ -86,10 +88,12 @@ class Marker:
 
     def write(self, table: DeltaTable, given: Changes, stored: Files, small: int) -> Changes | None:
         """Write the batch in one commit, or in none if nothing changes; None if the table's log cannot be read here."""
-        if not self._live.follow(table.version()) or not self._known(stored):
+        if not self._live.follow(table.version()) or not self._known(stored) or not _understood(self._live.protocol):
             return None
         if _PROPERTY not in self._live.metadata.get("configuration", {}):
             self._allow(table)
+            if not self._known(stored):
+                raise CommitFailedError("another writer of the table came in between")
         gone = self._vectors(table)
         found = self._look_up(given, stored, gone)
         decided = decide(found.rows, given)
@@ -218,6 +222,13 @@ class Marker:
         self._gone |= {path: (_identity(add), marked[path]) for path, add in named.items() if add is not None}
         if version % _EVERY_CHECKPOINT == 0:
             table.create_checkpoint()
+
+
+def _understood(protocol: Action) -> bool:
+    """Whether a commit written here keeps what the table promises: row ids, change feeds and the like it does not."""
+    if protocol["minWriterVersion"] < _BY_FEATURES:
+        return bool(protocol["minWriterVersion"] <= _PLAIN_WRITER and protocol["minReaderVersion"] == 1)
+    return {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())} <= _FEATURES
 
 
 def with_vector(add: Action, dead: Ints) -> Action | None:

@@ -227,6 +227,15 @@ def test_a_table_grows_a_column_after_its_rows_were_marked(open_sink: Open) -> N
     assert stored[251]["extra"] is None
 
 
+def test_a_table_with_a_feature_that_is_not_known_here_is_not_marked(lake: Path, open_sink: Open) -> None:
+    """Somebody keeps a change feed of the table: a commit of ours would leave the marked rows out of it."""
+    sink = loaded(open_sink)
+    opened_table(lake).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
+    assert not any("deletionVector" in add for add in last_actions(lake)["add"])
+    assert sum(row["label"].startswith("new") for row in scanned(lake)) == 20
+
+
 def test_without_deletion_vectors_files_are_copied(lake: Path, open_sink: Open) -> None:
     sink = loaded(open_sink, deletion_vectors=False)
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
