@@ -81,3 +81,12 @@ def test_a_new_table_and_an_unchanged_one_pass_every_policy(policy: Policy) -> N
     assert policed.record(BEFORE).columns == BEFORE.columns
     other = TableSchema(TableId("public", "other"), (ID,))
     assert policed.record(other).columns == other.columns
+
+
+@pytest.mark.parametrize("policy", ["evolve", "lenient", "ignore", "exception"])
+def test_looking_records_nothing_and_refuses_nothing(policy: Policy) -> None:
+    """What a streamed transaction says of its columns may yet be rolled back."""
+    schemas = _policed(policy)
+    assert schemas.standing(BEFORE) == schemas.newest()[0]
+    assert schemas.standing(HARMFUL[0]) == (schemas.newest()[0] if policy == "ignore" else None)
+    assert [schema.id for schema in schemas.newest()] == [1]
