@@ -34,8 +34,8 @@ from cdc.log.kafka_transaction import Transactions
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
 
-_CHUNK_ROWS = 16_384
-_CHUNK_BYTES = 64 << 20
+_CHUNK_ROWS = 8_192
+_CHUNK_BYTES = 32 << 20
 """Rows turned into messages at once: more of them no longer gain, cost memory, and an Arrow array ends at 2 GB."""
 
 

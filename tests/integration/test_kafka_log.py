@@ -205,6 +205,13 @@ def test_sixty_megabytes_pass_a_limit_of_one(settings: KafkaSettings, tmp_path: 
         assert json.loads(str(found[10, '{"id":2}']))["note"] == huge
 
 
+def test_a_message_may_be_larger_than_what_usually_waits(settings: KafkaSettings, tmp_path: Path) -> None:
+    roomy = settings.model_copy(update={"max_message_bytes": 50_000_000, "patience_seconds": 60.0})
+    rows = entry(10, change(1, 10, note="0123456789" * 2_000_000))
+    writer(roomy, tmp_path).append(rows)
+    assert everything(KafkaReader(roomy)) == rows.rows.to_pylist()
+
+
 def test_a_change_larger_than_a_message_can_stop_the_log(settings: KafkaSettings, tmp_path: Path) -> None:
     small = settings.model_copy(update={"max_message_bytes": 50_000, "oversize": "stop"})
     log = writer(small, tmp_path)
