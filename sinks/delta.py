@@ -169,7 +169,8 @@ class DeltaSink:
         layout = self._evolution(schema, store).layout
         if store.folder is not None:
             clear_staging(store.folder)
-        return store.guarded(lambda: maintain(store.current(), layout, care, datetime.now(UTC)))
+        now = datetime.now(UTC)
+        return store.guarded(lambda: maintain(store.current(), layout, care, now, store.set_properties))
 
     @property
     def threads(self) -> int:

@@ -3,7 +3,7 @@
 Each step is a commit of its own and gives way: where the stream wins, the step is left to the next round.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -72,7 +72,10 @@ class _Stretch:
         return [_Stretch(self.starts[:half], self.starts[half]), _Stretch(self.starts[half:], self.end)] if half else []
 
 
-def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime) -> Cared:
+SetProperties = Callable[[DeltaTable, Mapping[str, str]], None]
+
+
+def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime, set_properties: SetProperties) -> Cared:
     """One round. Safe at any time and beside any writer: where the stream is faster, a stretch is tried in halves."""
     purged = rewritten = yielded = 0
     waiting = _worn(table, layout, now - care.tombstones)
@@ -85,20 +88,21 @@ def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime) -> Ca
             waiting += stretch.halves()
             yielded += 1
         table.update_incremental()
-    _limit_log(table, hours := int(care.history.total_seconds() // 3600))
+    hours = int(care.history.total_seconds() // 3600)
+    _limit_log(table, hours, set_properties)
     table.create_checkpoint()
     removed = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
     table.cleanup_metadata()
     return Cared(purged, rewritten, len(removed), yielded)
 
 
-def _limit_log(table: DeltaTable, hours: int) -> None:
+def _limit_log(table: DeltaTable, hours: int, set_properties: SetProperties) -> None:
     """Let checkpoints remove older commits: each thousand of them costs every batch a millisecond of listing."""
     wanted = dict.fromkeys(_RETENTION, f"interval {hours} hours")
     set_already = table.metadata().configuration
     if any(set_already.get(name) != value for name, value in wanted.items()):
         with suppress(CommitFailedError):
-            table.alter.set_table_properties(wanted)
+            set_properties(table, wanted)
             table.update_incremental()
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -125,6 +125,19 @@ class Marker:
         table.update_incremental()
         if not self._live.follow(table.version()):
             raise CommitFailedError("the table's log was cleaned up in between")
+
+    def set_properties(self, table: DeltaTable, wanted: Mapping[str, str]) -> bool:
+        """Set properties of the table in one commit; False if its log cannot be read here.
+
+        `deltalake` would list features that nobody asked for (`variantType`) on a table with deletion vectors.
+        """
+        if not self._live.follow(table.version()) or not _understood(self._live.protocol):
+            return False
+        metadata = self._live.metadata
+        changed = {**metadata, "configuration": {**metadata.get("configuration", {}), **wanted}}
+        commit(self._folder, table.version() + 1, "SET TBLPROPERTIES", [{"metaData": changed}], {})
+        self._follow(table)
+        return True
 
     # -- what is stored
 

@@ -110,8 +110,12 @@ class DeltaStore:
     def note_schema(self, number: int) -> None:
         """Remember a schema, unless a newer one is."""
         if number > self.noted_schema():
-            noted = {_SCHEMA: str(number)}
-            self.commit(lambda table: table.alter.set_table_properties(noted, raise_if_not_exists=False))
+            self.commit(lambda table: self.set_properties(table, {_SCHEMA: str(number)}))
+
+    def set_properties(self, table: DeltaTable, wanted: Mapping[str, str]) -> None:
+        """Set properties of the table, in one commit. Raises CommitFailedError where others won."""
+        if self.marker is None or not self.marker.set_properties(table, wanted):
+            table.alter.set_table_properties(dict(wanted), raise_if_not_exists=False)
 
     def read(self, layout: Layout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the newest rows that meet the condition, in the layout's types."""

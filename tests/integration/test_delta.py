@@ -418,7 +418,8 @@ def test_a_deleted_row_is_in_no_file_once_history_has_passed(lake: Path, open_si
     sink.apply(batch(LABELLED, [change("d", '{"id":7}', 6)]))
     layout = delta_layout.evolve(LABELLED, sink.store(LABELLED.table).schema()).layout
     at_once = Care(timedelta(days=36_500), timedelta(0))
-    maintain(sink.store(LABELLED.table).current(), layout, at_once, datetime.now(UTC))
+    store = sink.store(LABELLED.table)
+    maintain(store.current(), layout, at_once, datetime.now(UTC), store.set_properties)
     left = [label for file in lake.rglob("*.parquet") if "_delta_log" not in str(file) for label in _labels(file)]
     assert len(left) == 10
     assert "row 7" not in left

@@ -175,7 +175,9 @@ def test_maintenance_folds_the_marks_in_and_changes_no_row(lake: Path, open_sink
     live = LiveFiles(lake / "public.items")
     assert live.follow(opened_table(lake).version())
     assert not [add for add in live.adds.values() if "deletionVector" in add]
+    assert opened_table(lake).protocol().reader_features == ["deletionVectors"], "nothing more is asked of readers"
     sink.apply(numbers(range(0, 5000, 250), 50, "after"))
+    assert any("deletionVector" in add for add in last_actions(lake)["add"])
     assert sink.stored(ITEMS).num_rows == 5000
 
 
