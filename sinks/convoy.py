@@ -60,6 +60,8 @@ class Convoy:
         try:
             for folded in collected(changes, self._log):
                 self.ring.put(folded, size(folded))
+        except Stopped:
+            return  # no harm if Spark takes the batch for done: its checkpoint is thrown away at the next start
         except MillraceError as error:
             self._error = str(error)
             raise

@@ -1,7 +1,8 @@
-"""A Python for Spark's workers that reports to the JVM before it imports anything.
+"""A Python for Spark's workers that reports to the JVM, and says who it is, before it imports anything.
 
-Spark gives a worker ten seconds to connect back, whatever is set, and a worker first imports half of PySpark: on a
-machine that is busy, say because everything on it has just been started again, no query would ever begin.
+Spark gives a worker ten seconds to connect back, and ten more for its secret, whatever is set, and a worker first
+imports half of PySpark: on a machine that is busy, say because everything on it has just been started again, no query
+would ever begin. PySpark is then kept from sending the secret again, and reads the answer itself.
 """
 
 import shlex
@@ -12,9 +13,17 @@ _EARLY = """\
 import os, runpy, socket, sys
 
 module, port = sys.argv[2], os.environ.get("PYTHON_WORKER_FACTORY_PORT")
+secret = os.environ.get("PYTHON_WORKER_FACTORY_SECRET", "").encode()
 if port and module != "pyspark.daemon":
     early = socket.create_connection(("127.0.0.1", int(port)))
+    if secret:
+        early.sendall(len(secret).to_bytes(4, "big") + secret)
     plain = socket.socket.connect
+
+    def sent_before(value, stream):
+        pyspark.write_with_length = write
+        if value != secret:
+            write(value, stream)
 
     def connect(self, address):
         if address[:2] != ("127.0.0.1", int(port)):
@@ -23,6 +32,10 @@ if port and module != "pyspark.daemon":
         early.settimeout(self.gettimeout())
         os.dup2(early.fileno(), self.fileno())
         early.close()
+        if secret:
+            global pyspark, write
+            pyspark = sys.modules["pyspark.util"]
+            write, pyspark.write_with_length = pyspark.write_with_length, sent_before
 
     socket.socket.connect = connect
 sys.argv = sys.argv[2:]

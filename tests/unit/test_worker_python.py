@@ -40,6 +40,34 @@ def test_the_connection_is_there_before_the_worker_has_imported_anything(tmp_pat
     assert worker.returncode == 0
 
 
+_PYSPARK = """\
+import os, time
+from pyspark.util import local_connect_and_auth
+time.sleep(1)
+port = int(os.environ["PYTHON_WORKER_FACTORY_PORT"])
+file, _ = local_connect_and_auth(port, os.environ["PYTHON_WORKER_FACTORY_SECRET"])
+file.write(b"hello")
+file.flush()
+"""
+
+
+def test_the_secret_is_sent_at_once_and_only_once(tmp_path: Path) -> None:
+    (tmp_path / "slow_worker.py").write_text(_PYSPARK)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        own = {"PYTHON_WORKER_FACTORY_PORT": str(server.getsockname()[1]), "PYTHON_WORKER_FACTORY_SECRET": "s3cret"}
+        command = [str(worker_python(tmp_path)), "-m", "slow_worker"]
+        worker = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **own})
+        connection, _ = server.accept()
+        with connection, connection.makefile("rwb") as file:
+            assert file.read(10) == b"\0\0\0\6s3cret"
+            assert worker.poll() is None
+            file.write(b"\0\0\0\2ok")
+            file.flush()
+            assert file.read(5) == b"hello"
+            assert worker.wait(60) == 0
+
+
 def test_without_a_port_it_is_an_ordinary_python(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHON_WORKER_FACTORY_PORT"}
     command = [str(worker_python(tmp_path)), "-m", "this"]
