@@ -36,7 +36,12 @@ def beside(action: Callable[[], object]) -> threading.Thread:
 
 def fed(ring: Ring, *numbers: int, size: int = 1) -> list[int]:
     """Put batches as the query does; returns what the cache took meanwhile."""
-    query = beside(lambda: [ring.put(batch(end), size) for end in numbers])
+
+    def put() -> None:
+        for end in numbers:
+            ring.put(batch(end), size)
+
+    query = beside(put)
     taken: list[int] = []
     while len(taken) < len(numbers):
         taken += ends(ring.take("cache"))
