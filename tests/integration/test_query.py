@@ -106,7 +106,7 @@ def reach(pipeline: Pipeline, lsn: int) -> None:
         assert pipeline.query.failure() is None
         return pipeline.applier.status.reached >= lsn
 
-    wait_until(there, 60, f"reached {lsn}")
+    wait_until(there, 180, f"reached {lsn}")
 
 
 def row(key: int, version: int, label: str, op: str = "u", partial: bool = False) -> dict[str, object]:
