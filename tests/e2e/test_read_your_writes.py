@@ -1,10 +1,14 @@
-"""A program that waits for its own write never reads an older row: five thousand writes, no stale read."""
+"""A program that waits for its own write never reads an older row: five thousand writes, no stale read, also while two
+hundred slow clients hold connections to the endpoint."""
 
 import json
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -78,12 +82,48 @@ def write_and_read(pipeline: Pipeline, writer: int, keys: list[int]) -> list[str
     return stale
 
 
+@contextmanager
+def slow_clients(pipeline: Pipeline) -> Iterator[None]:
+    """Two hundred others that begin requests and never end them, as often as they are thrown out."""
+    stop = threading.Event()
+
+    def bother() -> None:
+        while not stop.is_set():
+            held = [socket.create_connection(("127.0.0.1", pipeline.settings.http.port)) for _ in range(200)]
+            for connection in held:
+                connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+            worst.append(_livez_seconds(pipeline))
+            stop.wait(9)
+            for connection in held:
+                connection.close()
+
+    worst: list[float] = []
+    thread = threading.Thread(target=bother)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+    assert worst
+    assert max(worst) < 10
+
+
+def _livez_seconds(pipeline: Pipeline) -> float:
+    before = time.monotonic()
+    try:
+        httpx.get(f"{address(pipeline)}/livez", trust_env=False, timeout=10).raise_for_status()
+    except httpx.HTTPError:
+        return float("inf")
+    return time.monotonic() - before
+
+
 def test_five_thousand_writes_are_each_read_back_and_none_is_stale(running: Pipeline) -> None:
     with running.database.connect() as owner:
         rows = owner.execute("select id from products where sku like 'own-%' order by id").fetchall()
     keys = [int(row[0]) for row in rows]
     shares = [keys[writer * _ROWS : (writer + 1) * _ROWS] for writer in range(_WRITERS)]
-    with ThreadPoolExecutor(_WRITERS) as pool:
+    with slow_clients(running), ThreadPoolExecutor(_WRITERS) as pool:
         found = list(pool.map(lambda item: write_and_read(running, *item), enumerate(shares)))
     assert len(keys) * _ROUNDS == 5000
     assert [line for lines in found for line in lines] == []
