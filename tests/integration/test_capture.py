@@ -101,9 +101,8 @@ def test_the_password_is_nowhere_to_be_seen(rig: Rig) -> None:
     rig.wait_caught_up(program)
     secret = rig.source["password"]
     assert secret not in Path(f"/proc/{program.pid}/cmdline").read_text()
-    rig.database.execute(
-        "select pg_terminate_backend(active_pid) from pg_replication_slots where database = current_database()"
-    )
+    ended = "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s and active"
+    wait_until(lambda: rig.ask(ended, rig.source["slot"]), 30, "a sender to end")
     wait_until(lambda: rig.status().get("reconnects"), 30, "the reconnect")
     rig.wait_caught_up(program)
     assert program.terminate() == 0
