@@ -37,7 +37,10 @@ def up(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the servers, or find them running. They stay until `millrace local down`."""
+    """Start the servers, or find them running. They stay until `millrace local down`.
+
+    Example: millrace local up
+    """
     names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
     with _narrated(quiet=as_json) as narrate, _interruptible():
         running = Servers(home or home_folder(), narrate=narrate).up(names, _ports(port or []))
@@ -46,7 +49,10 @@ def up(
 
 @app.command()
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show which servers run, and where."""
+    """Show which servers run, and where.
+
+    Example: millrace local status --json
+    """
     running = Servers(home or home_folder()).status()
     if not running and not as_json:
         OUT.print("No server runs here. Start them: millrace local up")
@@ -56,7 +62,10 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Stop every server of the state folder; their data stays."""
+    """Stop every server of the state folder; their data stays.
+
+    Example: millrace local down
+    """
     stopped = Servers(home or home_folder()).down()
     if as_json:
         print_json({"stopped": stopped})

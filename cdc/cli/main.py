@@ -78,7 +78,7 @@ def version(as_json: JsonOption = False) -> None:
 def main() -> None:
     """Run the command line; the one place where every error becomes a sentence and an exit code."""
     try:
-        app()
+        app(prog_name="millrace")
     except MillraceError as error:
         ERR.print(f"error: {error.message}", style="red", markup=False)
         if error.remedy:

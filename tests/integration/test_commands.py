@@ -1,0 +1,180 @@
+"""Every command as a new user meets it: help with an example, JSON, a pipe, a terminal, the shell's completion."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.main import get_command
+
+from cdc.cli.main import app, main
+
+_ESCAPE = "\x1b["
+
+
+def commands() -> Iterator[list[str]]:
+    """Every command and every command of a group."""
+    root = get_command(app)
+    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
+        nested = getattr(command, "commands", {})
+        yield from ([name, inner] for inner in sorted(nested))
+        if not nested:
+            yield [name]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "millrace.yaml"
+    path.write_text(
+        f"state: {tmp_path / 'state'}\nsource: {{tables: [public.orders, public.users]}}\nsinks: [{{kind: redis}}]\n"
+    )
+    return path
+
+
+class Said(NamedTuple):
+    """How a command ended and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def facts(self) -> Any:
+        """Its JSON."""
+        return json.loads(self.out)
+
+
+Millrace = Callable[..., Said]
+
+
+@pytest.fixture
+def millrace(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Millrace:
+    """Runs a command in this process: starting Python for each would take most of the time."""
+    monkeypatch.setenv("MILLRACE_CONFIG", str(config))
+
+    def run(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["millrace", *words])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(words: list[str]) -> None:
+    command = get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    text = command.help or ""
+    assert re.search(rf"Examples?:\s+.*millrace {' '.join(words)}\b", text), text
+    assert len(text.split("\n")[0]) < 130
+
+
+def test_pause_and_resume_are_kept_and_shown(millrace: Millrace) -> None:
+    assert millrace("pause", "redis").code == 0
+    facts = millrace("pause", "public.orders", "--json").facts
+    assert facts == {"sinks": ["redis"], "tables": ["public.orders"]}
+    assert millrace("status", "--json").facts["paused"] == facts
+    assert "public.orders\tpaused" in millrace("tables").out
+    assert millrace("resume", "redis").code == 0
+    assert millrace("resume", "public.orders", "--json").facts == {"sinks": [], "tables": []}
+
+
+def test_an_unknown_target_ends_with_2_and_the_known_ones(millrace: Millrace) -> None:
+    refused = millrace("pause", "publc.orders")
+    assert refused.code == 2
+    said = " ".join(refused.err.split())
+    assert "neither a sink nor a table" in said
+    assert "public.orders, public.users" in said
+
+
+def test_what_needs_a_running_pipeline_says_how_to_start_it(millrace: Millrace) -> None:
+    for words, code in ((["reload"], 3), (["lag"], 1)):
+        asked = millrace(*words)
+        assert asked.code == code
+        assert "millrace run" in asked.err
+    asked = millrace("status")
+    assert asked.code == 1
+    assert "does not run. Start it: millrace run" in asked.out
+
+
+def test_tables_without_a_running_pipeline_says_so_in_json(millrace: Millrace) -> None:
+    facts = millrace("tables", "--json").facts
+    assert [(one["table"], one["state"]) for one in facts] == [
+        ("public.orders", "not running"),
+        ("public.users", "not running"),
+    ]
+
+
+def test_a_pipe_gets_plain_lines_and_a_terminal_gets_headings(config: Path) -> None:
+    command = [sys.executable, "-m", "cdc.cli.main", "tables"]
+    environment = {**os.environ, "MILLRACE_CONFIG": str(config), "TERM": "xterm-256color", "COLUMNS": "100"}
+    piped = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert piped.stdout.splitlines()[0] == "public.orders\tnot running\t0\t0\t"
+    assert _ESCAPE not in piped.stdout
+    script = shutil.which("script")
+    if script is None:
+        pytest.skip("script(1) is not installed")
+    typed = [script, "-qec", " ".join(command), "/dev/null"]
+    seen = subprocess.run(typed, env=environment, capture_output=True, text=True, check=True, timeout=60, input="")
+    assert "newest commit" in seen.stdout
+    assert _ESCAPE in seen.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_each_shell_names_the_command(
+    millrace: Millrace, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.delenv("_MILLRACE_COMPLETE", raising=False)
+    script = millrace("completion", shell).out
+    monkeypatch.delenv("_MILLRACE_COMPLETE", raising=False)
+    assert f"_MILLRACE_COMPLETE=complete_{shell}" in script
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("millrace pau", {"pause"}),
+        ("millrace pause p", {"public.orders", "public.users"}),
+        ("millrace resume r", {"redis"}),
+        ("millrace wait 0/0 --sink ", {"redis"}),
+        ("millrace dlq re", {"retry"}),
+    ],
+)
+def test_the_shell_completes_commands_sinks_and_tables(
+    millrace: Millrace, monkeypatch: pytest.MonkeyPatch, typed: str, offered: set[str]
+) -> None:
+    monkeypatch.setenv("_MILLRACE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    found = millrace().out
+    assert set(found.split()) >= offered
+    assert all(one.startswith(typed.rpartition(" ")[2]) for one in found.split())
+
+
+def test_bash_itself_completes(tmp_path: Path, config: Path) -> None:
+    binary = tmp_path / "bin" / "millrace"
+    binary.parent.mkdir()
+    binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m cdc.cli.main "$@"\n')
+    binary.chmod(0o755)
+    code = (
+        "source <(millrace completion bash); COMP_WORDS=(millrace pause pub); COMP_CWORD=2;"
+        ' _millrace_completion millrace pub pause; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    path = f"{binary.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "MILLRACE_CONFIG": str(config)}
+    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["public.orders", "public.users"]
