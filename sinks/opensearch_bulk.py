@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from cdc.errors import Busy
-from sinks.opensearch_client import Blocked, Client, RequestRefused, path_of
+from sinks.opensearch_client import Blocked, Client, RequestRefused, TimedOut, path_of
 from sinks.raw_json import quote
 
 _FIELD = re.compile(r"field \[([^\]]*)\] of type \[([^\]]*)\]")
@@ -105,6 +105,9 @@ class Bulk:
             raise
         except Busy:
             return chunk
+        except TimedOut as late:  # not as a loss: a new connection would begin again with requests as large as this one
+            self.limit = max(_SMALLEST, self.limit // 2)
+            raise Busy(late.message, "It is tried again with smaller requests.") from None
         except RequestRefused as refused:
             return self._refused(alias, chunk, refused, refusals)
         if not answer["errors"]:

@@ -40,6 +40,10 @@ class Blocked(Busy):
     """An index that takes no writes for now."""
 
 
+class TimedOut(Lost):
+    """No answer in time: the server may be working on it still."""
+
+
 class Client:
     """One cluster. `sink` names the sink in errors."""
 
@@ -79,10 +83,8 @@ class Client:
 
     def _translated(self, error: TransportError, path: str) -> MillraceError:
         name = f"sink {self._sink!r}: OpenSearch"
-        if isinstance(error, SSLError):
-            return SinkError(f"{name} is not trusted: its certificate failed verification.", "Set ca_file.")
-        if isinstance(error, (ConnectionError, ConnectionTimeout)):
-            return Lost(f"{name} cannot be reached ({type(error).__name__}).", "It is tried again.")
+        if isinstance(error, ConnectionError):
+            return _unreachable(name, error)
         status, kind = int(error.status_code), error_type(error.info)
         if kind == "cluster_block_exception":
             return self.blocked(path)
@@ -102,6 +104,14 @@ class Client:
             "Its disk is probably full: free space, then remove index.blocks.read_only_allow_delete.",
             retry_after=5.0,
         )
+
+
+def _unreachable(name: str, error: ConnectionError) -> MillraceError:
+    if isinstance(error, SSLError):
+        return SinkError(f"{name} is not trusted: its certificate failed verification.", "Set ca_file.")
+    if isinstance(error, ConnectionTimeout):
+        return TimedOut(f"{name} did not answer in {_TIMEOUT:g} s.", "It is tried again.")
+    return Lost(f"{name} cannot be reached ({type(error).__name__}).", "It is tried again.")
 
 
 def error_type(info: object) -> str:

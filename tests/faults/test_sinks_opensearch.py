@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import Busy, Lost, Rejected
+from sinks import opensearch_client
 from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
 from sinks.opensearch_settings import OpenSearchSettings
@@ -168,6 +169,23 @@ def _counted(sink: OpenSearchSink) -> list[int]:
 
     sink._client.text = counted  # type: ignore[method-assign]
     return sent
+
+
+def test_a_server_too_slow_to_answer_in_time_gets_smaller_requests(
+    opened: Open, opensearch_server: LocalServer, proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opensearch_client, "_TIMEOUT", 10.0)
+    between = proxy(opensearch_server.port)
+    sink = opened(url=f"http://127.0.0.1:{between.port}")
+    before = sink._bulk.limit
+    between.one_way("up")
+    with pytest.raises(Busy, match="did not answer in 10 s"):
+        sink.apply(batch(ITEMS, rows(50, 10)))
+    assert sink._bulk.limit == before // 2
+    between.reset()
+    between.pass_on()
+    sink.apply(batch(ITEMS, rows(50, 10)))
+    check(sink, state(50, 10))
 
 
 def test_a_connection_that_breaks_all_the_time_makes_progress(
