@@ -12,6 +12,8 @@ from pathlib import Path
 _EARLY = """\
 import os, runpy, socket, sys
 
+if sys.argv[1] != "-m":  # Spark also asks for the version, with -c
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 module, port = sys.argv[2], os.environ.get("PYTHON_WORKER_FACTORY_PORT")
 secret = os.environ.get("PYTHON_WORKER_FACTORY_SECRET", "").encode()
 if port and module != "pyspark.daemon":

@@ -73,3 +73,8 @@ def test_without_a_port_it_is_an_ordinary_python(tmp_path: Path) -> None:
     command = [str(worker_python(tmp_path)), "-m", "this"]
     done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
     assert b"Zen of Python" in done.stdout
+
+
+def test_code_given_on_the_command_line_is_run(tmp_path: Path) -> None:
+    command = [str(worker_python(tmp_path)), "-c", "import sys; print('%d' % sys.version_info[0])"]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"3\n"
