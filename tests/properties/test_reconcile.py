@@ -278,7 +278,7 @@ def test_a_row_that_took_over_a_key_between_the_marks_gets_nothing_of_the_row_be
     come = {**gone, "op": "c", "after": '{"id":1,"v":2}', "unchanged": ["big"], "version": 6}
     later = {**come, "op": "u", "after": '{"id":1,"v":3}', "version": 7}
     window.see(pa.Table.from_pylist([gone, come, later], schema=CHANGES))
-    read = images({"1": {"id": 1, "v": 1, "big": "of the row before"}})
+    read = images({"1": {"id": 1, "v": 1, "big": 8}})
     merged = window.merge(Chunk(read, PgSnapshot.parse("5:5:"), Lsn(1), 1))
     assert isinstance(merged, Merged)
     assert merged.rows.num_rows == 0
