@@ -1,18 +1,16 @@
 """`completion`: the script that makes a shell complete commands, options, sinks and tables."""
 
-import os
 from typing import Annotated, Literal
 
 import typer
+from typer.completion import get_completion_script
 
 _PROGRAM, _VARIABLE = "millrace", "_MILLRACE_COMPLETE"
 
 Shell = Literal["bash", "zsh", "fish"]
 
 
-def completion(
-    context: typer.Context, shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")]
-) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")]) -> None:
     """Print the completion script of a shell; it asks `millrace` itself, so it never grows old.
 
     Examples:
@@ -23,5 +21,4 @@ def completion(
 
         millrace completion fish > ~/.config/fish/completions/millrace.fish
     """
-    os.environ[_VARIABLE] = f"source_{shell}"
-    context.find_root().command.main([], prog_name=_PROGRAM)
+    typer.echo(get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell))

@@ -133,12 +133,8 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_gets_headings(config: Path) -> N
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_of_each_shell_names_the_command(
-    millrace: Millrace, monkeypatch: pytest.MonkeyPatch, shell: str
-) -> None:
-    monkeypatch.delenv("_MILLRACE_COMPLETE", raising=False)
+def test_the_completion_script_of_each_shell_names_the_command(millrace: Millrace, shell: str) -> None:
     script = millrace("completion", shell).out
-    monkeypatch.delenv("_MILLRACE_COMPLETE", raising=False)
     assert f"_MILLRACE_COMPLETE=complete_{shell}" in script
     if program := shutil.which(shell):
         subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=30)
