@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import typer
-from typer.completion import get_completion_script
+from typer._completion_shared import get_completion_script
 
 _PROGRAM, _VARIABLE = "millrace", "_MILLRACE_COMPLETE"
 
