@@ -226,6 +226,7 @@ def at_moments(daemon: Daemon, moments: int, longest: float) -> None:
         daemon.database.execute(f"insert into items select {number} * 1000 + g, 'x' from generate_series(1, 100) g")
         interrupted(daemon, chance.uniform(0.2, longest))
     program = daemon.start()
+    wait_until(lambda: daemon.readyz()[0] == 200, 90, "it is ready: until then its status is that of the one before")
     daemon.settle()
     assert program.terminate() == 0
     keys = [key for key, _ in daemon.rows()]
