@@ -317,7 +317,7 @@ def test_the_password_of_a_broker_that_does_not_answer_is_nowhere(
     finally:
         daemon.terminate(60)
     heard.said["daemon"] = daemon.said()
-    for command in (("validate",), ("config", "show"), ("status", "--json"), ("log", "positions"), ("doctor",)):
+    for command in (("validate",), ("config", "show"), ("log", "positions"), ("doctor",)):
         program = run_program("-m", "cdc.cli.main", *command, *options)
         program.wait(120)
         heard.said[" ".join(command)] = program.said()
