@@ -147,7 +147,7 @@ def test_the_figures_for_sizing_are_those_that_were_measured() -> None:
     measured = {
         "capture into segments": capture["millrace_segments"]["cpu_us_per_change"],
         "capture into Kafka": capture["millrace_kafka"]["cpu_us_per_change"],
-        "snapshot": snapshot["initial-1"]["cpu_us_per_row"],
+        "snapshot": snapshot["millrace_segments"]["cpu_us_per_row"],
     }
     said = {name: float(cost) for name, cost in re.findall(r"^\| ([\w ]+) \| ([\d.]+) µs", text, re.MULTILINE)}
     assert said == pytest.approx(measured, rel=0.5)
