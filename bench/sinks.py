@@ -93,13 +93,13 @@ def _folded(pipeline: Pipeline, kinds: Sequence[str], snapshot: int, target: int
     log = pipeline.log()
     apply = pipeline.start("apply")
     with Positions(log, names) as positions:
-        meter.wait(lambda: apply.alive() and min(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
+        meter.wait(lambda: apply.alive() and any(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
         cpu, store_cpu = apply.cpu(), pipeline.stage.store_cpu()
         meter.wait(lambda: apply.alive() and positions.reached() >= target, f"{cast} to catch up", 3600)
         cpu, store_cpu = apply.cpu() - cpu, pipeline.stage.store_cpu() - store_cpu
     stopping = apply.end()
     each = {kind: _rate(log, positions.steps[name], snapshot) for kind, name in zip(kinds, names, strict=True)}
-    changes = min(count for _, count in each.values())
+    changes = max(count for _, count in each.values())  # those of the sink whose first batch started the count of CPU
     return {
         "changes_per_s": {kind: round(rate) for kind, (rate, _) in each.items()},
         "cpu_us_per_change": round(cpu / changes * 1e6, 1),
