@@ -205,6 +205,10 @@ class Settings(Part):
     spark: SparkSettings = Field(default_factory=SparkSettings)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
 
+    def tables_of(self, sink: SinkSettings) -> tuple[TableId, ...]:
+        """The tables that a sink is given: those it names, else all."""
+        return tuple(sink.tables) or tuple(table.name for table in self.source.tables)
+
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Settings":
         names = [sink.name for sink in self.sinks]

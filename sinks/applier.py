@@ -76,6 +76,11 @@ class SinkStatus:
     visible: Histogram = field(default_factory=Histogram)
     batch_times: Histogram = field(default_factory=Histogram)
 
+    def took(self, seconds: float) -> None:
+        """Note how long the last batch took."""
+        self.batch_ms = int(seconds * 1000)
+        self.batch_times.add([seconds])
+
 
 class Applier:
     """One sink's batches, one at a time. `open_sink` is called when a batch needs it, and again after a loss."""

@@ -106,9 +106,7 @@ class Member:
     def _apply(self, several: "list[Folded]") -> None:
         started = time.monotonic()
         self._applier.apply(joined([folded.only(self._settings.tables) for folded in several]))
-        seconds = time.monotonic() - started
-        self._applier.status.batch_ms = int(seconds * 1000)
-        self._applier.status.batch_times.add([seconds])
+        self._applier.status.took(time.monotonic() - started)
 
 
 def size(folded: Folded) -> int:

@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 Action = dict[str, Any]
@@ -117,6 +120,17 @@ def commit(folder: Path, version: int, operation: str, actions: Iterable[Action]
         raise CommitFailedError("another writer of the table won") from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+def selections(table: DeltaTable) -> dict[str, list[bool]]:
+    """By file name, of every file with a deletion vector: which of its rows still count."""
+    found = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all().to_pylist()
+    return {file_name(one["filepath"]): one["selection_vector"] for one in found}
+
+
+def file_name(path: str) -> str:
+    """The last part of a path, as it is on disk: logs and addresses escape it."""
+    return unquote(path).rsplit("/", 1)[-1]
 
 
 def _now() -> int:

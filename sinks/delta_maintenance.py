@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from deltalake.exceptions import CommitFailedError
 from sinks.delta_changes import sorted_by
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import COMMITTED, DELETED, Layout
+from sinks.delta_log import file_name, selections
 from sinks.delta_merge import fence, overwrite, quoted
 from sinks.delta_region import Files, literal
 from sinks.delta_write import REGION_LIMIT, files, scanned, target_size
@@ -153,16 +153,11 @@ def _stretches(found: Files) -> Iterator[_Stretch]:
 
 def _marked(table: DeltaTable, found: Files) -> npt.NDArray[np.bool_]:
     """Files of whose rows a good part is marked as gone: readers pass over them again and again."""
-    vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all().to_pylist()
-    gone = {_name(one["filepath"]): one["selection_vector"].count(False) for one in vectors}
+    gone = {name: rows.count(False) for name, rows in selections(table).items()}
     shares = [
-        gone.get(_name(path), 0) > MARKED_SHARE * rows for path, rows in zip(found.paths, found.rows, strict=True)
+        gone.get(file_name(path), 0) > MARKED_SHARE * rows for path, rows in zip(found.paths, found.rows, strict=True)
     ]
     return np.array(shares, np.bool_)
-
-
-def _name(path: str) -> str:
-    return unquote(path).rsplit("/", 1)[-1]
 
 
 def _with_old_tombstones(table: DeltaTable, before: datetime) -> npt.NDArray[np.bool_]:

@@ -32,7 +32,7 @@ from sinks.delta_changes import STORED_ROW_MISSING, Changes, sorted_by
 from sinks.delta_images import no_values
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION, Layout
-from sinks.delta_log import Action, LiveFiles, commit, removal
+from sinks.delta_log import Action, LiveFiles, commit, file_name, removal, selections
 from sinks.delta_merge import marks
 from sinks.delta_region import Files, Region
 from sinks.delta_rewrite import decide, fresh
@@ -146,10 +146,9 @@ class Marker:
         wanted = {path: _identity(add) for path, add in self._live.adds.items() if add.get("deletionVector")}
         known = {path: rows for path, (identity, rows) in self._gone.items() if wanted.get(path) == identity}
         if len(known) < len(wanted):
-            masks = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all().to_pylist()
-            by_name = {unquote(mask["filepath"]).rsplit("/", 1)[-1]: mask["selection_vector"] for mask in masks}
+            alive = selections(table)
             for path in wanted.keys() - known.keys():
-                known[path] = np.flatnonzero(~np.array(by_name[unquote(path).rsplit("/", 1)[-1]], np.bool_))
+                known[path] = np.flatnonzero(~np.array(alive[file_name(path)], np.bool_))
         self._gone = {path: (wanted[path], rows) for path, rows in known.items()}
         return known
 

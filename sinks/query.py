@@ -210,9 +210,7 @@ class SinkQuery:
         started = time.monotonic()
         for folded in collected(changes, self._log):
             self.applier.apply(folded)
-        seconds = time.monotonic() - started
-        self.applier.status.batch_ms = int(seconds * 1000)
-        self.applier.status.batch_times.add([seconds])
+        self.applier.status.took(time.monotonic() - started)
         _log.debug("sink %s: batch %d", self.settings.name, batch_id)
 
 

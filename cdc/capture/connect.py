@@ -17,12 +17,12 @@ from psycopg import pq
 from cdc.capture.types import SESSION
 from cdc.config import SourceSettings
 from cdc.errors import SlotBusy, SlotLost, SourceError, SourceLost, SourceRefused
+from cdc.loopback import is_loopback
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 CONNECT_SECONDS = 10
 BRIEF_SECONDS = 20.0
-_LOOPBACK = ("localhost", "127.", "::1")
 _SESSION = {
     "row_security": "off",
     **SESSION,
@@ -32,9 +32,9 @@ _SESSION = {
 """A role's own settings (ALTER ROLE … SET) would otherwise change the text of values, or end a long snapshot."""
 
 
-def is_loopback(host: str) -> bool:
+def stays_here(host: str) -> bool:
     """Whether traffic to this host stays on the machine; a Unix socket's folder does."""
-    return host.startswith("/") or host.startswith(_LOOPBACK)
+    return host.startswith("/") or is_loopback(host)
 
 
 def parameters(source: SourceSettings, application: str = "millrace", replication: bool = False) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def parameters(source: SourceSettings, application: str = "millrace", replicatio
         "dbname": source.database,
         "user": source.user,
         "application_name": application,
-        "sslmode": source.sslmode or ("prefer" if is_loopback(source.host) else "verify-full"),
+        "sslmode": source.sslmode or ("prefer" if stays_here(source.host) else "verify-full"),
         "client_encoding": "UTF8",
         "connect_timeout": CONNECT_SECONDS,
         # Four minutes of silence from a dead peer would hold the slot; these find it in about half a minute.

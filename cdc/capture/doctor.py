@@ -14,7 +14,7 @@ import psycopg
 
 from cdc.capture import catalog, identity, publication, slot
 from cdc.capture.catalog import TableFacts, relation
-from cdc.capture.connect import connect, explained, is_loopback, place
+from cdc.capture.connect import connect, explained, place, stays_here
 from cdc.config import SourceSettings
 from cdc.errors import SourceError
 
@@ -100,7 +100,7 @@ def _server(connection: Connection, source: SourceSettings) -> Iterator[Finding]
             if table.columns or table.where:
                 message = f"column lists and row filters need PostgreSQL 15, this is {shown}"
                 yield _fail("version", str(table.name), message, "Use `mask: {column: drop}` instead, or upgrade.")
-    if not connection.pgconn.ssl_in_use and not is_loopback(source.host):
+    if not connection.pgconn.ssl_in_use and not stays_here(source.host):
         yield _warn("encryption", "connection", "the connection is not encrypted", "Set source.sslmode: verify-full.")
 
 

@@ -74,8 +74,7 @@ def _lags(settings: "Settings") -> "Lags":
     from cdc.service.reached import Positions
 
     positions = Positions(settings)
-    captured = [str(table.name) for table in settings.source.tables]
-    sinks = {sink.name: [str(name) for name in sink.tables] or captured for sink in settings.sinks}
+    sinks = {sink.name: [str(name) for name in settings.tables_of(sink)] for sink in settings.sinks}
     capture = status.read(settings.state, "capture")
     if not capture:
         raise MillraceError(f"No pipeline has run yet on {settings.state}.", "Start it: millrace run")

@@ -7,7 +7,7 @@ needed, and docs/debezium-differences.md for what its messages cannot say.
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from cdc.log.kafka_between import check, distance, ranges
 from cdc.log.kafka_consumers import lag_of
 from cdc.log.kafka_envelope import join_table, topic_of
 from cdc.log.kafka_places import PlaceReader
-from cdc.log.kafka_position import EPOCH, Extent, Place
+from cdc.log.kafka_position import EPOCH, Extent, Place, topics_of
 from cdc.log.kafka_ranges import Part, Range
 from cdc.log.kafka_removed import removed
 from cdc.log.kafka_schemas import KafkaSchemas
@@ -33,9 +33,6 @@ from cdc.log.kafka_topics import COMPACTED
 from cdc.log.registry import LogKind
 from cdc.model import LOG_SCHEMA, Lsn, TableId
 from cdc.ports import Lag, LogWriter, Offset, Schemas, Slice
-
-if TYPE_CHECKING:
-    pass
 
 _READ_MESSAGES = 50_000
 _SAMPLED = 200
@@ -100,7 +97,7 @@ class DebeziumReader(PlaceReader):
     def seek(self, point: Lsn | datetime) -> Offset:
         """For an LSN by halving each partition, and at most a transaction too early; for a time by Kafka's index."""
         newest = self.newest()
-        topics = _topics_of(newest)
+        topics = topics_of(newest)
         if isinstance(point, datetime):
             moment = int((point - EPOCH).total_seconds() * 1000)
             found = self._cluster.admin.offsets_at(topics, moment)
@@ -150,7 +147,7 @@ class DebeziumReader(PlaceReader):
 
     def _completed(self, before: Place, place: Place) -> Place:
         """What the last records of the partitions that moved say of LSN and time."""
-        lows = self._cluster.admin.starts(_topics_of(place))
+        lows = self._cluster.admin.starts(topics_of(place))
         moved = [
             Range(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, low), item.end)
             for item in ranges(before, place)
@@ -166,7 +163,7 @@ class DebeziumReader(PlaceReader):
         name = topic_of(self._settings.prefix, join_table(table.schema, table.name))
         newest = self.newest()
         extent = newest.topics.get(name)
-        lows = self._cluster.admin.starts(_topics_of(newest))
+        lows = self._cluster.admin.starts(topics_of(newest))
         for partition, end in enumerate(extent.ends if extent else ()):
             low = lows[name, partition]
             for start, stop in ((max(low, end - _SAMPLED), end), (low, min(low + _SAMPLED, end)), (low, end)):
@@ -188,10 +185,6 @@ def _extents(topics: Mapping[str, Topic], ends: Places) -> dict[str, Extent]:
         name: Extent(topic.id, tuple(ends[name, partition] for partition in range(topic.partitions)))
         for name, topic in topics.items()
     }
-
-
-def _topics_of(place: Place) -> list[Topic]:
-    return [Topic(name, extent.id, len(extent.ends)) for name, extent in place.topics.items()]
 
 
 def _weight(extents: Mapping[str, Extent]) -> int:

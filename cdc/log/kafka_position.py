@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from cdc.errors import LogCorrupt
+from cdc.log.kafka_admin import Topic
 from cdc.log.kafka_tail import Message
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Offset
@@ -83,6 +84,11 @@ class Place:
 def marker_key(now: datetime) -> bytes:
     """One key an hour: what compaction keeps."""
     return MARKER_KEY + now.strftime("%Y%m%d%H").encode()
+
+
+def topics_of(place: Place) -> list[Topic]:
+    """The topics that a place speaks of, as the cluster is asked about them."""
+    return [Topic(name, extent.id, len(extent.ends)) for name, extent in place.topics.items()]
 
 
 @dataclass(frozen=True, slots=True)

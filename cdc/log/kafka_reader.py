@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,6 @@ from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Tail
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.ports import Lag, Offset, Schemas, Slice
-
-if TYPE_CHECKING:
-    pass
 
 _READ_MESSAGES = 50_000
 """Messages read at once, whatever the size of the entries."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from cdc.log.kafka_admin import Places, Topic
+from cdc.log.kafka_admin import Places
 from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_position import Place
+from cdc.log.kafka_position import Place, topics_of
 from cdc.model import ZERO_LSN, Lsn
 
 _SOMEWHERE = Lsn(1)
@@ -13,8 +13,7 @@ _SOMEWHERE = Lsn(1)
 
 def removed(cluster: Cluster, newest: Place, places: Sequence[Place]) -> Lsn:
     """The end of the last place whose rows are gone; 0 if every partition still begins at its first message."""
-    topics = [Topic(name, extent.id, len(extent.ends)) for name, extent in newest.topics.items()]
-    lows = cluster.admin.starts(topics)
+    lows = cluster.admin.starts(topics_of(newest))
     if not any(lows.values()):
         return ZERO_LSN
     return max((place.end for place in places if _gone(place, lows)), default=_SOMEWHERE)

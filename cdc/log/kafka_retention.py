@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from cdc.log.kafka_admin import Places, Topic
+from cdc.log.kafka_admin import Places
 from cdc.log.kafka_client import Cluster
 from cdc.log.kafka_consumers import Positions
-from cdc.log.kafka_position import EPOCH, MARKER_KEY, Place
+from cdc.log.kafka_position import EPOCH, MARKER_KEY, Place, topics_of
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_tail import Message, Tail
 from cdc.log.kafka_topics import SEGMENT_BYTES
@@ -62,8 +62,7 @@ class Retention:
         places = [Place.decoded(message.offset, message.value or b"") for message in self._markers]
         read = min((Place.of(consumer.offset).marker for consumer in self._consumers.all()), default=None)
         before = datetime.now(UTC) - timedelta(hours=self._settings.retention_hours)
-        extents = places[-1].topics if places else {}
-        lows = self._cluster.admin.starts(Topic(name, each.id, len(each.ends)) for name, each in extents.items())
+        lows = self._cluster.admin.starts(topics_of(places[-1] if places else Place()))
         place = removable(places, read, before, lows, self._surplus(places, lows))
         if place is None or not place.topics:
             return None

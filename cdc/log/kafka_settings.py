@@ -1,11 +1,11 @@
 """Settings of the logs that live in Kafka, and what they mean to a client."""
 
-import ipaddress
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from cdc.config import LogSettings, SecretField
+from cdc.loopback import is_loopback
 from cdc.secret import Secret
 
 _OURS = {
@@ -58,7 +58,7 @@ class KafkaConnectionSettings(LogSettings):
             raise ValueError("log.certificate and log.key are needed together")
         if self.security.startswith("sasl") and not (self.user and self.password):
             raise ValueError(f"log.security {self.security} needs log.user and log.password")
-        far = [host for host in self._hosts() if not _is_loopback(host)]
+        far = [host for host in self._hosts() if not is_loopback(host)]
         if far and not self.security.endswith("ssl") and not self.insecure:
             raise ValueError(
                 f"log.security {self.security} would send everything in the clear to {far[0]}: "
@@ -129,13 +129,6 @@ class KafkaConnectionSettings(LogSettings):
     def system_topic(self, name: str) -> str:
         """`<prefix>.millrace.<name>`: ours, never a table's."""
         return f"{self.prefix}.millrace.{name}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class KafkaSettings(KafkaConnectionSettings):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cdc.config import Settings, SinkSettings
+from cdc.log import files
 from cdc.model import Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service import status
@@ -69,8 +70,7 @@ class GapFile:
         begun = any((folder / name).exists() for name in (sink.name, f"{sink.name}.shared"))
         known = self._path.exists() or any(consumer.name == sink.name for consumer in log.consumers())
         if not begun and not known and (removed := log.removed()):
-            names = sink.tables or tuple(table.name for table in settings.source.tables)
-            gap = Gap(removed, log.head()[1], tuple(map(str, names)))
+            gap = Gap(removed, log.head()[1], tuple(map(str, settings.tables_of(sink))))
             self._write(gap)
             _log.warning("sink %s is new and %s. %s", sink.name, *gap.said())
 
@@ -90,8 +90,5 @@ class GapFile:
         return left
 
     def _write(self, gap: Gap) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = self._path.with_suffix(".new")
-        aside.write_text(json.dumps(gap.facts()), encoding="utf-8")
-        aside.chmod(0o600)
-        aside.replace(self._path)
+        files.make_folder(self._path.parent)
+        files.replace(self._path, json.dumps(gap.facts()).encode())

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cdc.service.flow import count
 from cdc.service.health import nested
 from cdc.service.observer import Seen
 from sinks.measures import BOUNDS
@@ -48,12 +49,12 @@ class History:
         lags = [seen.sink_lags.get(name) for name in sinks]
         return Sample(
             seen.at,
-            _count(seen.capture.get("changes_total")),
-            _count(seen.capture.get("slot_retained_bytes")),
+            count(seen.capture.get("changes_total")),
+            count(seen.capture.get("slot_retained_bytes")),
             sinks,
             tuple(lag.bytes if lag else 0 for lag in lags),
             tuple(round(lag.seconds, 1) if lag else 0.0 for lag in lags),
-            tuple(sum(map(_count, nested(seen.apply, "sinks", name, "changes").values())) for name in sinks),
+            tuple(sum(map(count, nested(seen.apply, "sinks", name, "changes").values())) for name in sinks),
             tuple(self._slow(seen, name) for name in sinks),
         )
 
@@ -61,7 +62,7 @@ class History:
         counts = nested(seen.apply, "sinks", sink, "visible").get("counts")
         if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
             return None
-        now = [_count(value) for value in counts]
+        now = [count(value) for value in counts]
         before = self._counts.get(sink, [0] * len(now))
         self._counts[sink] = now
         fresh = [new - old for new, old in zip(now, before, strict=True)]
@@ -73,12 +74,8 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     wanted, below, lower = share * sum(counts), 0, 0.0
     if not wanted:
         return None
-    for count, upper in zip(counts, (*BOUNDS, BOUNDS[-1]), strict=True):
-        if below + count >= wanted:
-            return round(lower + (upper - lower) * (wanted - below) / count, 3)
-        below, lower = below + count, upper
+    for held, upper in zip(counts, (*BOUNDS, BOUNDS[-1]), strict=True):
+        if below + held >= wanted:
+            return round(lower + (upper - lower) * (wanted - below) / held, 3)
+        below, lower = below + held, upper
     return BOUNDS[-1]
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0

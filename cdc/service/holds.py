@@ -6,9 +6,8 @@ was passed over is applied, or a partial row would keep columns that are too old
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,11 +15,9 @@ import pyarrow.compute as pc
 from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset, Slice
 from cdc.service.places import consumer_name
-from cdc.service.reread import folded
 from sinks.applier import Applier
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from sinks.fold_arrow import ranked
+from sinks.folded import gather
 
 _AT_ONCE = 20_000
 _NEAR = 1000
@@ -35,11 +32,10 @@ class Holds:
     sink: str
     log: LogReader
     applier: Applier
-    spark: "Callable[[], SparkSession]"
 
     def restore(self) -> None:
         """Hold what was held when the last process ended. Call before the first batch."""
-        names = {consumer.name for consumer in self.log.consumers()}
+        names = self._consumers()
         tables = (schema.table for schema in self.log.schemas.newest())
         self.applier.held = frozenset(table for table in tables if consumer_name(self.sink, table) in names)
 
@@ -52,8 +48,8 @@ class Holds:
 
     def _hold(self, table: TableId) -> None:
         with self.applier.turn:
-            reached = {item.name: item.reached for item in self.log.consumers()}.get(self.sink, ZERO_LSN)
-            self.log.commit(consumer_name(self.sink, table), reached)
+            known = self._consumers().get(self.sink)
+            self.log.commit(consumer_name(self.sink, table), known.reached if known else ZERO_LSN)
             self.applier.held |= {table}
         _log.info("sink %s: %s is held", self.sink, table)
 
@@ -78,7 +74,7 @@ class Holds:
         changes, place = 0, after
         for rows, piece in _pieces(self.log.read(after), str(table)):
             if rows.num_rows:
-                batch = folded(self.spark(), rows, self.log.schemas)
+                batch = gather(ranked(rows), self.log.schemas)
                 self.applier.catch_up(replace(batch, reached=ZERO_LSN))
             self.log.commit(consumer_name(self.sink, table), piece.end)
             changes, place = changes + rows.num_rows, piece.offset

@@ -6,7 +6,6 @@ that suddenly means 127.0.0.1) nor make a browser send it something.
 
 import asyncio
 import hmac
-import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -16,21 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdc.config import HttpSettings
 from cdc.errors import ConfigError
+from cdc.loopback import is_loopback
 
 LARGEST_HEAD = 16 * 1024
 LARGEST_BODY = 16 * 1024
 LONGEST_REQUEST = 75.0
 """Seconds, with everything: longer than the longest wait that may be asked for."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def guard(http: HttpSettings) -> None:

@@ -48,7 +48,7 @@ class Lane:
         self.applier = applier_of(settings, sink, log, context, self.stop, rows=self.rows)
         self.runner = Runner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
         self.paused: frozenset[TableId] = frozenset()
-        self._holds = Holds(sink.name, log, self.applier, spark)
+        self._holds = Holds(sink.name, log, self.applier)
         self._holds.restore()
         self._member: Member | None = None
         self._handing: threading.Thread | None = None

@@ -154,9 +154,7 @@ class Observer:
             self.changed()
 
     def _tables(self) -> dict[str, list[str]]:
-        captured = [table.name for table in self.settings.source.tables]
-        chosen = {sink.name: sink.tables or captured for sink in self.settings.sinks}
-        return {name: [str(table) for table in tables] for name, tables in chosen.items()}
+        return {sink.name: [str(table) for table in self.settings.tables_of(sink)] for sink in self.settings.sinks}
 
     def _slot_room(self, capture: status.Facts) -> int | None:
         """WAL that may still be written before the slot is lost or the source's disk is full; None where unknown."""

@@ -6,12 +6,12 @@ what the others have not applied, and the slot never waits.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cdc.config import Settings
 from cdc.errors import ConfigError, EnvironmentFault
+from cdc.log import files
 from cdc.model import TableId
 
 _FILE = "paused.json"
@@ -80,15 +80,9 @@ def _table(settings: Settings, target: str, now: Paused) -> str:
 
 
 def _write(state: Path, paused: Paused) -> None:
-    aside = state / f".{_FILE}.{os.getpid()}"
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(paused.facts(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(state / _FILE)
+        files.replace(state / _FILE, json.dumps(paused.facts()).encode())
     except OSError as error:
         raise EnvironmentFault(
             f"{state / _FILE} cannot be written: {error.strerror}.", "Nothing was changed."

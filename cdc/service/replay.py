@@ -4,13 +4,10 @@ Promise: no key goes back, since every store refuses an older version; and the l
 since a replay commits none. It runs in a process of its own, with the same fold and the same applier.
 """
 
-import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,13 +16,11 @@ import cdc.log
 from cdc.config import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import LogReader
-from cdc.service.driver import applier_of, spark_of
-from cdc.service.reread import folded
+from cdc.service.driver import applier_of
 from sinks.applier import Applier
 from sinks.context import SinkContext
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from sinks.fold_arrow import ranked
+from sinks.folded import gather
 
 _AT_ONCE = 50_000
 
@@ -57,26 +52,21 @@ def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, repo
     reader = cdc.log.open_reader(settings)
     context, stop = SinkContext(settings.state), threading.Event()
     appliers = [] if dry_run else [applier_of(settings, sink, reader, context, stop) for sink in sinks]
-    scratch = settings.state / f"replay-{os.getpid()}"  # the live driver's own would be pulled from under it
-    spark = None if dry_run else spark_of(settings, scratch)
     done = Replayed()
     try:
         for rows, reached in _pieces(reader, asked):
-            if spark is not None and rows.num_rows:
-                _apply(spark, appliers, reader, rows)
+            if appliers and rows.num_rows:
+                _apply(appliers, reader, rows)
             done = replace(reached, changes=done.changes + rows.num_rows)
             report(done)
     finally:
         for applier in appliers:
             applier.finish(30.0)
-        if spark is not None:
-            spark.stop()
-        shutil.rmtree(scratch, ignore_errors=True)
     return done
 
 
-def _apply(spark: "SparkSession", appliers: Sequence[Applier], reader: LogReader, rows: pa.Table) -> None:
-    batch = folded(spark, rows, reader.schemas)
+def _apply(appliers: Sequence[Applier], reader: LogReader, rows: pa.Table) -> None:
+    batch = gather(ranked(rows), reader.schemas)
     for applier in appliers:
         applier.apply(replace(batch, reached=ZERO_LSN))
 

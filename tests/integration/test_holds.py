@@ -1,4 +1,4 @@
-"""A paused table is held back from a sink and catches up in order: against a real log, folded by Spark."""
+"""A paused table is held back from a sink and catches up in order: against a real log."""
 
 import json
 import random
@@ -6,24 +6,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.service.holds import Holds
 from cdc.service.places import consumer_name, held_from
-from cdc.service.reread import folded
 from sinks.applier import Applier
 from sinks.dead_letters import DeadLetters
+from sinks.fold_arrow import ranked
+from sinks.folded import gather
 from sinks.memory import MemorySink, Store
 from tests.fix_log import FilledLog
 from tests.histories import INTEGERS, History, Row, change, cut, images, log_table, table
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
 ITEMS, OTHERS = table(), table("others")
 NONE: frozenset[TableId] = frozenset()
 HELD = frozenset({ITEMS.table})
@@ -32,10 +28,9 @@ HELD = frozenset({ITEMS.table})
 class Scene:
     """A sink with its applier and its holds; batches are given by hand, as a query would."""
 
-    def __init__(self, spark: "SparkSession", log: FilledLog, state: Path) -> None:
+    def __init__(self, log: FilledLog, state: Path) -> None:
         self.log = log
         self.store: Store = {}
-        self._spark = spark
         self._state = state
         self.start()
 
@@ -50,13 +45,13 @@ class Scene:
             letters=letters,
             stop=threading.Event(),
         )
-        self.holds = Holds("store", self.log.reader, self.applier, lambda: self._spark)
+        self.holds = Holds("store", self.log.reader, self.applier)
         self.holds.restore()
 
     def live(self, rows: Sequence[Row]) -> Lsn:
         """One batch of the stream."""
         end = self.log.append(rows)
-        batch = folded(self._spark, log_table(rows), self.log.reader.schemas)
+        batch = gather(ranked(log_table(rows)), self.log.reader.schemas)
         self.applier.apply(replace(batch, reached=end))
         return end
 
@@ -71,10 +66,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(spark: "SparkSession", filled_log: FilledLog, state_dir: Path) -> Iterator[Scene]:
+def scene(filled_log: FilledLog, state_dir: Path) -> Iterator[Scene]:
     filled_log.record(ITEMS)
     filled_log.record(OTHERS)
-    yield Scene(spark, filled_log, state_dir)
+    yield Scene(filled_log, state_dir)
 
 
 def row(key: int, version: int, label: str, name: str = "public.items", big: str | None = "b") -> Row:
