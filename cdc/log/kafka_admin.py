@@ -6,6 +6,7 @@ None of it is hot, and answers come as plain data in the calling thread. Message
 
 import logging
 import threading
+import weakref
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Admin:
         self._patience = patience
         self._knock = knock
         self._client: KafkaAdminClient | None = None
+        self._dropped: weakref.finalize[[KafkaAdminClient], Admin] | None = None
         self._lock = threading.Lock()
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
@@ -124,7 +126,8 @@ class Admin:
     def close(self) -> None:
         """Let go of the connections; the next question makes new ones."""
         with self._lock:
-            if self._client is not None:
+            if self._client is not None and self._dropped is not None:
+                self._dropped.detach()
                 self._client.close()
                 self._client = None
 
@@ -149,11 +152,21 @@ class Admin:
                 if self._client is None:
                     self._knock()
                     self._client = KafkaAdminClient(**self._settings.python_options(self._patience))
+                    self._dropped = weakref.finalize(self, _let_go, self._client)
+                    self._dropped.atexit = False
                 return question(self._client)
             except said_by.TopicAlreadyExistsError:
                 raise _AlreadyThere("It exists.") from None
             except said_by.KafkaError as error:
                 raise _in_our_words(error, doing) from None
+
+
+def _let_go(client: KafkaAdminClient) -> None:
+    """Close the client of an Admin that nobody closed: its own thread would hold it, and its sockets, for ever.
+
+    On a thread of its own, as the garbage collector may call from the client's, which `close` joins.
+    """
+    threading.Thread(target=client.close, name="kafka-let-go", daemon=True).start()
 
 
 class _AlreadyThere(LogError):

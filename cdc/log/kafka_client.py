@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -81,14 +82,12 @@ class Cluster:
     def __init__(self, settings: KafkaConnectionSettings, patience: float = CALL_SECONDS) -> None:
         self.settings = settings
         self._patience = patience
-        self.admin = Admin(settings, patience, self.knock)
+        self.admin = Admin(settings, patience, partial(_knock, settings, patience))
         self._producer: Producer | None = None
 
     def producer(self, **options: Option) -> Producer:
         """A producer whose acknowledgements mean durable and whose retries neither repeat nor reorder."""
-        firm = {"acks": "all", "enable.idempotence": True}
-        with _settled("producer"):
-            return Producer({**self.settings.options(), **options, **firm}, logger=_quiet)
+        return _producer(self.settings, **options)
 
     def consumer(self, **options: str | int | float | bool) -> Consumer:
         """A consumer that sees committed messages only, and an error instead of a jump over lost ones."""
@@ -101,22 +100,6 @@ class Cluster:
         }
         with _settled("consumer"):
             return Consumer({**self.settings.options(), **options, **firm}, logger=_quiet)
-
-    def knock(self) -> None:
-        """Raise LogError if the brokers do not let us in, or are not who they should be. A plain door is open."""
-        if self.settings.security == "plaintext":
-            return
-        errors: list[KafkaError] = []
-        client = self.producer(error_cb=errors.append)
-        deadline = time.monotonic() + self._patience
-        while time.monotonic() < deadline:
-            with suppress(KafkaException):
-                client.list_topics(timeout=1.0)
-                return
-            client.poll(0)
-            for error in errors:
-                if error.code() in _REFUSED:
-                    raise in_our_words(error, "logging in")
 
     def publish(self, topic: str, key: bytes, value: bytes | None) -> None:
         """Store one message outside of any transaction; durable on return."""
@@ -135,6 +118,29 @@ class Cluster:
             raise in_our_words(failures[0], f"writing to {topic}")
         if left:
             raise LogLost(f"Kafka did not acknowledge a message to {topic}.", "Look at the brokers.")
+
+
+def _producer(settings: KafkaConnectionSettings, **options: Option) -> Producer:
+    firm = {"acks": "all", "enable.idempotence": True}
+    with _settled("producer"):
+        return Producer({**settings.options(), **options, **firm}, logger=_quiet)
+
+
+def _knock(settings: KafkaConnectionSettings, patience: float) -> None:
+    """Raise LogError if the brokers do not let us in, or are not who they should be. A plain door is open."""
+    if settings.security == "plaintext":
+        return
+    errors: list[KafkaError] = []
+    client = _producer(settings, error_cb=errors.append)
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        with suppress(KafkaException):
+            client.list_topics(timeout=1.0)
+            return
+        client.poll(0)
+        for error in errors:
+            if error.code() in _REFUSED:
+                raise in_our_words(error, "logging in")
 
 
 def introduce(producer: Producer, topic: Topic) -> None:

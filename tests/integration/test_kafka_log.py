@@ -1,5 +1,6 @@
 """The Kafka log on a real broker: what others see in the topics, and what the contract suite cannot ask."""
 
+import gc
 import json
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.registry import open_reader, open_writer
 from cdc.model import Column, Entry, Lsn, PgType, TableId, TableSchema
+from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer
 from tests.kafka_rows import batch, change, entry, messages, writer
 
@@ -77,6 +79,19 @@ def test_a_writer_that_died_in_the_middle_left_nothing_to_see(settings: KafkaSet
     reader = KafkaReader(settings)
     assert reader.head()[1] == 20
     assert [row["version"] for row in everything(reader)] == [10, 10, 10, 20]
+
+
+def test_a_log_that_nobody_closed_holds_no_connection(settings: KafkaSettings, tmp_path: Path) -> None:
+    before = open_files()
+    for lsn in range(10, 60, 10):
+        writer(settings, tmp_path).append(batch(lsn, 1))
+        KafkaReader(settings).head()
+    wait_until(lambda: gc.collect() >= 0 and open_files() <= before, 30, "their connections closed")
+
+
+def open_files() -> int:
+    """Sockets, pipes and files of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_slices_hold_whole_transactions_in_log_order(settings: KafkaSettings, tmp_path: Path) -> None:
