@@ -58,7 +58,7 @@ def _write(table: DeltaTable, given: Changes) -> Changes:
     if result is not None and not stored.bytes.size:
         append(table, replace(given, rows=result), fair)
     elif result is not None:
-        overwrite(table, result, condition, file_size=fair, commit_properties=marks(table, given))
+        overwrite(table, result, condition, given.layout, file_size=fair, own=marks(table, given))
     return given.without(orphans, STORED_ROW_MISSING)
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
+from deltalake import WriterProperties
 
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
 from sinks.delta_deletes import DeleteCondition
 from sinks.delta_images import type_name
+from sinks.delta_parquet import encodings
 from sinks.delta_region import bounded
 from sinks.delta_types import INSTANT, arrow_type, holds, widens
 
@@ -84,6 +86,11 @@ class Layout:
     def compared(self) -> list[str]:
         """The key columns by which files can be told apart."""
         return [name for name in self.key if bounded(self.arrow.field(name).type)]
+
+    @property
+    def encodings(self) -> WriterProperties:
+        """How new files hold these columns."""
+        return encodings(self.arrow, self.key, VERSION)
 
     @property
     def changelog(self) -> bool:

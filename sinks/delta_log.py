@@ -40,8 +40,8 @@ class LiveFiles:
             if self._version < 0:
                 self._from_checkpoint(version)
             for number in range(self._version + 1, version + 1):
-                self._take((self._log / f"{number:020}.json").read_bytes())
-                self._version = number
+                commit = (self._log / f"{number:020}.json").read_bytes()
+                self.take(number, [orjson.loads(line) for line in filter(None, commit.split(b"\n"))])
         except (FileNotFoundError, _Unreadable):
             self._version = -1
             return False
@@ -63,14 +63,16 @@ class LiveFiles:
                 self._learn(kind, _without_nulls(action))
         self._version = int(facts["version"])
 
-    def _take(self, commit: bytes) -> None:
-        lines = [orjson.loads(line) for line in filter(None, commit.split(b"\n"))]
+    def take(self, version: int, lines: Iterable[Action]) -> None:
+        """Take in the actions of the next commit; its writer knows them without reading."""
+        lines = list(lines)
         for line in lines:
             if "remove" in line:
                 self.adds.pop(line["remove"]["path"], None)
         for line in lines:
             for kind, action in line.items():
                 self._learn(kind, action)
+        self._version = version
 
     def _learn(self, kind: str, action: Action) -> None:
         if kind == "add":

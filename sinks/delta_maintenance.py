@@ -121,7 +121,9 @@ def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]
         met = np.flatnonzero((highs >= stretch.starts[0]) & (stretch.end is None or lows < stretch.end))
         size = int(found.bytes[met].sum())
         if size > 2 * REGION_LIMIT:
-            table.optimize.z_order(list(layout.key), target_size=fair, commit_properties=fence(table))
+            table.optimize.z_order(
+                list(layout.key), target_size=fair, commit_properties=fence(table), writer_properties=layout.encodings
+            )
             return []
         crowded = len(met) > SPARE_FILES + 2 * size // fair
         if crowded or _overlapping(met.tolist(), lows, highs) or due[met].any():
@@ -177,9 +179,9 @@ def _tidy(table: DeltaTable, layout: Layout, stretch: _Stretch, before: datetime
     condition = stretch.condition(layout.compared[0])
     rows = scanned(table, layout, layout.arrow.names, condition)
     kept = rows if layout.history else _without_tombstones(rows, before)  # what has ended is the history itself
-    kept = sorted_by(kept, layout.key).cast(layout.arrow)
+    kept = sorted_by(kept, layout.key)
     fair = target_size(int(files(table, layout).bytes.sum()))
-    overwrite(table, kept, condition, file_size=fair, commit_properties=fence(table))
+    overwrite(table, kept, condition, layout, file_size=fair, own=fence(table))
     return rows.num_rows - kept.num_rows
 
 

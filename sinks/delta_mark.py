@@ -11,9 +11,7 @@ For tables on a local disk: `deltalake` reads, rewrites and vacuums tables with 
 import os
 import shutil
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 from uuid import uuid4
@@ -22,17 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from cdc.failpoint import reached
 from sinks.delta_changes import STORED_ROW_MISSING, Changes, sorted_by
-from sinks.delta_images import no_values
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import DELETED, VERSION, Layout
+from sinks.delta_layout import Layout
 from sinks.delta_log import Action, LiveFiles, commit, file_name, removal, selections
+from sinks.delta_lookup import Found, look_up, read
 from sinks.delta_merge import marks
 from sinks.delta_region import Files, Region
 from sinks.delta_rewrite import decide, fresh
@@ -58,15 +53,6 @@ _FEATURES = {_FEATURE, "timestampNtz", "appendOnly", "invariants"}
 _PLAIN_WRITER, _BY_FEATURES = 2, 7
 _PROPERTY = "delta.enableDeletionVectors"
 _EVERY_CHECKPOINT = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Stored rows that a batch may replace: where they lie, file by file."""
-
-    rows: pa.Table
-    file: Ints
-    place: Ints
 
 
 class Marker:
@@ -95,14 +81,14 @@ class Marker:
             if not self._known(stored):
                 raise CommitFailedError("another writer of the table came in between")
         gone = self._vectors(table)
-        found = self._look_up(given, stored, gone)
+        found = look_up(self._folder, given, stored, self._live.adds, gone)
         decided = decide(found.rows, given)
         if decided.winners.any():
             marked = self._marked(found, decided.replaced, gone)
             taken_in = self._small_files(small)
             old = [self._rows(path, given.layout, marked.get(path, gone.get(path))) for path in taken_in]
             rows = pa.concat_tables([fresh(found.rows, given, decided), *old])
-            adds = _staged(self._folder, sorted_by(rows, given.layout.key).cast(given.layout.arrow), 2 * small)
+            adds = _staged(self._folder, rows, given.layout, 2 * small)
             self._commit(table, marks(table, given), adds, marked, taken_in)
         return given.without(decided.orphans, STORED_ROW_MISSING)
 
@@ -152,45 +138,9 @@ class Marker:
         self._gone = {path: (wanted[path], rows) for path, rows in known.items()}
         return known
 
-    def _look_up(self, given: Changes, stored: Files, gone: dict[str, Ints]) -> _Found:
-        """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
-        layout = given.layout
-        columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])
-        wanted = pa.schema([layout.arrow.field(column) for column in columns])
-        name = layout.compared[0]
-        keys = given.rows[name].combine_chunks()
-        keys = keys.take(pc.sort_indices(keys))
-        parts = [wanted.empty_table()]
-        files, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        paths = list(self._live.adds)
-        number = {unquote(path): at for at, path in enumerate(paths)}
-        for path, asked in _asked(keys, stored):
-            rows = self._read(path, wanted)
-            held: AnyArray = pc.is_in(rows[name], value_set=asked)
-            mask = held.to_numpy()
-            at = number[path]
-            if (dead := gone.get(paths[at])) is not None:
-                mask[dead] = False
-            place = np.flatnonzero(mask)
-            parts.append(rows.take(place))
-            files.append(np.full(len(place), at))
-            places.append(place)
-        return _Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(places))
-
-    def _read(self, path: str, wanted: pa.Schema) -> pa.Table:
-        """These columns of a file; one that was added later is null in it."""
-        file = pq.ParquetFile(self._folder / path, memory_map=True)
-        there = set(file.schema_arrow.names)
-        rows = file.read([name for name in wanted.names if name in there], use_threads=False)
-        arrays: list[AnyArray] = [
-            rows[field.name].cast(field.type) if field.name in there else no_values(rows.num_rows, field.type)
-            for field in wanted
-        ]
-        return pa.Table.from_arrays(arrays, schema=wanted)
-
     def _rows(self, path: str, layout: Layout, dead: Ints | None) -> pa.Table:
         """The live rows of a file, in all columns."""
-        rows = self._read(unquote(path), layout.arrow)
+        rows = read(self._folder / unquote(path), layout.arrow)
         if dead is None:
             return rows
         alive = np.ones(rows.num_rows, np.bool_)
@@ -205,14 +155,14 @@ class Marker:
 
     # -- what is written
 
-    def _marked(self, found: _Found, replaced: Ints, gone: dict[str, Ints]) -> dict[str, Ints]:
+    def _marked(self, found: Found, replaced: Ints, gone: dict[str, Ints]) -> dict[str, Ints]:
         """For each file that loses rows, all rows of it that no longer count."""
         paths = list(self._live.adds)
-        lost = found.file[replaced]
-        return {
-            paths[at]: np.union1d(gone.get(paths[at], np.zeros(0, np.int64)), found.place[replaced[lost == at]])
-            for at in np.unique(lost).tolist()
-        }
+        replaced = replaced[np.lexsort((found.place[replaced], found.file[replaced]))]
+        files, starts = np.unique(found.file[replaced], return_index=True)
+        lost = np.split(found.place[replaced], starts)[1:]
+        marked = {paths[at]: places for at, places in zip(files.tolist(), lost, strict=True)}
+        return {path: np.union1d(gone[path], places) if path in gone else places for path, places in marked.items()}
 
     def _commit(
         self,
@@ -230,6 +180,7 @@ class Marker:
         version = table.version() + 1
         reached("delta.before_mark")
         commit(self._folder, version, "MERGE", actions, dict(own.custom_metadata or {}))
+        self._live.take(version, actions)
         self._follow(table)
         self._gone |= {path: (_identity(add), marked[path]) for path, add in named.items() if add is not None}
         if version % _EVERY_CHECKPOINT == 0:
@@ -248,8 +199,9 @@ def with_vector(add: Action, dead: Ints) -> Action | None:
     stats = orjson.loads(add["stats"]) if add.get("stats") else {}
     if len(dead) == stats.get("numRecords"):
         return None
-    bounds = {"stats": orjson.dumps({**stats, "tightBounds": False}).decode()} if stats else {}
-    return {**add, **bounds, "dataChange": True, "deletionVector": inline(dead)}
+    if stats and stats.get("tightBounds") is not False:
+        add = {**add, "stats": orjson.dumps({**stats, "tightBounds": False}).decode()}
+    return {**add, "dataChange": True, "deletionVector": inline(dead)}
 
 
 def _identity(add: Action) -> str:
@@ -257,19 +209,11 @@ def _identity(add: Action) -> str:
     return f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
 
 
-def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
-    """The files that may hold some of the keys, each with these keys. `keys` are sorted."""
-    values = keys.to_pylist()
-    for path, low, high in zip(stored.paths, stored.lows[0], stored.highs[0], strict=True):
-        first, last = bisect_left(values, low), bisect_right(values, high)
-        if last > first:
-            yield path, keys.slice(first, last - first)
-
-
-def _staged(folder: Path, rows: pa.Table, file_size: int) -> list[Action]:
+def _staged(folder: Path, rows: pa.Table, layout: Layout, file_size: int) -> list[Action]:
     """The rows as files of the table, not yet part of it; `deltalake` itself writes them and their statistics."""
     stage = folder / STAGING / uuid4().hex
-    write_deltalake(stage, rows, target_file_size=file_size)
+    rows = sorted_by(rows, layout.key).cast(layout.arrow)
+    write_deltalake(stage, rows, target_file_size=file_size, writer_properties=layout.encodings)
     lines = (stage / "_delta_log" / f"{0:020}.json").read_bytes().split(b"\n")
     adds: list[Action] = [action["add"] for action in map(orjson.loads, filter(None, lines)) if "add" in action]
     for add in adds:

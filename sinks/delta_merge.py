@@ -34,6 +34,7 @@ def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, in
         target_alias="target",
         streamed_exec=False,
         commit_properties=marks(table, changes),
+        writer_properties=changes.layout.encodings,
     )
     return _clauses(merger, changes).execute()
 
@@ -41,20 +42,28 @@ def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, in
 def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
     """Add rows whose keys are known to be new, in one commit; without rows, the commit only marks. Never partial."""
     rows = changes.rows.select(changes.layout.arrow.names)
-    write_deltalake(table, rows, mode="append", target_file_size=file_size, commit_properties=marks(table, changes))
+    write_deltalake(
+        table,
+        rows,
+        mode="append",
+        target_file_size=file_size,
+        commit_properties=marks(table, changes),
+        writer_properties=changes.layout.encodings,
+    )
 
 
 def overwrite(
-    table: DeltaTable, rows: pa.Table, condition: str, *, file_size: int, commit_properties: CommitProperties
+    table: DeltaTable, rows: pa.Table, condition: str, layout: Layout, *, file_size: int, own: CommitProperties
 ) -> None:
     """Replace the rows that meet the condition (all, if it is empty) in one commit. Every new row must meet it too."""
     write_deltalake(
         table,
-        rows,
+        rows.cast(layout.arrow),
         mode="overwrite",
         predicate=condition or None,
         target_file_size=file_size,
-        commit_properties=commit_properties,
+        commit_properties=own,
+        writer_properties=layout.encodings,
     )
 
 
@@ -78,6 +87,7 @@ def end_truncated(table: DeltaTable, changes: Changes, end: str) -> None:
         predicate=f"NOT {DELETED} AND {VERSION} < {changes.truncated}",
         updates={VERSION: str(changes.truncated), DELETED: "true", quoted(END_AT): end},
         commit_properties=marks(table, changes),
+        writer_properties=changes.layout.encodings,
     )
     if not result["num_updated_rows"]:
         append(table, replace(changes, rows=changes.rows.slice(0, 0)), 1)

@@ -106,21 +106,20 @@ def _boxes(keys: Ints, lows: Ints, highs: Ints, small: npt.NDArray[np.bool_]) ->
     order = np.argsort(keys[0], kind="stable")
     keys = keys[:, order]
     owner = np.full(keys.shape[1], -1)
-    for file in range(lows.shape[1]):
-        first, last = np.searchsorted(keys[0], [lows[0, file], highs[0, file] + 1])
-        part = keys[:, first:last]
-        inside = ((part >= lows[:, file, None]) & (part <= highs[:, file, None])).all(axis=0)
-        owner[first:last][inside] = file
+    firsts, lasts = np.searchsorted(keys[0], lows[0]), np.searchsorted(keys[0], highs[0], side="right")
+    for file in np.flatnonzero(lasts > firsts).tolist():
+        mine = slice(firsts[file], lasts[file])
+        part = keys[1:, mine]
+        inside = ((part >= lows[1:, file, None]) & (part <= highs[1:, file, None])).all(axis=0)
+        owner[mine][inside] = file
     any_hit = bool((owner >= 0).any())
     homes = _homes(keys[0], owner, lows[0], small)
-    boxes = []
-    for home in np.unique(homes):
-        mine = keys[:, homes == home]
-        low, high = mine.min(axis=1), mine.max(axis=1)
-        if home >= 0:
-            low, high = np.minimum(low, lows[:, home]), np.maximum(high, highs[:, home])
-        boxes.append(np.stack([low, high], axis=1))
-    return boxes, any_hit
+    order = np.argsort(homes, kind="stable")
+    found, starts = np.unique(homes[order], return_index=True)
+    low, high = (side.reduceat(keys[:, order], starts, axis=1) for side in (np.minimum, np.maximum))
+    held, files = found >= 0, found[found >= 0]
+    low[:, held], high[:, held] = np.minimum(low[:, held], lows[:, files]), np.maximum(high[:, held], highs[:, files])
+    return list(np.stack([low, high], axis=2).transpose(1, 0, 2)), any_hit
 
 
 def _homes(keys: Ints, owner: Ints, lows: Ints, small: npt.NDArray[np.bool_]) -> Ints:

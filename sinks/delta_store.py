@@ -19,6 +19,7 @@ from sinks.delta_layout import Evolution, Layout
 from sinks.delta_mark import Marker
 from sinks.delta_merge import fence
 from sinks.delta_sync import sync
+from sinks.delta_table import RememberingTable
 from sinks.delta_write import scanned
 
 if TYPE_CHECKING:
@@ -62,8 +63,12 @@ class DeltaStore:
             with suppress(DeltaError, OSError):  # the commits since may have been cleaned up: then open it anew
                 self._handle.update_incremental()
                 return self._handle
-        self._handle = self.guarded(lambda: DeltaTable(self.uri, storage_options=self._options))
+        self._handle = self.guarded(self._opened)
         return self._handle
+
+    def _opened(self) -> DeltaTable:
+        folder = self.folder
+        return DeltaTable(self.uri, storage_options=self._options) if folder is None else RememberingTable(folder)
 
     def schema(self) -> pa.Schema:
         """The table's columns as Arrow types."""

@@ -28,7 +28,9 @@ def sync(folder: Path, after: int, until: int) -> None:
 
 
 def _added(commit: Path) -> Iterator[str]:
-    for line in filter(None, commit.read_bytes().split(b"\n")):  # statistics hold values, some with other line breaks
+    for line in commit.read_bytes().split(b"\n"):  # statistics hold values, some with other line breaks
+        if not line or line.startswith(b'{"remove":'):
+            continue
         added = orjson.loads(line).get("add")
         if added is not None and added.get("deletionVector") is None:  # else an old file, named again
             yield unquote(added["path"])

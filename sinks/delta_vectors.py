@@ -15,6 +15,7 @@ _MAGIC = 1681511377
 _NO_RUNS = 12346
 _ARRAY_MOST = 4096
 _Z85 = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#", np.uint8)
+_POWERS = 85 ** np.arange(4, -1, -1)
 
 
 def inline(rows: Ints) -> dict[str, object]:
@@ -34,6 +35,8 @@ def _serialised(rows: Ints) -> bytes:
 
 def _bitmap(rows: Ints) -> bytes:
     """One portable Roaring bitmap without runs: arrays for up to 4096 rows of 65536, bit sets beyond."""
+    if rows[-1] >> 16 == 0 and len(rows) <= _ARRAY_MOST:  # nearly always: files are small, marks few
+        return struct.pack("<IIHHI", _NO_RUNS, 1, 0, len(rows) - 1, 16) + rows.astype("<u2").tobytes()
     highs = rows >> 16
     keys, starts = np.unique(highs, return_index=True)
     parts = np.split((rows & 0xFFFF).astype("<u2"), starts[1:])
@@ -54,5 +57,5 @@ def _bits(part: npt.NDArray[np.uint16]) -> bytes:
 def _z85(data: bytes) -> str:
     padded = data + b"\0" * (-len(data) % 4)
     words = np.frombuffer(padded, ">u4").astype(np.int64)
-    digits = np.stack([words // 85**power % 85 for power in (4, 3, 2, 1, 0)], axis=1)
-    return _Z85[digits].tobytes().decode()
+    digits: npt.NDArray[np.uint8] = _Z85[words[:, None] // _POWERS % 85]
+    return digits.tobytes().decode()

@@ -126,9 +126,8 @@ def _rewrite(table: DeltaTable, given: Changes, region: Region, target: int) -> 
     stored = scanned(table, given.layout, given.layout.arrow.names, region.condition())
     result = rewrite(stored, given)
     if result.changed:
-        rows = result.rows.cast(given.layout.arrow)
         own = marks(table, given)
-        overwrite(table, rows, region.condition(), file_size=target, commit_properties=own)
+        overwrite(table, result.rows, region.condition(), given.layout, file_size=target, own=own)
     return given.without(result.orphans, STORED_ROW_MISSING)
 
 

@@ -1,0 +1,156 @@
+"""Which stored rows a batch may replace: keys looked up in the files that can hold them, on a local disk.
+
+A batch all over a large table opens hundreds of files for a few rows each, so what is done for each file decides what
+the batch costs: only keys are read, a sorted file is searched rather than compared, and a column of which the log says
+that it has one value is not read at all (of a snapshot, all rows have one version).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sinks.delta_changes import Changes
+from sinks.delta_images import no_values
+from sinks.delta_json import AnyArray
+from sinks.delta_layout import DELETED, VERSION
+from sinks.delta_log import Action
+from sinks.delta_region import Files
+
+if TYPE_CHECKING:
+    from sinks.delta_layout import AnyField
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Stored rows that a batch may replace, and where they lie: the number of the file, and of the row in it."""
+
+    rows: pa.Table
+    file: Ints
+    place: Ints
+
+
+def look_up(folder: Path, given: Changes, stored: Files, adds: Mapping[str, Action], gone: Mapping[str, Ints]) -> Found:
+    """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
+    layout = given.layout
+    columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])
+    wanted = pa.schema([layout.arrow.field(column) for column in columns])
+    name = layout.compared[0]
+    keys: AnyArray = pc.unique(given.rows[name].combine_chunks())
+    keys = keys.take(pc.sort_indices(keys))
+    paths = list(adds)
+    number = {unquote(path): at for at, path in enumerate(paths)}
+    parts, files, places = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for path, asked in _asked(keys, stored):
+        at = number[path]
+        held = _File(folder / path, adds[paths[at]], wanted)
+        place = held.places(name, asked, gone.get(paths[at]))
+        parts.append(held.rows(place))
+        files.append(np.full(len(place), at))
+        places.append(place)
+    return Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(places))
+
+
+def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
+    """The files that may hold some of the keys, each with these keys. `keys` are sorted."""
+    values = keys.to_pylist()
+    for path, low, high in zip(stored.paths, stored.lows[0], stored.highs[0], strict=True):
+        first, last = bisect_left(values, low), bisect_right(values, high)
+        if last > first:
+            yield path, keys.slice(first, last - first)
+
+
+class _File:
+    """One file of the table; a column that was read once stays."""
+
+    def __init__(self, path: Path, add: Action, wanted: pa.Schema) -> None:
+        self._file = _open(path)
+        self._add = add
+        self._wanted = wanted
+        self._read: dict[str, AnyArray] = {}
+
+    def places(self, name: str, asked: AnyArray, dead: Ints | None) -> Ints:
+        """The numbers of the live rows with one of these values."""
+        place = _places(self._column(self._wanted.field(name)), asked)
+        return place if dead is None else place[~_among(place, dead)]
+
+    def rows(self, place: Ints) -> pa.Table:
+        """The rows with these numbers."""
+        if not len(place):
+            return self._wanted.empty_table()
+        same, at = _constants(self._add), pa.array(place)
+        arrays: list[AnyArray] = [
+            pa.repeat(pa.scalar(same[field.name], field.type), len(place))
+            if field.name in same
+            else self._column(field).take(at)
+            for field in self._wanted
+        ]
+        return pa.Table.from_arrays(arrays, schema=self._wanted)
+
+    def _column(self, field: "AnyField") -> AnyArray:
+        if field.name not in self._read:
+            self._read[field.name] = _column(self._file, field)
+        return self._read[field.name]
+
+
+def _places(stored: AnyArray, asked: AnyArray) -> Ints:
+    """The numbers of the stored values that are asked for. `asked` are sorted and distinct."""
+    if not pa.types.is_integer(stored.type) or stored.null_count:
+        held: AnyArray = pc.is_in(stored, value_set=asked)
+        return np.flatnonzero(held.to_numpy(zero_copy_only=False))
+    values, sought = stored.to_numpy(), asked.to_numpy()
+    if (values[1:] < values[:-1]).any():
+        return np.flatnonzero(np.isin(values, sought))
+    first, last = np.searchsorted(values, sought), np.searchsorted(values, sought, side="right")
+    counts = last - first
+    before = np.cumsum(counts) - counts
+    places: Ints = np.repeat(first - before, counts) + np.arange(counts.sum())
+    return places
+
+
+def _among(numbers: Ints, ordered: Ints) -> npt.NDArray[np.bool_]:
+    """Which of the numbers are among those in order; numpy's own way costs more than all else for a few numbers."""
+    at = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
+    found: npt.NDArray[np.bool_] = ordered[at] == numbers
+    return found
+
+
+def _constants(add: Action) -> dict[str, int | bool]:
+    """Of our own columns, those that have one value in the whole file, by its statistics."""
+    stats = orjson.loads(add["stats"]) if add.get("stats") else {}
+    least, most, nulls = (stats.get(kind, {}) for kind in ("minValues", "maxValues", "nullCount"))
+    return {
+        name: least[name]
+        for name in (VERSION, DELETED)
+        if name in least and nulls.get(name) == 0 and least[name] == most.get(name)
+    }
+
+
+def read(path: Path, wanted: pa.Schema) -> pa.Table:
+    """These columns of a file; one that was added later is null in it."""
+    file = _open(path)
+    return pa.Table.from_arrays([_column(file, field) for field in wanted], schema=wanted)
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    return pq.ParquetFile(pa.memory_map(str(path)))
+
+
+def _column(file: pq.ParquetFile, field: "AnyField") -> AnyArray:
+    names: Sequence[str] = file.schema_arrow.names
+    if field.name not in names:
+        return no_values(file.metadata.num_rows, field.type)
+    column = file.read([field.name], use_threads=False).column(0)
+    whole: AnyArray = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return whole if whole.type == field.type else whole.cast(field.type)
