@@ -149,4 +149,5 @@ class Capture:
 
 if __name__ == "__main__":
     lean.do_without("pandas")
+    lean.collect_rarely()
     sys.exit(part.main("capture", run))
