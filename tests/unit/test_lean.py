@@ -26,7 +26,7 @@ import gc
 from cdc.service import lean
 lean.collect_rarely()
 before = gc.get_stats()
-frames = [memoryview(b"frame") for _ in range(50_000)]
+frames = [memoryview(b"frame") for _ in range(20_000)]
 print(gc.get_stats() == before)
 """
 
