@@ -40,6 +40,10 @@ _PIECE_BYTES = 32 << 20
 _PLAIN = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
+    # Rows of the running sum that are held on the heap before they may be spilled: 4,096 of 50 kB, in two queries at
+    # once, ended a driver of 600 MB.
+    "spark.sql.windowExec.buffer.in.memory.threshold": "128",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "4m",  # arrays of 64 MB find no room in a heap of pieces
     "spark.sql.streaming.stopTimeout": "15s",  # for ever by default, though a batch may hang in a store
 }
 
