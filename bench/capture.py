@@ -8,38 +8,30 @@ server says when its sender began) to the moment the last change is durable: pro
 CPU is the contender's own process, without broker and server; `busy_cores` is what the whole machine worked meanwhile.
 """
 
-import contextlib
 import json
 import os
-import platform
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psycopg
 
 from bench import meter, workload
-from bench.millrace import Millrace, wal_end
-from bench.peers import Debezium, RecvLogical, execute
+from bench.contest import Contest
+from bench.ground import Database, Ground, ground, roomy_postgres
+from bench.millrace import Millrace
+from bench.peers import Debezium, RecvLogical
 from bench.rival import Rival, Throughput
 from bench.workload import Churned
-from deploy.local import postgres
 from deploy.local.connect import Connect
-from deploy.local.folders import cache_folder
 from deploy.local.kafka import Kafka
-from deploy.local.postgres import Postgres
-from deploy.local.servers import Servers
 
-RESULTS = Path(__file__).parent / "results" / "capture.json"
-_POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "wal_compression": "off"}
+CONTEST = Contest(
+    "capture", ("pg_recvlogical", "millrace_segments", "millrace_kafka", "debezium_kafka"), "pg_recvlogical", "change"
+)
 _WARM_UP = 5.0
 """Seconds of the steady phase that are left out."""
-NAMES = ("pg_recvlogical", "millrace_segments", "millrace_kafka", "debezium_kafka")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +87,14 @@ def asked(rival: Rival, dsn: str) -> tuple[float, float, float]:
     return begun, cpu, busy
 
 
-def measure(rival: Rival, dsn: str, sizes: Sizes) -> dict[str, object]:
+def measure(rival: Rival, database: Database, sizes: Sizes) -> dict[str, object]:
     """One contender from a fresh table to its end."""
+    dsn = database.dsn
     workload.load(dsn, sizes.rows)
     rival.begin()
     churned = workload.churn(dsn, sizes.changes, sizes.rows)
     before = meter.load()
-    speed = catch_up(rival, dsn, churned, wal_end(dsn))
+    speed = catch_up(rival, dsn, churned, database.wal_end())
     rival.watch()
     busy = meter.busy_seconds()
     done = workload.steady(dsn, sizes.tps, sizes.seconds, sizes.rows)
@@ -126,93 +119,38 @@ def measure(rival: Rival, dsn: str, sizes: Sizes) -> dict[str, object]:
     }
 
 
-@contextlib.contextmanager
-def servers(
-    needed: Sequence[str] = ("postgres", "kafka"),
-) -> Iterator[tuple[Servers, Mapping[str, Any], Path]]:
-    """Postgres, Kafka and Connect of our own, gone afterwards; those that are `needed` are up."""
-    base = cache_folder() / "bench"
-    base.mkdir(mode=0o711, parents=True, exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="capture-", dir=base))
-    home.chmod(0o711)
-    every = (Postgres(_POSTGRES), Kafka(), Connect({"offset.flush.interval.ms": "1000"}))
-    own = Servers(home, {server.name: server for server in every}, tied=True)
-    try:
-        yield own, own.up(tuple(needed)), home
-    finally:
-        own.down()
-        shutil.rmtree(home, ignore_errors=True)
+def connect() -> Connect:
+    """A worker that stores its positions every second."""
+    return Connect({"offset.flush.interval.ms": "1000"})
 
 
-def contenders(own: Servers, running: Mapping[str, Any], home: Path) -> Mapping[str, Callable[[], Rival]]:
+def contenders(place: Ground, database: Database) -> Mapping[str, Callable[[], Rival]]:
     """Made one after the other, so that no idle one takes CPU from another."""
-    database = running["postgres"]
-    dsn = postgres.dsn(database.port, postgres.passfile(own.private()), "bench")
-    secret = postgres.password(own.private()).reveal()
-    source = {"host": database.host, "port": database.port, "database": "bench", "user": "postgres", "password": secret}
-    bootstrap = running["kafka"].address
+    bootstrap = place.up("kafka")["kafka"].address
     topic = {"kind": "kafka", "bootstrap": bootstrap, "prefix": "bench_millrace", "partitions": 1}
-
-    def debezium() -> Rival:
-        worker = own.up(("connect",))["connect"]
-        return Debezium(dsn, source, bootstrap, worker.address, worker.pid)
-
     return {
-        "pg_recvlogical": lambda: RecvLogical(dsn),
-        "millrace_segments": lambda: Millrace("segments", dsn, source, {"kind": "segments"}, home / "segments"),
-        "millrace_kafka": lambda: Millrace("kafka", dsn, source, topic, home / "kafka-log"),
-        "debezium_kafka": debezium,
+        "pg_recvlogical": lambda: RecvLogical(database),
+        "millrace_segments": lambda: Millrace("segments", database, {"kind": "segments"}, place.home / "segments"),
+        "millrace_kafka": lambda: Millrace("kafka", database, topic, place.home / "kafka-log"),
+        "debezium_kafka": lambda: Debezium(database, bootstrap, place.up("connect")["connect"]),
     }
 
 
 def run(chosen: Sequence[str], sizes: Sizes) -> dict[str, object]:
     """Measure the chosen contenders one after the other."""
     found: dict[str, dict[str, object]] = {}
-    with servers() as (own, running, home):
-        execute(postgres.dsn(running["postgres"].port, postgres.passfile(own.private())), "create database bench")
-        dsn = postgres.dsn(running["postgres"].port, postgres.passfile(own.private()), "bench")
-        makers = contenders(own, running, home)
+    with ground("capture", roomy_postgres(), Kafka(), connect()) as place:
+        database = place.database()
+        makers = contenders(place, database)
         for name in chosen:
-            found[name] = measure(makers[name](), dsn, sizes)
+            found[name] = measure(makers[name](), database, sizes)
             print(f"{name:18} {json.dumps(found[name])}", flush=True)
-    machine = {
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return {"workload": asdict(sizes), "machine": machine, "contenders": found, "ratios": ratios(found)}
-
-
-def ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Rate as a part of pg_recvlogical's, and how many times as fast, cheap and small as Debezium."""
-    said: dict[str, dict[str, float]] = {name: {} for name in found}
-    for name, each in found.items():
-        if limit := found.get("pg_recvlogical"):
-            said[name]["rate_of_pg_recvlogical"] = round(each["changes_per_s"] / limit["changes_per_s"], 2)
-        if rival := found.get("debezium_kafka"):
-            said[name]["speed_of_debezium"] = round(each["changes_per_s"] / rival["changes_per_s"], 2)
-            said[name]["debezium_cpu"] = round(rival["cpu_us_per_change"] / max(each["cpu_us_per_change"], 0.1), 2)
-            said[name]["debezium_memory"] = round(rival["peak_rss_mb"] / each["peak_rss_mb"], 2)
-    return said
-
-
-def chosen_contenders(named: str) -> list[str]:
-    """CONTENDERS: names with commas between them; empty: all."""
-    wanted = [name.strip() for name in named.split(",") if name.strip()]
-    if strangers := [name for name in wanted if name not in NAMES]:
-        raise SystemExit(f"CONTENDERS: {strangers[0]!r} is none of {', '.join(NAMES)}")
-    return [name for name in NAMES if name in wanted or not wanted]
+    return {"workload": asdict(sizes), "contenders": found}
 
 
 def main() -> None:
-    """Print a line for each and the ratios; write the results, those of a selection only where OUT says."""
-    chosen = chosen_contenders(os.environ.get("CONTENDERS", ""))
-    out = os.environ.get("OUT") or (str(RESULTS) if len(chosen) == len(NAMES) else "")
-    results = run(chosen, Sizes.from_environment())
-    print(json.dumps(results["ratios"], indent=1))
-    if out:
-        Path(out).parent.mkdir(exist_ok=True)
-        Path(out).write_text(json.dumps(results, indent=1) + "\n")
+    """Print a line for each and the ratios; write the results."""
+    CONTEST.hold(lambda chosen: run(chosen, Sizes.from_environment()))
 
 
 if __name__ == "__main__":

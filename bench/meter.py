@@ -1,8 +1,9 @@
 """What a process costs: CPU, memory and the machine's load, from /proc."""
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -10,16 +11,55 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return sum(map(int, _stat(pid)[11:13])) / _TICKS
+
+
+def tree_cpu(root: int) -> float:
+    """User and system time of a process and everything below it, also of what has ended there."""
+    total = 0.0
+    for pid in tree(root):
+        with contextlib.suppress(OSError):
+            total += sum(map(int, _stat(pid)[11:15])) / _TICKS
+    return total
+
+
+def tree(root: int) -> list[int]:
+    """A process and everything below it."""
+    children: dict[int, list[int]] = {}
+    for pid in processes():
+        with contextlib.suppress(OSError):
+            children.setdefault(int(_stat(pid)[1]), []).append(pid)
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def processes() -> Iterator[int]:
+    """All that run; some may be gone when they are looked at."""
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields behind the program's name: 1 the parent, 11 and 12 its own time, 13 and 14 that of ended children."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def peak_rss_mb(pid: int) -> float:
     """The most memory that a process ever held."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return round(int(line.split()[1]) / 1024, 1)
+    return round(_status_mb(pid, "VmHWM"), 1)
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return _status_mb(pid, "VmRSS")
     return 0.0
+
+
+def _status_mb(pid: int, field: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field)), 0.0)
 
 
 def busy_seconds() -> float:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from confluent_kafka import Consumer, TopicPartition
 
-from bench.sink_stage import tree_cpu
+from bench.meter import tree_cpu
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

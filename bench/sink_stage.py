@@ -5,11 +5,9 @@ what is measured is never earlier than what a client of the store can read by ke
 """
 
 import contextlib
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,25 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import yaml
 
 import cdc.log
 from bench import meter
-from bench.peers import TABLE, execute
-from cdc.model import parse_lsn
+from bench.ground import Database, ground, roomy_postgres
+from bench.workload import TABLE
 from cdc.ports import LogReader
 from cdc.service import part, status
-from deploy.local import postgres
-from deploy.local.folders import cache_folder
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
-from deploy.local.postgres import Postgres
 from deploy.local.redis import Redis
 from deploy.local.server import Running
-from deploy.local.servers import Servers
 
-_POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "wal_compression": "off"}
 _LOOK = 0.005
 STORES = ("delta", "opensearch", "redis")
 
@@ -45,8 +37,7 @@ class Stage:
     """What runs for the whole measurement."""
 
     home: Path
-    dsn: str
-    source: Mapping[str, Any]
+    database: Database
     servers: Mapping[str, Running]
 
     def log(self, kind: str) -> dict[str, Any]:
@@ -64,13 +55,6 @@ class Stage:
         }
         return {"kind": kind, "name": name, **own[kind]}
 
-    def wal_end(self) -> int:
-        """Where the WAL ends now."""
-        with psycopg.connect(self.dsn) as connection:
-            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-        assert row is not None
-        return int(parse_lsn(row[0]))
-
     def store_cpu(self) -> float:
         """CPU seconds of the stores that are servers."""
         return sum(meter.cpu_seconds(self.servers[name].pid) for name in ("opensearch", "redis"))
@@ -79,22 +63,9 @@ class Stage:
 @contextlib.contextmanager
 def stage(kafka: bool) -> Iterator[Stage]:
     """Everything of our own, gone afterwards."""
-    base = cache_folder() / "bench"
-    base.mkdir(mode=0o711, parents=True, exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="sinks-", dir=base))
-    home.chmod(0o711)
-    every = (Postgres(_POSTGRES), Redis(), OpenSearch(), Kafka())
-    own = Servers(home, {server.name: server for server in every}, tied=True)
-    try:
-        running = own.up(("postgres", "redis", "opensearch", *(("kafka",) if kafka else ())))
-        port, passfile = running["postgres"].port, postgres.passfile(own.private())
-        execute(postgres.dsn(port, passfile), "create database bench")
-        secret = postgres.password(own.private()).reveal()
-        source = {"host": "127.0.0.1", "port": port, "database": "bench", "user": "postgres", "password": secret}
-        yield Stage(home, postgres.dsn(port, passfile, "bench"), source, running)
-    finally:
-        own.down()
-        shutil.rmtree(home, ignore_errors=True)
+    with ground("sinks", roomy_postgres(), Redis(), OpenSearch(), Kafka()) as place:
+        running = place.up("postgres", "redis", "opensearch", *(("kafka",) if kafka else ()))
+        yield Stage(place.home, place.database(), running)
 
 
 @dataclass(slots=True)
@@ -127,7 +98,7 @@ class Process:
 
     def cpu(self) -> float:
         """CPU seconds of the process and everything below it, also of what has ended there."""
-        return 0.0 if self.process is None else tree_cpu(self.process.pid)
+        return 0.0 if self.process is None else meter.tree_cpu(self.process.pid)
 
 
 @dataclass(slots=True)
@@ -156,7 +127,7 @@ class Pipeline:
 
     def captured(self) -> int:
         """Wait until the log holds everything that is committed now; returns the LSN that it brings a reader to."""
-        target = self.stage.wal_end()
+        target = self.stage.database.wal_end()
         meter.wait(lambda: int(str(self._said("capture").get("watermark", 0))) >= target, "capture", 900, 0.1)
         return int(self.log().head()[1])
 
@@ -173,7 +144,7 @@ class Pipeline:
         return facts if process is not None and facts.get("pid") == process.pid else {}
 
     def _sections(self) -> dict[str, Any]:
-        source = {**self.stage.source, "slot": f"bench_{self.kind}", "publication": f"bench_{self.kind}",
+        source = {**self.stage.database.source, "slot": f"bench_{self.kind}", "publication": f"bench_{self.kind}",
                   "heartbeat_seconds": 1.0, "tables": [TABLE]}  # fmt: skip
         return {
             "state": str(self.folder / "state"),
@@ -221,31 +192,3 @@ class Positions:
                 reached = found.get(name, 0)
                 if reached and (not steps or reached > steps[-1].reached):
                     steps.append(Step(time.monotonic(), time.time(), reached))
-
-
-def tree_cpu(root: int) -> float:
-    """CPU seconds of a process and everything below it, also of what has ended there."""
-    return sum(map(_whole_cpu, tree(root)))
-
-
-def tree(root: int) -> list[int]:
-    """A process and everything below it."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                parents.setdefault(parent, []).append(int(folder.name))
-    found = [root]
-    for pid in found:
-        found += parents.get(pid, [])
-    return found
-
-
-def _whole_cpu(pid: int) -> float:
-    """Own time and that of children which have ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / 100

@@ -11,28 +11,27 @@ the segment log. `batches`: what one batch costs against a small and a large tab
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bench import delta_batches, meter, store_batches, workload
-from bench.peers import TABLE, TopicEnd
+from bench.batches import SIZES
+from bench.contest import RESULTS, machine, write
 from bench.sink_stage import STORES, Pipeline, Positions, Stage, Step, stage
+from bench.watchers import TopicEnd
+from bench.workload import TABLE
 from cdc.model import Lsn
 from cdc.ports import LogReader
 
-RESULTS = Path(__file__).parent / "results" / "sinks.json"
 _RATES = (100, 500)
-_BATCHES = (10, 1000, 100_000)
 _WARM_UP = 10.0
 """Seconds of the same load before the measured ones: the JVM compiles, tables are made."""
 Figures = dict[str, Any]
@@ -67,14 +66,14 @@ class Sizes:
 def throughput(place: Stage, sizes: Sizes) -> tuple[dict[str, Figures], Mapping[str, Any]]:
     """Every store alone, then all at once; and where peers find the same changes."""
     pipeline = Pipeline(place, "kafka", place.home / "throughput")
-    workload.load(place.dsn, sizes.rows)
+    workload.load(place.database.dsn, sizes.rows)
     pipeline.start("capture")
     try:
         snapshot = pipeline.captured()
         topic = f"bench.{TABLE}"
         bootstrap = place.servers["kafka"].address
         offset = TopicEnd(bootstrap, topic).now()
-        workload.churn(place.dsn, sizes.changes, sizes.rows)
+        workload.churn(place.database.dsn, sizes.changes, sizes.rows)
         target = pipeline.captured()
         found = {name: _folded(pipeline, kinds, snapshot, target) for name, kinds in _casts().items()}
     finally:
@@ -142,7 +141,7 @@ def peers(place: Stage, topic: Mapping[str, Any], sizes: Sizes) -> dict[str, Fig
 
 def latency(place: Stage, sizes: Sizes) -> Figures:
     """All stores on, from commit to applied; and how long the first rows took from the start of the process."""
-    workload.load(place.dsn, sizes.rows)
+    workload.load(place.database.dsn, sizes.rows)
     sinks = [place.sink(store, f"{store}_steady") for store in STORES]
     names = [sink["name"] for sink in sinks]
     pipeline = Pipeline(place, "segments", place.home / "latency", sinks)
@@ -156,7 +155,7 @@ def latency(place: Stage, sizes: Sizes) -> Figures:
             first = {name: round(steps[0].monotonic - begun, 1) for name, steps in positions.steps.items()}
             rates = {}
             for tps in _RATES:
-                workload.steady(place.dsn, tps, min(_WARM_UP, sizes.seconds), sizes.rows)
+                workload.steady(place.database.dsn, tps, min(_WARM_UP, sizes.seconds), sizes.rows)
                 rates[str(tps)] = _steady(pipeline, apply.cpu, positions, tps, sizes)
         return {"seconds_to_first_row": first, "tx_per_s": rates, "seconds_to_stop": round(apply.end(), 1)}
     finally:
@@ -165,7 +164,7 @@ def latency(place: Stage, sizes: Sizes) -> Figures:
 
 def _steady(pipeline: Pipeline, cpu: Callable[[], float], positions: Positions, tps: float, sizes: Sizes) -> Figures:
     begun, wall, used = time.monotonic(), time.time(), cpu()
-    done = workload.steady(pipeline.stage.dsn, tps, sizes.seconds, sizes.rows)
+    done = workload.steady(pipeline.stage.database.dsn, tps, sizes.seconds, sizes.rows)
     used, seconds = cpu() - used, time.monotonic() - begun
     target = pipeline.captured()
     meter.wait(lambda: positions.reached() >= target, "the last changes", 300)
@@ -197,7 +196,7 @@ def _ages(log: LogReader, steps: Sequence[Step], since: float) -> list[float]:
 def run() -> Figures:
     """Measure what PARTS names; everything by default."""
     sizes, wanted = Sizes.given(), os.environ.get("PARTS", "throughput peers latency batches").split()
-    found: Figures = {"workload": {name: getattr(sizes, name) for name in Sizes.__slots__}, "machine": _machine()}
+    found: Figures = {"workload": {name: getattr(sizes, name) for name in Sizes.__slots__}, "machine": machine()}
     with stage(kafka="throughput" in wanted) as place:
         if "throughput" in wanted:
             found["throughput"], topic = throughput(place, sizes)
@@ -208,14 +207,9 @@ def run() -> Figures:
         if "latency" in wanted:
             found["latency"] = latency(place, sizes)
     if "batches" in wanted:
-        lake = delta_batches.measure(sizes.tables, _BATCHES)
-        found["batches"] = {"delta": lake, **store_batches.measure(sizes.tables, _BATCHES)}
+        lake = delta_batches.measure(sizes.tables, SIZES)
+        found["batches"] = {"delta": lake, **store_batches.measure(sizes.tables, SIZES)}
     return found
-
-
-def _machine() -> Figures:
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"cpus": os.cpu_count(), "python": platform.python_version(), "at": at}
 
 
 def ratios(ours: Mapping[str, Figures], theirs: Mapping[str, Figures]) -> dict[str, Figures]:
@@ -257,8 +251,7 @@ def _line(found: Mapping[str, Any], store: str) -> str:
 def main() -> None:
     """Print a table and write the results."""
     results = run()
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write(RESULTS / "sinks.json", results)
     print("\n".join(shown(results)))
 
 

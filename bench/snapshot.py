@@ -11,7 +11,6 @@ own, without broker and server; `busy_cores` is what the whole machine worked me
 import contextlib
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -20,14 +19,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import cdc.log
 from bench import meter, workload
-from bench.capture import servers
-from bench.peers import TABLE, Debezium, execute
+from bench.capture import connect as connect_server
+from bench.contest import Contest
+from bench.ground import Database, Ground, folder, ground, roomy_postgres
+from bench.peers import Debezium
+from bench.workload import TABLE
 from cdc.capture import publication
 from cdc.capture import slot as slots
 from cdc.capture.connect import connect
@@ -39,18 +39,21 @@ from cdc.pipeline_file import check
 from cdc.ports import LogWriter
 from cdc.service import lean
 from cdc.service.supervisor import CAPTURE_ENVIRONMENT
-from deploy.local import postgres
-from deploy.local.folders import cache_folder
-from deploy.local.servers import Servers
+from deploy.local.kafka import Kafka
 from sinks import registry
 from snapshots.chunked import Backfills
 from snapshots.initial import run_initial
 
-RESULTS = Path(__file__).parent / "results" / "snapshot.json"
-NAMES = ("psql_copy", "millrace_segments", "millrace_kafka", "debezium_kafka")
 VARIANTS = {"millrace_one_worker": {"snapshot_workers": 1}, "millrace_two_workers": {"snapshot_workers": 2},
             "millrace_chunked": {}}  # fmt: skip
-"""Other ways into the segment log, measured only where CONTENDERS names them."""
+"""Other ways into the segment log."""
+CONTEST = Contest(
+    "snapshot",
+    ("psql_copy", "millrace_segments", "millrace_kafka", "debezium_kafka"),
+    "psql_copy",
+    "row",
+    tuple(VARIANTS),
+)
 Figures = dict[str, float]
 
 
@@ -63,8 +66,8 @@ def contend(name: str, source: Mapping[str, Any], log: Mapping[str, Any]) -> Fig
     slot = f"bench_{name}"
     own = {**source, **VARIANTS.get(name, {}), "slot": slot, "publication": slot,
            "tables": [{"name": TABLE, "snapshot": mode}]}  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=cache_folder() / "bench") as folder:
-        sections = {"state": folder, "source": own, "log": dict(log)}
+    with tempfile.TemporaryDirectory(dir=folder()) as state:
+        sections = {"state": state, "source": own, "log": dict(log)}
         settings = check(sections, cdc.log.settings_kinds(), registry.settings_kinds(), "the bench")
         with connect(settings.source) as connection:
             publication.ensure(connection, settings.source)
@@ -175,48 +178,38 @@ def debezium(peer: Debezium, rows: int) -> Figures:
 def run(chosen: Sequence[str], rows: int, runs: int) -> dict[str, object]:
     """Every contender, several times in turn; the middle value of each figure counts. Debezium has one turn."""
     found: dict[str, list[Figures]] = {name: [] for name in chosen}
-    needed = ("postgres", "kafka") if any(name.endswith("_kafka") for name in chosen) else ("postgres",)
-    with servers(needed) as (own, running, _home):
-        database = running["postgres"]
-        dsn = postgres.dsn(database.port, postgres.passfile(own.private()), "postgres")
-        source = {"host": database.host, "port": database.port, "database": "postgres", "user": "postgres",
-                  "password": postgres.password(own.private()).reveal()}  # fmt: skip
-        workload.load(dsn, rows)
-        bootstrap = running["kafka"].address if "kafka" in running else ""
+    with ground("snapshot", roomy_postgres(), Kafka(), connect_server()) as place:
+        place.up("postgres", *(("kafka",) if any(name.endswith("_kafka") for name in chosen) else ()))
+        database = place.database()
+        workload.load(database.dsn, rows)
         for turn in range(runs):
             for name in chosen:
                 if name == "debezium_kafka" and turn:
                     continue
                 before = meter.load()
-                figures = _one(name, turn, dsn, source, bootstrap, rows, own)
+                figures = _one(name, turn, place, database, rows)
                 found[name].append({**figures, "load": before})
                 print(f"{name:20} {_shown(figures)}  load {before}", flush=True)
-        settled = {name: _middle(many) for name, many in found.items()}
-    return {"workload": {"rows": rows, "runs": runs}, "machine": _machine(), "contenders": settled,
-            "ratios": ratios(settled)}  # fmt: skip
+    settled = {name: _middle(many) for name, many in found.items()}
+    return {"workload": {"rows": rows, "runs": runs}, "contenders": settled}
 
 
-def _one(name: str, turn: int, dsn: str, source: Mapping[str, Any], bootstrap: str, rows: int, own: Servers) -> Figures:
+def _one(name: str, turn: int, place: Ground, database: Database, rows: int) -> Figures:
     if name == "psql_copy":
-        return psql(dsn, rows)
-    if name == "debezium_kafka":
-        worker = own.up(("connect",))["connect"]
-        execute(dsn, "checkpoint")
-        return debezium(Debezium(dsn, source, bootstrap, worker.address, worker.pid), rows)
-    topic = {"kind": "kafka", "bootstrap": bootstrap, "prefix": f"bench_millrace_{turn}", "partitions": 1}
-    return apart(name, source, topic if name == "millrace_kafka" else {"kind": "segments"})
+        return psql(database.dsn, rows)
+    if not name.endswith("_kafka"):
+        return apart(name, database.source, {"kind": "segments"})
+    bootstrap = place.up("kafka")["kafka"].address
+    if name == "millrace_kafka":
+        topic = {"kind": "kafka", "bootstrap": bootstrap, "prefix": f"bench_millrace_{turn}", "partitions": 1}
+        return apart(name, database.source, topic)
+    worker = place.up("connect")["connect"]
+    database.execute("checkpoint")
+    return debezium(Debezium(database, bootstrap, worker), rows)
 
 
 def _middle(many: Sequence[Figures]) -> Figures:
     return {figure: statistics.median(each[figure] for each in many) for figure in many[0]}
-
-
-def _machine() -> dict[str, object]:
-    return {
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _shown(figures: Figures) -> str:
@@ -226,44 +219,15 @@ def _shown(figures: Figures) -> str:
     )
 
 
-def ratios(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Rate as a part of psql's, and how many times as fast, cheap and small as Debezium."""
-    said: dict[str, dict[str, float]] = {name: {} for name in found}
-    for name, each in found.items():
-        if floor := found.get("psql_copy"):
-            said[name]["rate_of_psql_copy"] = round(each["rows_per_s"] / floor["rows_per_s"], 2)
-        if rival := found.get("debezium_kafka"):
-            said[name]["speed_of_debezium"] = round(each["rows_per_s"] / rival["rows_per_s"], 2)
-            said[name]["debezium_cpu"] = round(rival["cpu_us_per_row"] / max(each["cpu_us_per_row"], 0.01), 2)
-            said[name]["debezium_memory"] = round(rival["peak_rss_mb"] / each["peak_rss_mb"], 2)
-    return said
-
-
-def chosen_contenders(named: str) -> list[str]:
-    """CONTENDERS: names with commas between them; empty: the four."""
-    wanted = [name.strip() for name in named.split(",") if name.strip()]
-    every = (*NAMES, *VARIANTS)
-    if strangers := [name for name in wanted if name not in every]:
-        raise SystemExit(f"CONTENDERS: {strangers[0]!r} is none of {', '.join(every)}")
-    return [name for name in every if name in wanted] or list(NAMES)
-
-
 def main() -> None:
-    """Print a line for each turn and the ratios; write the results, those of a selection only where OUT says.
-
-    With an argument, be that contender.
-    """
+    """Print a line for each turn and the ratios; write the results. With an argument, be that contender."""
     if len(sys.argv) > 1:
         lean.do_without("pandas")
+        lean.collect_rarely()
         print(json.dumps(contend(sys.argv[1], *json.load(sys.stdin))))
         return
-    chosen = chosen_contenders(os.environ.get("CONTENDERS", ""))
-    out = os.environ.get("OUT") or (str(RESULTS) if set(NAMES) <= set(chosen) else "")
-    results = run(chosen, int(os.environ.get("ROWS", "1000000")), int(os.environ.get("RUNS", "3")))
-    print(json.dumps(results["ratios"], indent=1))
-    if out:
-        Path(out).parent.mkdir(exist_ok=True)
-        Path(out).write_text(json.dumps(results, indent=1) + "\n")
+    rows, runs = int(os.environ.get("ROWS", "1000000")), int(os.environ.get("RUNS", "3"))
+    CONTEST.hold(lambda chosen: run(chosen, rows, runs))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ nothing grows. The same seed injects the same faults in the same order, though n
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -27,7 +25,8 @@ import psycopg
 import yaml
 
 from bench import soak_watch as watch
-from bench.meter import load, wait
+from bench.contest import RESULTS, machine, write
+from bench.meter import load, tree, wait
 from bench.soak_result import Fault, growths, summary
 from bench.soak_shop import Crowd
 from cdc.config import Settings
@@ -42,7 +41,6 @@ from deploy.local.servers import Servers
 _PATIENCE = 300.0
 """Seconds after which a pipeline that does not catch up counts as stuck. OpenSearch alone may need 60, and all of it
 ten times as long on a machine that is busy with something else."""
-_RESULT = Path(__file__).parent / "results" / "soak.json"
 KINDS = (
     "kill capture",
     "kill apply",
@@ -131,7 +129,7 @@ class Soak:
         if what in ("capture", "apply"):
             self._signal(self.pid(settings, what), verb)
         elif what == "spark":
-            java = [pid for pid in watch.tree(self.pid(settings, "apply")) if _program(pid) == "java"]
+            java = [pid for pid in tree(self.pid(settings, "apply")) if _program(pid) == "java"]
             self._signal(java[0] if java else 0, verb)
         elif what == "daemon":
             fault.exit_code = self._restart(verb)
@@ -290,7 +288,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
     parser.add_argument("--patience", type=float, default=_PATIENCE, help="seconds to recover in, at most")
-    parser.add_argument("--out", type=Path, default=_RESULT)
+    parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
     parser.add_argument("--home", type=Path, help="folder for servers and state; default: a new one")
     given = parser.parse_args()
     home = given.home or Path(tempfile.mkdtemp(prefix="millrace-soak-", dir="/var/tmp"))
@@ -304,9 +302,7 @@ def main() -> int:
         result = soak.run()
     finally:
         servers.down()
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": begun, "load_after": load()}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**result, "machine": machine}, indent=2) + "\n", encoding="utf-8")
+    write(given.out, {**result, "machine": {**machine(), "load_before": begun, "load_after": load()}})
     print("\n".join(result["failures"]) or f"all equal: {result['rows_compared']:,} rows compared")
     return 1 if result["failures"] else 0
 

@@ -1,13 +1,15 @@
 """What a soak looks at: memory, files, the slot, and processes that should be gone."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import psycopg
+
+from bench.meter import processes, rss_mb, tree
 
 MARK = "MILLRACE_SOAK"
 """In the environment of the daemon, and so of everything that it starts: none of it can hide."""
@@ -62,15 +64,6 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     }
 
 
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process; 0 if it is gone."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
 def open_files(pid: int) -> int:
     """Descriptors of a process; 0 if it is gone."""
     with suppress(OSError):
@@ -78,34 +71,14 @@ def open_files(pid: int) -> int:
     return 0
 
 
-def tree(root: int) -> list[int]:
-    """A process and everything below it."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
-        children.setdefault(parent, []).append(pid)
-    found, waiting = [], [root]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += children.get(found[-1], [])
-    return found
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                yield int(entry.name), int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
 def marked(value: str) -> list[int]:
     """Live processes whose environment carries the mark."""
     wanted = f"{MARK}={value}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for pid in processes():
+        with suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
 
 

@@ -1,32 +1,28 @@
 """What a batch costs in Redis and OpenSearch, by its size and by the size of the table.
 
-`measure` gives {store: {table rows: {keys: {changes: {"seconds", "cpu_us_per_change", "server_cpu_us_per_change"}}}}}:
-a whole `apply`, from JSON images to the store's answer, median of some runs. Keys are `recent` (the highest ones) or
-`spread` (random all over the table). The servers are started for it and gone afterwards; OpenSearch runs with the full
-compiler, without the quick start of the tests.
+`measure` gives for each store and each size of table what `bench.batches.costs` tells, the server's CPU included. The
+servers are started for it and gone afterwards; OpenSearch runs with the full compiler, without the quick start of the
+tests.
 """
 
 import json
-import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench import meter
-from bench.delta_batches import TABLE, Costs, batch_of, keys_of, median_of
+from bench.batches import SIZES, TABLE, Costs, batch_of, costs
+from bench.ground import ground
 from cdc.errors import Busy, Lost
 from cdc.ports import Batch, Sink
-from deploy.local.folders import cache_folder
 from deploy.local.opensearch import OpenSearch
 from deploy.local.redis import Redis
-from deploy.local.server import Running, Server
-from deploy.local.servers import Servers
+from deploy.local.server import Server
 from sinks.context import SinkContext
 from sinks.opensearch import open_sink as open_opensearch
 from sinks.opensearch_settings import OpenSearchSettings
@@ -69,12 +65,13 @@ def measure(
 def _of_store(store: Store, tables: Sequence[int], batches: Sequence[int], runs: int) -> dict[str, Costs]:
     found = {}
     for rows in tables:
-        with _running(store.server) as running:
+        with ground("batches", store.server) as place:
+            running = place.up(store.server.name)[store.server.name]
             sink = store.open(running.address, f"b{rows}")
             sink.prepare(TABLE)
             for start in range(0, rows, _CHUNK):
                 _fill(sink, batch_of(np.arange(start, min(rows, start + _CHUNK)), 100))
-            found[str(rows)] = _costs(sink, running.pid, rows, batches, runs)
+            found[str(rows)] = costs(sink, rows, batches, runs, partial(meter.cpu_seconds, running.pid))
             sink.close()
     return found
 
@@ -89,45 +86,11 @@ def _fill(sink: Sink, batch: Batch) -> None:
     raise RuntimeError("the store takes no rows")
 
 
-@contextmanager
-def _running(server: Server) -> Iterator[Running]:
-    home = cache_folder() / "bench-batches"
-    servers = Servers(home, {server.name: server}, tied=True)
-    try:
-        yield servers.up([server.name])[server.name]
-    finally:
-        servers.down()
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _costs(sink: Sink, pid: int, rows: int, batches: Sequence[int], runs: int) -> Costs:
-    random = np.random.default_rng(7)
-    costs: Costs = {"recent": {}, "spread": {}}
-    version = 1_000
-    for size in batches:
-        for kind, found in costs.items():
-            taken, served = [], []
-            for _ in range(runs):
-                version += 1
-                wall, ours, theirs = _apply(sink, batch_of(keys_of(kind, rows, size, random), version), pid)
-                taken.append((wall, ours))
-                served.append(theirs)
-            cost = median_of(taken, size)
-            found[str(size)] = {**cost, "server_cpu_us_per_change": round(statistics.median(served) / size * 1e6, 1)}
-    return costs
-
-
-def _apply(sink: Sink, batch: Batch, pid: int) -> tuple[float, float, float]:
-    wall, ours, theirs = time.monotonic(), time.process_time(), meter.cpu_seconds(pid)
-    sink.apply(batch)
-    return time.monotonic() - wall, time.process_time() - ours, meter.cpu_seconds(pid) - theirs
-
-
 def main() -> None:
     """Print the costs as JSON: python -m bench.store_batches [largest table [store]]."""
     largest = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     stores = sys.argv[2:] or tuple(STORES)
-    sys.stdout.write(json.dumps(measure((100_000, largest), (10, 1_000, 100_000), stores=stores), indent=1) + "\n")
+    sys.stdout.write(json.dumps(measure((100_000, largest), SIZES, stores=stores), indent=1) + "\n")
 
 
 if __name__ == "__main__":

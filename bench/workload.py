@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psycopg
 
+TABLE = "public.bench_orders"
 _SCHEMA = Path(__file__).parent / "schema.sql"
 _VALUES = """((g*7919)%1000)::int, (((g*104729)%10000000)/100.0)::numeric(12,2),
   substr(md5(g::text)||md5((g+1)::text)||md5((g+2)::text)||md5((g+3)::text),1,100), {stamp},

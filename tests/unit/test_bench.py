@@ -1,21 +1,33 @@
 """The bench's own arithmetic: who is measured, how much, and how they compare."""
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 
-from bench.capture import NAMES, Sizes, chosen_contenders, ratios
+from bench import capture, delta_batches, snapshot
+from bench.capture import Sizes
+from bench.contest import Contest
+
+both = pytest.mark.parametrize("contest", [capture.CONTEST, snapshot.CONTEST], ids=lambda contest: contest.name)
 
 
-def test_without_a_choice_everybody_is_measured() -> None:
-    assert chosen_contenders("") == list(NAMES)
+@both
+def test_without_a_choice_everybody_is_measured_but_the_variants(contest: Contest) -> None:
+    assert contest.chosen("") == list(contest.contenders)
 
 
-def test_chosen_contenders_run_in_the_usual_order() -> None:
-    assert chosen_contenders("debezium_kafka, pg_recvlogical") == ["pg_recvlogical", "debezium_kafka"]
+@both
+def test_chosen_contenders_run_in_the_usual_order(contest: Contest) -> None:
+    every = [*contest.contenders, *contest.variants]
+    assert contest.chosen(f"{every[-1]}, {every[0]}") == [every[0], every[-1]]
 
 
-def test_an_unknown_contender_is_refused_by_name() -> None:
-    with pytest.raises(SystemExit, match="'maxwell' is none of pg_recvlogical, "):
-        chosen_contenders("maxwell")
+@both
+def test_an_unknown_contender_is_refused_by_name(contest: Contest) -> None:
+    with pytest.raises(SystemExit, match=f"'maxwell' is none of {contest.contenders[0]}, "):
+        contest.chosen("maxwell")
 
 
 def test_sizes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,16 +36,33 @@ def test_sizes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Sizes.from_environment() == Sizes(changes=7, tps=2.5)
 
 
-def test_ratios_are_to_the_limit_and_to_the_peer() -> None:
+@both
+def test_ratios_are_to_the_limit_and_to_the_peer(contest: Contest) -> None:
+    figures = (f"{contest.unit}s_per_s", f"cpu_us_per_{contest.unit}", "peak_rss_mb")
     found = {
-        "pg_recvlogical": {"changes_per_s": 100, "cpu_us_per_change": 2.0, "peak_rss_mb": 10.0},
-        "millrace_segments": {"changes_per_s": 80, "cpu_us_per_change": 5.0, "peak_rss_mb": 250.0},
-        "debezium_kafka": {"changes_per_s": 20, "cpu_us_per_change": 80.0, "peak_rss_mb": 1000.0},
+        contest.limit: dict(zip(figures, (100.0, 2.0, 10.0), strict=True)),
+        "millrace_segments": dict(zip(figures, (80.0, 5.0, 250.0), strict=True)),
+        "debezium_kafka": dict(zip(figures, (20.0, 80.0, 1000.0), strict=True)),
     }
-    said = ratios(found)["millrace_segments"]
-    assert said == {
-        "rate_of_pg_recvlogical": 0.8,
+    assert contest.ratios(found)["millrace_segments"] == {
+        f"rate_of_{contest.limit}": 0.8,
         "speed_of_debezium": 4.0,
         "debezium_cpu": 16.0,
         "debezium_memory": 4.0,
     }
+
+
+@both
+def test_published_ratios_follow_from_the_published_figures(contest: Contest) -> None:
+    published = json.loads((Path(capture.__file__).parent / "results" / f"{contest.name}.json").read_text())
+    for name, ratios in contest.ratios(published["contenders"]).items():
+        for ratio, value in ratios.items():
+            assert math.isclose(published["ratios"][name][ratio], value, abs_tol=0.02), (name, ratio)
+
+
+def test_a_batch_is_measured_by_the_kind_of_its_keys_and_its_size(tmp_path: Path) -> None:
+    found = delta_batches.measure((2_000,), (10, 100), runs=1, folder=tmp_path)["2000"]
+    assert {kind: list(sizes) for kind, sizes in found.items()} == {"recent": ["10", "100"], "spread": ["10", "100"]}
+    assert all(
+        cost["seconds"] > 0 and cost["cpu_us_per_change"] > 0 for each in found.values() for cost in each.values()
+    )

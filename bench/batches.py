@@ -1,0 +1,106 @@
+"""What a batch costs in a store: the same table and the same batches for all of them.
+
+`costs` gives {keys: {changes: {"seconds", "cpu_us_per_change"}}}: a whole `apply`, from JSON images to the store's
+answer, median of some runs. Keys are `recent` (the highest ones) or `spread` (random all over the table).
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model import Column, PgType, TableId, TableSchema
+from cdc.ports import Batch, Sink
+from sinks.delta_json import AnyArray
+from sinks.fold import FOLDED
+
+Ints = npt.NDArray[np.int64]
+Costs = dict[str, dict[str, dict[str, float]]]
+
+SIZES = (10, 1_000, 100_000)
+WHEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TABLE = TableSchema(
+    TableId("bench", "orders"),
+    (
+        Column("id", PgType(20, "int8"), key=True),
+        Column("customer", PgType(20, "int8")),
+        Column("amount", PgType(1700, "numeric"), ((12 << 16) | 2) + 4),
+        Column("status", PgType(25, "text")),
+        Column("note", PgType(25, "text")),
+        Column("updated_at", PgType(1184, "timestamptz")),
+    ),
+    1,
+)
+
+
+def costs(sink: Sink, rows: int, batches: Sequence[int], runs: int, server: Callable[[], float] | None = None) -> Costs:
+    """Apply batches of each size, in the order given. `server` tells the CPU seconds of the store, if it is one."""
+    random, versions = np.random.default_rng(7), itertools.count(1_001)
+    clocks = {"cpu": time.process_time} | ({"server_cpu": server} if server else {})
+    found: Costs = {"recent": {}, "spread": {}}
+    for size in batches:
+        for kind, each in found.items():
+            made = (batch_of(_keys(kind, rows, size, random), next(versions)) for _ in range(runs))
+            taken = [_taken(sink, batch, (time.monotonic, *clocks.values())) for batch in made]
+            wall, *used = (statistics.median(one) for one in zip(*taken, strict=True))
+            cpu = {f"{name}_us_per_change": round(one / size * 1e6, 1) for name, one in zip(clocks, used, strict=True)}
+            each[str(size)] = {"seconds": round(wall, 3), **cpu}
+    return found
+
+
+def _taken(sink: Sink, batch: Batch, clocks: Sequence[Callable[[], float]]) -> list[float]:
+    begun = [clock() for clock in clocks]
+    sink.apply(batch)
+    return [clock() - then for clock, then in zip(clocks, begun, strict=True)]
+
+
+def _keys(kind: str, rows: int, size: int, random: np.random.Generator) -> Ints:
+    if kind == "recent":
+        return np.arange(max(0, rows - size), rows)
+    return random.choice(rows, min(size, rows), replace=False)
+
+
+def batch_of(ids: Ints, version: int) -> Batch:
+    """Whole rows as JSON images, made column by column."""
+    row = {name: pc.cast(value, pa.string()) for name, value in values(ids).items()}
+    key = _joined('{"id":', row["id"], "}")
+    after = _joined(
+        '{"id":', row["id"], ',"customer":', row["customer"], ',"amount":', row["amount"], ".00",
+        ',"status":"', row["status"], '","note":"', row["note"], '","updated_at":"2026-03-01T12:00:00Z"}',
+    )  # fmt: skip
+    count = len(ids)
+    columns: dict[str, Any] = {
+        "table": pa.repeat(str(TABLE.table), count),
+        "key": key,
+        "op": pa.repeat("u", count),
+        "after": after,
+        "unchanged": pa.nulls(count, pa.list_(pa.string())),
+        "version": pa.repeat(pa.scalar(version, pa.int64()), count),
+        "commit_lsn": pa.repeat(pa.scalar(version + 1, pa.int64()), count),
+        "commit_ts": pa.repeat(pa.scalar(WHEN, pa.timestamp("us", tz="UTC")), count),
+        "schema_id": pa.repeat(pa.scalar(1, pa.int32()), count),
+    }
+    return Batch(TABLE, pa.table(columns).cast(FOLDED))
+
+
+def values(ids: Ints) -> dict[str, AnyArray]:
+    """What the rows of these keys hold, but for the time; amounts are whole numbers."""
+    remarks = pc.cast(pa.array(ids * 104_729 % 1_000_003), pa.string())
+    return {
+        "id": pa.array(ids),
+        "customer": pa.array(ids * 7919 % 100_003),
+        "amount": pa.array(ids * 31 % 10_000),
+        "status": pa.array(["open", "paid", "sent", "done"]).take(ids % 4),
+        "note": _joined("order of ", remarks, " with a remark"),
+    }
+
+
+def _joined(*parts: AnyArray) -> AnyArray:
+    return pc.binary_join_element_wise(*parts, "")
