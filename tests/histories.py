@@ -211,6 +211,16 @@ def batch(schema: TableSchema, rows: Sequence[Row]) -> Batch:
     return Batch(schema, pa.Table.from_pylist(columns, schema=FOLDED), truncated)
 
 
+def labelled(count: int, version: int, label: str = "x") -> list[Row]:
+    """Updates of the rows 0 to `count`, all to one label."""
+    return [change("u", f'{{"id":{key}}}', version, f'{{"id":{key},"label":"{label}"}}') for key in range(count)]
+
+
+def state_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Whole rows as a reader finds them later."""
+    return {row["key"]: row["after"] for row in rows}
+
+
 def cut(rows: Sequence[Row], rng: random.Random, size: int = 12) -> Iterator[list[Row]]:
     """Slices of random length; a statement's own rows stay together."""
     start = 0

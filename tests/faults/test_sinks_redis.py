@@ -16,12 +16,12 @@ from sinks.redis import open_sink
 from sinks.redis_settings import RedisSettings
 from tests.contract.test_sinks import check
 from tests.fix_processes import wait_until
-from tests.fix_proxy import MakeProxy
 from tests.fix_servers import LocalServer, MakeRedis
-from tests.histories import History, batch, change, cut, table
+from tests.histories import History, batch, cut, labelled, state_of, table
 
 ITEMS = table()
 CONTEXT = SinkContext(Path("unused"))
+LARGE = "x" * 500
 
 
 def opened(url: str, **settings: Any) -> Any:
@@ -30,14 +30,10 @@ def opened(url: str, **settings: Any) -> Any:
     return sink
 
 
-def rows(count: int, version: int, filler: str = "x" * 500) -> list[dict[str, Any]]:
-    return [change("u", f'{{"id":{key}}}', version, f'{{"id":{key},"label":"{filler}"}}') for key in range(count)]
-
-
 def test_a_full_redis_is_waited_for_and_then_complete(private_redis: MakeRedis) -> None:
     server = private_redis({"maxmemory": "4mb", "maxmemory-policy": "noeviction"})
     sink = opened(server.url)
-    full = batch(ITEMS, rows(20_000, 10))
+    full = batch(ITEMS, labelled(20_000, 10, LARGE))
     with pytest.raises(Busy, match="out of memory") as caught:
         sink.apply(full)
     assert "maxmemory" in caught.value.remedy
@@ -49,7 +45,7 @@ def test_a_full_redis_is_waited_for_and_then_complete(private_redis: MakeRedis) 
 def test_a_flushed_script_is_loaded_again(redis_url: str) -> None:
     sink = opened(redis_url)
     redis.Redis.from_url(redis_url).script_flush()
-    sink.apply(batch(ITEMS, rows(3, 10)))
+    sink.apply(batch(ITEMS, labelled(3, 10)))
     assert sink.stored(ITEMS).num_rows == 3
 
 
@@ -60,9 +56,9 @@ def test_a_replica_refuses_writes_and_is_waited_for(private_redis: MakeRedis, re
     client.replicaof(redis_server.host, redis_server.port)
     wait_until(lambda: client.info("replication")["master_link_status"] == "up", 30)
     with pytest.raises(Busy, match="read-only replica"):
-        sink.apply(batch(ITEMS, rows(3, 10)))
+        sink.apply(batch(ITEMS, labelled(3, 10)))
     client.replicaof("NO", "ONE")
-    sink.apply(batch(ITEMS, rows(3, 10)))
+    sink.apply(batch(ITEMS, labelled(3, 10)))
     assert sink.stored(ITEMS).num_rows == 3
 
 
@@ -74,10 +70,10 @@ def test_an_endless_script_of_somebody_else_is_waited_for(private_redis: MakeRed
     client = redis.Redis.from_url(server.url)
     wait_until(lambda: _is_busy(client), 30)
     with pytest.raises(Busy, match="BUSY"):
-        sink.apply(batch(ITEMS, rows(3, 10)))
+        sink.apply(batch(ITEMS, labelled(3, 10)))
     client.script_kill()
     endless.join(30)
-    sink.apply(batch(ITEMS, rows(3, 10)))
+    sink.apply(batch(ITEMS, labelled(3, 10)))
     assert sink.stored(ITEMS).num_rows == 3
 
 
@@ -99,7 +95,7 @@ def test_a_server_that_loads_its_data_is_waited_for(private_redis: MakeRedis) ->
     slow = {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
     server = private_redis({"appendonly": "no", **slow})
     sink = opened(server.url)
-    sink.apply(batch(ITEMS, rows(200, 10)))
+    sink.apply(batch(ITEMS, labelled(200, 10, LARGE)))
     redis.Redis.from_url(server.url).save()
     server.kill()
     said: list[str] = []
@@ -108,54 +104,19 @@ def test_a_server_that_loads_its_data_is_waited_for(private_redis: MakeRedis) ->
     server.start()
     applying.join(60)
     assert any("is loading its data (LOADING)" in message for message in said)
-    check(sink, {row["key"]: row["after"] for row in rows(200, 20, "newer")})
+    check(sink, state_of(labelled(200, 20, "newer")))
 
 
 def _apply_at_last(sink: Any, said: list[str]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            sink.apply(batch(ITEMS, rows(200, 20, "newer")))
+            sink.apply(batch(ITEMS, labelled(200, 20, "newer")))
         except (Busy, Lost) as error:
             said.append(str(error))
             time.sleep(0.02)
         else:
             return
-
-
-def test_a_connection_that_breaks_all_the_time_makes_progress(
-    redis_server: LocalServer, redis_prefix: str, proxy: MakeProxy
-) -> None:
-    between = proxy(redis_server.port)
-    sink = opened(f"redis://127.0.0.1:{between.port}", prefix=redis_prefix, chunk=20)
-    lost = 0
-    between.cut_after(30_000, "up")
-    for version in range(10, 40):
-        for _ in range(50):
-            try:
-                sink.apply(batch(ITEMS, rows(100, version, f"at {version}")))
-                break
-            except Lost:
-                lost += 1
-                between.cut_after(30_000, "up")
-    assert lost > 3
-    assert between.connections < 10 + 2 * lost
-    between.pass_on()
-    check(sink, {row["key"]: row["after"] for row in rows(100, 39, "at 39")})
-
-
-@pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_lost_reply_makes_the_repeat_a_no_op(
-    redis_server: LocalServer, redis_prefix: str, proxy: MakeProxy, direction: Any
-) -> None:
-    between = proxy(redis_server.port)
-    sink = opened(f"redis://127.0.0.1:{between.port}", prefix=redis_prefix)
-    between.cut_after(1 if direction == "down" else 20_000, direction)
-    with pytest.raises(Lost):
-        sink.apply(batch(ITEMS, rows(200, 10)))
-    again = opened(f"redis://127.0.0.1:{between.port}", prefix=redis_prefix)
-    again.apply(batch(ITEMS, rows(200, 10)))
-    check(again, {row["key"]: row["after"] for row in rows(200, 10)})
 
 
 def test_wrong_credentials_stop_with_a_remedy_and_without_the_secret(private_redis: MakeRedis) -> None:
@@ -196,15 +157,15 @@ def _ignoring_gaps(sink: Any, part: Any) -> None:
 def test_a_killed_redis_is_lost_and_complete_after_its_return(private_redis: MakeRedis) -> None:
     server = private_redis({"appendfsync": "always"})
     sink = opened(server.url)
-    sink.apply(batch(ITEMS, rows(100, 10)))
+    sink.apply(batch(ITEMS, labelled(100, 10)))
     server.kill()
     with pytest.raises(Lost):
-        sink.apply(batch(ITEMS, rows(100, 20, "newer")))
+        sink.apply(batch(ITEMS, labelled(100, 20, "newer")))
     server.start()
     again = opened(server.url)
-    again.apply(batch(ITEMS, rows(100, 10)))
-    again.apply(batch(ITEMS, rows(100, 20, "newer")))
-    check(again, {row["key"]: row["after"] for row in rows(100, 20, "newer")})
+    again.apply(batch(ITEMS, labelled(100, 10)))
+    again.apply(batch(ITEMS, labelled(100, 20, "newer")))
+    check(again, state_of(labelled(100, 20, "newer")))
 
 
 def test_a_failover_that_lost_writes_is_seen_and_healed_by_a_replay(private_redis: MakeRedis) -> None:
@@ -213,14 +174,14 @@ def test_a_failover_that_lost_writes_is_seen_and_healed_by_a_replay(private_redi
     follower.replicaof(primary.host, primary.port)
     wait_until(lambda: follower.info("replication")["master_link_status"] == "up", 30)
     sink = opened(primary.url)
-    sink.apply(batch(ITEMS, rows(50, 10)))
+    sink.apply(batch(ITEMS, labelled(50, 10)))
     wait_until(lambda: follower.dbsize() == 100, 30)
     follower.replicaof("NO", "ONE")  # promoted before it got the rest
-    sink.apply(batch(ITEMS, rows(50, 20, "newer")))
+    sink.apply(batch(ITEMS, labelled(50, 20, "newer")))
     promoted = opened(replica.url)
-    state = {row["key"]: row["after"] for row in rows(50, 20, "newer")}
+    state = state_of(labelled(50, 20, "newer"))
     with pytest.raises(AssertionError):
         check(promoted, state)
-    for version, filler in ((10, "x" * 500), (20, "newer")):
-        promoted.apply(batch(ITEMS, rows(50, version, filler)))
+    for version, label in ((10, "x"), (20, "newer")):
+        promoted.apply(batch(ITEMS, labelled(50, version, label)))
     check(promoted, state)
