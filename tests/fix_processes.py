@@ -16,16 +16,18 @@ from deploy.local.process import dies_with_parent
 
 T = TypeVar("T")
 _ROOT = Path(__file__).parents[1]
+_PATIENCE = 4
+"""Deadlines are what a quiet machine needs with much to spare; on a busy one they are this much longer."""
 
 
 def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "") -> T:
-    """Ask until the answer is true, at most `deadline` seconds; returns the answer. Errors of `condition` pass."""
-    end = time.monotonic() + deadline
+    """Ask until the answer is true, for some times `deadline` seconds; returns it. Errors of `condition` pass."""
+    end = time.monotonic() + _PATIENCE * deadline
     pause = 0.005
     while not (answer := condition()):
         if time.monotonic() > end:
             name = what or getattr(condition, "__name__", "the condition")
-            raise AssertionError(f"not within {deadline} s: {name}")
+            raise AssertionError(f"not within {_PATIENCE * deadline} s: {name}")
         time.sleep(pause)
         pause = min(0.1, pause * 1.5)
     return answer
@@ -83,9 +85,9 @@ class Program:
     def wait(self, deadline: float = 60) -> int:
         """The exit code; fails the test with what the program said if it does not end in time."""
         try:
-            return self._child.wait(deadline)
+            return self._child.wait(_PATIENCE * deadline)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {deadline} s:\n{self.said()[-4000:]}") from None
+            raise AssertionError(f"still running after {_PATIENCE * deadline} s:\n{self.said()[-4000:]}") from None
 
     def said(self) -> str:
         """Standard output and error so far."""

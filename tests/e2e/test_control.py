@@ -14,7 +14,7 @@ from tests.fix_pipeline import Pipeline
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from cdc.service import status
 from deploy.local.servers import Servers
 from tests.fix_processes import RunProgram, wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.fix_pipeline import Pipeline
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer, PostgresServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 def test_insert_update_and_delete_arrive_in_all_three_stores(pipeline: Pipeline) -> None:

@@ -21,7 +21,7 @@ from cdc.errors import ConfigError
 from tests.fix_pipeline import Pipeline
 from tests.fix_processes import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 _WRITERS = 20
 _ROUNDS = 10

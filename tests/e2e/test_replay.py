@@ -10,7 +10,7 @@ from deploy.demo.shop import Customers
 from tests.fix_pipeline import Pipeline
 from tests.fix_processes import RunProgram
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 def test_a_replay_beside_the_live_pipeline_heals_a_cache_and_takes_nothing_back(

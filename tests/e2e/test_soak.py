@@ -6,7 +6,7 @@ from bench.soak import Soak
 from deploy.local.servers import Servers
 from tests.fix_servers import LocalServer, PostgresServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 def test_every_process_may_be_killed_at_random_and_nothing_differs_stays_or_grows(

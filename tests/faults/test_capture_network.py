@@ -99,7 +99,6 @@ def test_a_connection_that_flaps_makes_progress_at_a_bounded_rate(items: Rig, wa
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_five_minutes_of_a_connection_reset_every_two_seconds_end_equal(items: Rig, way: Proxy) -> None:
     """Straight to the server goes the writer, through the proxy the reader."""
     deadline, turn = time.monotonic() + 300, 0

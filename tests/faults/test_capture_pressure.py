@@ -209,7 +209,6 @@ def test_a_huge_transaction_stays_within_bounded_memory(rig: Rig, streamed: bool
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_two_million_rows_in_one_transaction_pass_under_a_hard_memory_limit(rig: Rig) -> None:
     """The limit is the kernel's: beyond it the process would get no memory and end."""
     rig.capture_tables("create table items (id int primary key, label text, filler text)")

@@ -25,7 +25,7 @@ from tests.fix_proxy import MakeProxy
 from tests.fix_servers import LocalServer, MakeKafka
 from tests.kafka_rows import batch, messages, writer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kafka
 ROWS = 40
 
 

@@ -40,7 +40,6 @@ def row(key: int, version: int, label: str) -> dict[str, Any]:
     return change("u", f'{{"id":{key}}}', version, f'{{"id":{key},"label":"{label}"}}')
 
 
-@pytest.mark.timeout(600)
 def test_a_dead_store_does_not_stop_the_others_nor_does_a_huge_transaction_and_sigterm_ends_tidily(
     start: Callable[..., Program], filled_log: FilledLog, redis_url: str, state_dir: Path
 ) -> None:

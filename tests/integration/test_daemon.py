@@ -19,8 +19,6 @@ from deploy.local import ports
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database, MakeDisk, PostgresServer
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Daemon:
     """A pipeline of one table into its log."""

@@ -19,7 +19,7 @@ from tests.fix_servers import Database, LocalServer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 SETUP = (

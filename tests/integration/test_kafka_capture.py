@@ -11,7 +11,7 @@ from tests.fix_capture import Rig
 from tests.fix_processes import RunProgram
 from tests.fix_servers import Database, LocalServer, MakeKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kafka
 SETUP = (
     "create table items (id int primary key, name text, price numeric, doc jsonb)",
     "insert into items select g, 'n' || g, g / 8.0, jsonb_build_object('g', g) from generate_series(1, 500) g",

@@ -38,7 +38,7 @@ from deploy.local.server import HOST, Site
 from tests.fix_servers import LocalServer, _own_servers
 from tests.kafka_rows import batch, writer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kafka
 
 ADMIN, WRITER, READER = "admin-7c1f9a", "writer-2b8e4d", "reader-9d3a6c"
 """Users, and their passwords alike: markers to look for where none may be."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fix_pipeline import Pipeline
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 
 def listening(pid: int) -> list[tuple[str, int, str]]:
