@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -13,8 +13,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json, print_table
 from cdc.errors import ConfigError
 from deploy.local.folders import home_folder
-from deploy.local.server import Narrate, Running
-from deploy.local.servers import STANDARD, Servers
+
+if TYPE_CHECKING:
+    from deploy.local.server import Narrate, Running
 
 app = typer.Typer(
     help="Real servers on this machine (Postgres, Redis, OpenSearch, Kafka), without Docker.", no_args_is_help=True
@@ -41,6 +42,8 @@ def up(
 
     Example: millrace local up
     """
+    from deploy.local.servers import STANDARD, Servers
+
     names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
     with _narrated(quiet=as_json) as narrate, _interruptible():
         running = Servers(home or home_folder(), narrate=narrate).up(names, _ports(port or []))
@@ -53,6 +56,8 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     Example: millrace local status --json
     """
+    from deploy.local.servers import Servers
+
     running = Servers(home or home_folder()).status()
     if not running and not as_json:
         OUT.print("No server runs here. Start them: millrace local up")
@@ -66,6 +71,8 @@ def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     Example: millrace local down
     """
+    from deploy.local.servers import Servers
+
     stopped = Servers(home or home_folder()).down()
     if as_json:
         print_json({"stopped": stopped})
@@ -83,7 +90,7 @@ def _ports(given: list[str]) -> dict[str, int]:
     return ports
 
 
-def _show(running: dict[str, Running], as_json: bool) -> None:
+def _show(running: "dict[str, Running]", as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -103,7 +110,7 @@ def _show(running: dict[str, Running], as_json: bool) -> None:
 
 
 @contextmanager
-def _narrated(*, quiet: bool) -> Iterator[Narrate]:
+def _narrated(*, quiet: bool) -> "Iterator[Narrate]":
     """A spinner with the latest news on standard error; plain lines where nobody looks at a terminal."""
     if quiet:
         yield lambda _line: None

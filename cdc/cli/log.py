@@ -11,7 +11,7 @@ import typer
 from cdc.cli import log_room
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 from cdc.config import Settings
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, LogLost
 from cdc.model import format_lsn, parse_lsn
 from cdc.ports import LogReader, Slice
 
@@ -23,11 +23,11 @@ _HEADINGS = ("offset", "end", "rows", "tables", "committed")
 
 
 def _opened(config: ConfigOption) -> tuple[Settings, LogReader]:
-    import cdc.log
     from cdc.service.part import settings_from
+    from cdc.service.reached import open_log
 
     settings = settings_from(config)
-    return settings, cdc.log.open_reader(settings)
+    return settings, open_log(settings)
 
 
 def _facts(piece: Slice) -> dict[str, object]:
@@ -117,7 +117,15 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 
     Example: millrace log positions --json
     """
-    _, reader = _opened(config)
+    from cdc.service.part import settings_from
+    from cdc.service.reached import open_log
+
+    settings = settings_from(config)
+    try:
+        reader = open_log(settings)
+    except LogLost as error:
+        _print_last_said(settings, error, as_json)
+        raise
     head, end = reader.head()
     lags = {lag.consumer: lag for lag in reader.lags()}
     consumers = [
@@ -138,6 +146,20 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     OUT.print(f"The log holds offsets {reader.start()} to {head} and reaches {format_lsn(end)}.", markup=False)
     headings = ("consumer", "offset", "reached", "at", "bytes behind", "entries behind", "seconds behind")
     print_table(headings, [tuple(consumer.values()) for consumer in consumers])
+
+
+def _print_last_said(settings: Settings, error: LogLost, as_json: bool) -> None:
+    """What the pipeline's parts know of a log that does not answer."""
+    from cdc.service.reached import last_said
+
+    said = last_said(settings, error)
+    end, reached = format_lsn(said.head), {name: format_lsn(lsn) for name, lsn in said.reached.items()}
+    if as_json:
+        consumers = [{"consumer": name, "reached": lsn} for name, lsn in reached.items()]
+        print_json({"start": None, "head": None, "end": end, "consumers": consumers, "trouble": str(error)})
+        return
+    OUT.print(f"When it last answered, the log reached {end}.", markup=False)
+    print_table(("consumer", "reached"), list(reached.items()))
 
 
 @app.command()

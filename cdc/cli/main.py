@@ -26,6 +26,7 @@ from cdc.cli import (
 )
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json
 from cdc.errors import MillraceError
+from cdc.service import lean
 
 app = typer.Typer(
     name="millrace",
@@ -93,5 +94,11 @@ def main() -> None:
         sys.exit(1)
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """`main` in a process of its own, which has no use for pandas: a sixth of the time that a start takes."""
+    lean.do_without("pandas")
     main()
+
+
+if __name__ == "__main__":
+    program()

@@ -17,6 +17,8 @@ from cdc.model import format_lsn, parse_lsn
 if TYPE_CHECKING:
     from cdc.config import Settings
 
+_SAID = "Until then positions are those that the parts last said."
+
 
 def run(
     config: ConfigOption = DEFAULT_CONFIG,
@@ -52,18 +54,21 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service import pauses
     from cdc.service import status as files
     from cdc.service.health import SILENT_AFTER, Reason, reasons
-    from cdc.service.reached import Positions
+    from cdc.service.reached import known
     from cdc.service.reload import daemon_pid
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
-    positions = Positions(settings)
-    head, reached = positions.head(), positions.reached()
+    found = known(settings)
+    head, reached = found.head, found.reached
     troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
     if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
+    if found.trouble is not None:
+        troubles.append(Reason("log", found.trouble.message, f"{found.trouble.remedy} {_SAID}"))
     return {
         "ready": not troubles,
         "reasons": [asdict(item) for item in troubles],
+        "log_answers": found.trouble is None,
         "log": format_lsn(head),
         "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},
         "behind_bytes": {name: max(0, head - lsn) if lsn else None for name, lsn in reached.items()},
@@ -78,7 +83,8 @@ def _print(facts: Mapping[str, Any]) -> None:
     from cdc.service.health import nested
 
     capture = facts["capture"]
-    OUT.print(f"capture: {capture.get('state', 'not running')}, log at {facts['log']}")
+    last = "" if facts["log_answers"] else " when it last answered"
+    OUT.print(f"capture: {capture.get('state', 'not running')}, log at {facts['log']}{last}")
     if exact := capture.get("history_exact_from"):
         OUT.print(f"history: exact from {exact} on")
     rows = []

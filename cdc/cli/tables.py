@@ -5,8 +5,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cdc.cli.screen import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table
-from cdc.errors import MillraceError
+import typer
+
+from cdc.cli.screen import DEFAULT_CONFIG, ERR, ConfigOption, JsonOption, print_json, print_table
+from cdc.errors import LogLost, MillraceError
 
 if TYPE_CHECKING:
     from cdc.config import Settings
@@ -51,36 +53,43 @@ def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
     """
     from cdc.service.part import settings_from
 
-    settings = settings_from(config)
-    lags = _lags(settings)
+    lags, trouble = _lags(settings_from(config))
     if as_json:
         by_table: dict[str, dict[str, object]] = {}
         for (sink, table), one in lags.tables.items():
             by_table.setdefault(sink, {})[table] = asdict(one)
         sinks = {name: {**asdict(one), "tables": by_table.get(name, {})} for name, one in lags.sinks.items()}
-        print_json({"capture": asdict(lags.capture), "sinks": sinks})
+        print_json({"capture": asdict(lags.capture), "sinks": sinks, "trouble": str(trouble or "")})
+        _ended(trouble)
         return
     rows = [("source to log", "", *_shown(lags.capture))]
     for name, one in lags.sinks.items():
         rows.append((name, "", *_shown(one)))
         rows += [("", table, *_shown(own)) for (sink, table), own in lags.tables.items() if sink == name and own.bytes]
     print_table(("", "table", "seconds behind", "bytes behind"), rows)
+    _ended(trouble)
 
 
-def _lags(settings: "Settings") -> "Lags":
+def _ended(trouble: LogLost | None) -> None:
+    """What was shown is old if the log does not answer: say so, and end with 1."""
+    if trouble is not None:
+        ERR.print(f"! log: {trouble} The lags are those of what the parts last said.", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     """As of one look: what was committed while nobody looked counts from its commit."""
     from cdc.service import status
     from cdc.service.lag import Lags, Moment
-    from cdc.service.reached import Positions
+    from cdc.service.reached import known
 
-    positions = Positions(settings)
     sinks = {sink.name: [str(name) for name in settings.tables_of(sink)] for sink in settings.sinks}
     capture = status.read(settings.state, "capture")
     if not capture:
         raise MillraceError(f"No pipeline has run yet on {settings.state}.", "Start it: millrace run")
-    lags = Lags()
-    lags.look(Moment(time.time(), capture, positions.head(), positions.reached(), sinks))
-    return lags
+    lags, found = Lags(), known(settings)
+    lags.look(Moment(time.time(), capture, found.head, found.reached, sinks))
+    return lags, found.trouble
 
 
 def _shown(one: "Lag") -> tuple[str, str]:

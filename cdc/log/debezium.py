@@ -21,6 +21,7 @@ from cdc.log.debezium_seek import offset_before
 from cdc.log.kafka_admin import Places, Topic
 from cdc.log.kafka_between import check, distance, ranges
 from cdc.log.kafka_consumers import lag_of
+from cdc.log.kafka_door import greet
 from cdc.log.kafka_envelope import join_table, topic_of
 from cdc.log.kafka_places import PlaceReader
 from cdc.log.kafka_position import EPOCH, Extent, Place, topics_of
@@ -202,10 +203,18 @@ def _open_writer(settings: Settings) -> LogWriter:
     )
 
 
-def _open_reader(settings: Settings) -> DebeziumReader:
+def _own(settings: Settings) -> DebeziumSettings:
     if not isinstance(settings.log, DebeziumSettings):
         raise ConfigError("The log's settings are not those of Debezium topics.", "Set log.kind to debezium.")
-    return DebeziumReader(settings.log)
+    return settings.log
 
 
-KIND = LogKind("debezium", DebeziumSettings, _open_writer, _open_reader)
+def _open_reader(settings: Settings) -> DebeziumReader:
+    return DebeziumReader(_own(settings))
+
+
+def _knock(settings: Settings, seconds: float) -> None:
+    greet(_own(settings), seconds)
+
+
+KIND = LogKind("debezium", DebeziumSettings, _open_writer, _open_reader, _knock)

@@ -5,6 +5,7 @@ See docs/kafka.md for the topics and their settings, docs/adr/0008-kafka-log.md 
 
 from cdc.config import Settings
 from cdc.errors import ConfigError
+from cdc.log.kafka_door import greet
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_writer import KafkaWriter
@@ -25,4 +26,8 @@ def _open_reader(settings: Settings) -> KafkaReader:
     return KafkaReader(_own(settings))
 
 
-KIND = LogKind("kafka", KafkaSettings, _open_writer, _open_reader)
+def _knock(settings: Settings, seconds: float) -> None:
+    greet(_own(settings), seconds)
+
+
+KIND = LogKind("kafka", KafkaSettings, _open_writer, _open_reader, _knock)

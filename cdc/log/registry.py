@@ -25,6 +25,8 @@ class LogKind:
     settings: "type[LogSettings]"
     open_writer: "Callable[[Settings], LogWriter]"
     open_reader: "Callable[[Settings], LogReader]"
+    knock: "Callable[[Settings, float], None]" = lambda _settings, _seconds: None
+    """Raises LogError, naming the server, where the log's server does not answer within so many seconds."""
 
 
 @cache
@@ -54,6 +56,14 @@ def open_writer(settings: "Settings") -> LogWriter:
 def open_reader(settings: "Settings") -> LogReader:
     """A reader of the configured log; works before the writer has ever run."""
     return _kind(settings).open_reader(settings)
+
+
+def knock(settings: "Settings", seconds: float) -> None:
+    """Ask the log's server, if it has one, whether it is there: for people, who do not wait as long as a daemon does.
+
+    Raises LogError that names the server and what to do.
+    """
+    _kind(settings).knock(settings, seconds)
 
 
 def _kind(settings: "Settings") -> LogKind:

@@ -6,11 +6,11 @@ May be called beside the running pipeline, from any process that sees its state 
 from contextlib import closing
 from pathlib import Path
 
-import cdc.log
 from cdc.config import Settings
 from cdc.errors import ConfigError
 from cdc.service.part import settings_from
 from cdc.service.places import consumer_name
+from cdc.service.reached import open_log
 from cdc.service.verification import chosen_sinks, parsed_table
 from sinks.context import SinkContext
 from sinks.delta import DeltaSettings, open_sink
@@ -28,7 +28,7 @@ def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
     if chosen.tables and name not in chosen.tables:
         raise ConfigError(f"Table {name} is not in the sink {chosen.name}.", "Ask another sink, or add it to `tables`.")
     with closing(open_sink(chosen, SinkContext(settings.state))) as opened:
-        return look(opened, cdc.log.open_reader(settings), name, consumer_name(chosen.name, name))
+        return look(opened, open_log(settings), name, consumer_name(chosen.name, name))
 
 
 def _delta_sink(settings: Settings, name: str) -> DeltaSettings:

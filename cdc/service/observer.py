@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-import cdc.log
 from cdc.config import Settings
 from cdc.errors import LogError, MillraceError
 from cdc.model import ZERO_LSN, Lsn
@@ -22,7 +21,7 @@ from cdc.service import status
 from cdc.service.health import Reason, has_reached, reasons
 from cdc.service.lag import NO_LAG, Lag, Lags, Moment
 from cdc.service.outlook import Outlook
-from cdc.service.reached import Positions
+from cdc.service.reached import Positions, open_log
 
 _EVERY = 1.0
 _HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond
@@ -92,7 +91,7 @@ class Observer:
     def reader(self) -> LogReader:
         """The log. Raises LogError if it cannot be opened."""
         if self._reader is None:
-            self._reader = cdc.log.open_reader(self.settings)
+            self._reader = open_log(self.settings)
         return self._reader
 
     def start(self) -> None:

@@ -26,6 +26,9 @@ from cdc.service import status
 from sinks import registry
 
 TRY_AGAIN = 75
+LOG_SECONDS = 5.0
+"""For the log's server to answer: a person waits no longer, and a part that begins says soon what it lacks and is
+started again."""
 _PR_SET_PDEATHSIG = 1
 News = Callable[[], Settings | None]
 """The settings of a pipeline file that changed and is to be read again; None most of the time."""
@@ -76,6 +79,7 @@ def main(part: str, run: Run) -> int:
     try:
         settings = settings_from(options.config)
         logs.configure(part, options.log_format, options.log_level, secrets_in(settings))
+        cdc.log.knock(settings, LOG_SECONDS)
         run(settings, stop, _news(options.config))
     except MillraceError as error:
         return _ended(part, settings, error)

@@ -1,16 +1,24 @@
 """How far each sink is, from the log's consumer positions and the reader's watermark."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import cdc.log
 from cdc.config import Settings
-from cdc.errors import ConfigError, MillraceError
-from cdc.model import ZERO_LSN, Lsn, format_lsn
+from cdc.errors import ConfigError, LogLost, MillraceError
+from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service import status
-from cdc.service.health import has_reached
+from cdc.service.health import has_reached, nested
+from cdc.service.part import LOG_SECONDS
 from cdc.service.places import held_from
+
+
+def open_log(settings: Settings) -> LogReader:
+    """The log for somebody who waits in front of it. Raises LogError within seconds if its server does not answer."""
+    cdc.log.knock(settings, LOG_SECONDS)
+    return cdc.log.open_reader(settings)
 
 
 class Positions:
@@ -18,7 +26,7 @@ class Positions:
 
     def __init__(self, settings: Settings, reader: LogReader | None = None) -> None:
         self._state = settings.state
-        self._reader = reader or cdc.log.open_reader(settings)
+        self._reader = reader or open_log(settings)
         self._sinks = tuple(sink.name for sink in settings.sinks)
 
     def known(self, asked: Sequence[str]) -> tuple[str, ...]:
@@ -54,6 +62,34 @@ class Positions:
                     f"Sink {sink} did not reach {format_lsn(wanted)} in {timeout:g} s.", "See: millrace status"
                 )
             time.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where the log ends and how far each sink is. With `trouble` the log could not be asked: then it is what the
+    parts last said of themselves, and 0 where they said nothing."""
+
+    head: Lsn
+    reached: Mapping[str, Lsn]
+    trouble: LogLost | None = None
+
+
+def known(settings: Settings) -> Known:
+    """What can be known within seconds, whether or not the log's server answers."""
+    try:
+        positions = Positions(settings)
+        return Known(positions.head(), positions.reached())
+    except LogLost as error:
+        return last_said(settings, error)
+
+
+def last_said(settings: Settings, trouble: LogLost) -> Known:
+    """Without the log: what the parts last said."""
+    apply = status.read(settings.state, "apply")
+    durable = status.read(settings.state, "capture").get("durable")
+    said = {sink.name: nested(apply, "sinks", sink.name).get("reached") for sink in settings.sinks}
+    reached = {name: parse_lsn(text) if isinstance(text, str) else ZERO_LSN for name, text in said.items()}
+    return Known(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, reached, trouble)
 
 
 def _least(reached: Lsn, held: Lsn | None) -> Lsn:

@@ -12,11 +12,11 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import cdc.log
 from cdc.config import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import LogReader
 from cdc.service.driver import applier_of
+from cdc.service.reached import open_log
 from sinks.applier import Applier
 from sinks.context import SinkContext
 from sinks.fold_arrow import ranked
@@ -49,7 +49,7 @@ Report = Callable[[Replayed], None]
 
 def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, report: Report, dry_run: bool) -> Replayed:
     """Apply every change of the range to the sinks; a dry run only counts them."""
-    reader = cdc.log.open_reader(settings)
+    reader = open_log(settings)
     context, stop = SinkContext(settings.state), threading.Event()
     appliers = [] if dry_run else [applier_of(settings, sink, reader, context, stop) for sink in sinks]
     done = Replayed()

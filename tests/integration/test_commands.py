@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ import pytest
 from typer.main import get_command
 
 from cdc.cli.main import app, main
+from cdc.service import status
 
 _ESCAPE = "\x1b["
 
@@ -71,7 +74,7 @@ def millrace(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
-@pytest.mark.parametrize("words", commands(), ids=" ".join)
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
 def test_every_command_explains_itself_with_an_example(words: list[str]) -> None:
     command = get_command(app)
     for word in words:
@@ -115,6 +118,32 @@ def test_tables_without_a_running_pipeline_says_so_in_json(millrace: Millrace) -
         ("public.orders", "not running"),
         ("public.users", "not running"),
     ]
+
+
+def test_a_broker_that_does_not_answer_is_named_within_seconds_and_what_is_known_without_it_is_shown(
+    millrace: Millrace, config: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never says a word
+        place = f"127.0.0.1:{deaf.getsockname()[1]}"
+        config.write_text(config.read_text() + f"log: {{kind: kafka, bootstrap: '{place}'}}\n")
+        state = config.parent / "state"
+        status.publish(state, "capture", {"state": "streaming", "durable": 0x100})
+        status.publish(
+            state, "apply", {"state": "running", "sinks": {"redis": {"state": "running", "reached": "0/F0"}}}
+        )
+        before = time.monotonic()
+        whole, positions, lag = (millrace(*words, "--json") for words in (["status"], ["log", "positions"], ["lag"]))
+        assert time.monotonic() - before < 60  # 5 s each are patience, the rest is for a slow machine
+    assert [said.code for said in (whole, positions, lag)] == [1, 1, 1]
+    for said in (whole.out, positions.facts["trouble"], lag.facts["trouble"]):
+        assert place in said
+        assert "Start the brokers" in said
+    assert whole.facts["reached"] == {"redis": "0/F0"}
+    assert (positions.facts["end"], positions.facts["consumers"]) == (
+        "0/100",
+        [{"consumer": "redis", "reached": "0/F0"}],
+    )
+    assert lag.facts["sinks"]["redis"]["bytes"] == 0x10
 
 
 def test_a_pipe_gets_plain_lines_and_a_terminal_gets_headings(config: Path) -> None:
