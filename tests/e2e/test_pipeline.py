@@ -16,24 +16,6 @@ from tests.fix_servers import LocalServer, PostgresServer
 pytestmark = pytest.mark.spark
 
 
-def test_insert_update_and_delete_arrive_in_all_three_stores(pipeline: Pipeline) -> None:
-    daemon = pipeline.start()
-    pipeline.settle()
-    pipeline.assert_equal()
-    with pipeline.database.connect() as owner:
-        customers = Customers(owner)
-        for _ in range(300):
-            customers.act()
-        owner.execute("update users set name = name || '!' where id % 3 = 0")
-        owner.execute("delete from page_views where user_id % 2 = 0")
-        owner.execute("truncate logins")
-    pipeline.settle()
-    pipeline.assert_equal()
-    address = f"http://127.0.0.1:{pipeline.settings.http.port}"
-    wait_until(lambda: httpx.get(f"{address}/readyz", trust_env=False).status_code == 200, 30)
-    assert daemon.terminate(60) == 0
-
-
 @contextmanager
 def customers_at_work(pipeline: Pipeline) -> Iterator[None]:
     """Somebody changes the shop all the time; a lost connection is opened again."""
@@ -84,7 +66,7 @@ def test_every_process_may_be_killed_and_the_stores_end_equal(
     assert daemon.terminate(60) == 0
 
 
-def test_every_store_may_be_down_at_the_start_and_each_comes_when_it_can(
+def test_stores_that_were_down_at_the_start_come_when_they_can_and_every_change_arrives_in_all_three(
     pipeline: Pipeline, postgres_server: PostgresServer, redis_server: LocalServer, opensearch_server: LocalServer
 ) -> None:
     for server in (postgres_server, redis_server, opensearch_server):
@@ -110,4 +92,14 @@ def test_every_store_may_be_down_at_the_start_and_each_comes_when_it_can(
     opensearch_server.start()
     pipeline.settle()
     pipeline.assert_equal()
+    with pipeline.database.connect() as owner:
+        customers = Customers(owner)
+        for _ in range(300):
+            customers.act()
+        owner.execute("update users set name = name || '!' where id % 3 = 0")
+        owner.execute("delete from page_views where user_id % 2 = 0")
+        owner.execute("truncate logins")
+    pipeline.settle()
+    pipeline.assert_equal()
+    wait_until(lambda: httpx.get(f"{address}/readyz", trust_env=False).status_code == 200, 30)
     assert daemon.terminate(60) == 0
