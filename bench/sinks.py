@@ -7,6 +7,7 @@ once take it from the beginning. Counted are the changes after the first batch t
 the JVM nor the snapshot is in the figures. `peers` take the same changes from the same topics. `latency`: from a commit
 in Postgres to the position behind the store's answer, at 100 and 500 one-row transactions a second, all stores on, over
 the segment log. `batches`: what one batch costs against a small and a large table. CPU is that of all our processes.
+Parts that PARTS leaves out keep the results that they have. OUT names another file for the results.
 """
 
 import json
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,13 @@ from cdc.ports import LogReader
 _RATES = (100, 500)
 _WARM_UP = 10.0
 """Seconds of the same load before the measured ones: the JVM compiles, tables are made."""
+_USED = {
+    "throughput": ("rows", "changes"),
+    "peers": ("peer_changes",),
+    "latency": ("rows", "seconds"),
+    "batches": ("tables",),
+}
+"""The parts, and what of `Sizes` each goes by."""
 Figures = dict[str, Any]
 
 
@@ -56,7 +65,7 @@ class Sizes:
             int(ask("CHANGES", "500000")),
             int(ask("PEER_CHANGES", "20000")),
             float(ask("SECONDS", "30")),
-            tuple(map(int, ask("TABLES", "100000 10000000").split())),
+            tuple(map(int, ask("TABLES", "100000 10000000").replace(",", " ").split())),
         )
 
 
@@ -195,8 +204,20 @@ def _ages(log: LogReader, steps: Sequence[Step], since: float) -> list[float]:
 
 def run() -> Figures:
     """Measure what PARTS names; everything by default."""
-    sizes, wanted = Sizes.given(), os.environ.get("PARTS", "throughput peers latency batches").split()
-    found: Figures = {"workload": {name: getattr(sizes, name) for name in Sizes.__slots__}, "machine": machine()}
+    sizes, wanted = Sizes.given(), os.environ.get("PARTS", " ".join(_USED)).split()
+    found: Figures = {"workload": {name: getattr(sizes, name) for part in wanted for name in _USED[part]}}
+    if "batches" in wanted:
+        lake = delta_batches.measure(sizes.tables, SIZES)
+        found["batches"] = {"delta": lake, **store_batches.measure(sizes.tables, SIZES)}
+    if {"throughput", "latency"} & set(wanted):
+        found |= _staged(sizes, wanted)
+    told = {**machine(), "load": meter.load()}
+    return {**found, "measured": dict.fromkeys(wanted, told)}
+
+
+def _staged(sizes: Sizes, wanted: Sequence[str]) -> Figures:
+    """The parts that need a database."""
+    found: Figures = {}
     with stage(kafka="throughput" in wanted) as place:
         if "throughput" in wanted:
             found["throughput"], topic = throughput(place, sizes)
@@ -206,10 +227,14 @@ def run() -> Figures:
                 found["ratios"] = ratios(found["throughput"], found["peers"])
         if "latency" in wanted:
             found["latency"] = latency(place, sizes)
-    if "batches" in wanted:
-        lake = delta_batches.measure(sizes.tables, SIZES)
-        found["batches"] = {"delta": lake, **store_batches.measure(sizes.tables, SIZES)}
     return found
+
+
+def with_earlier(found: Figures, path: Path) -> Figures:
+    """The new results over those of an earlier run, of which the parts that were not measured stay."""
+    earlier: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    told = {name: {**earlier.get(name, {}), **found[name]} for name in ("workload", "measured")}
+    return {**earlier, **found, **told}
 
 
 def ratios(ours: Mapping[str, Figures], theirs: Mapping[str, Figures]) -> dict[str, Figures]:
@@ -235,6 +260,10 @@ def shown(found: Mapping[str, Any]) -> list[str]:
     for tps, figures in found.get("latency", {}).get("tx_per_s", {}).items():
         ages = ", ".join(f"{store} {at['p50']:.0f}/{at['p99']:.0f}" for store, at in figures["latency_ms"].items())
         lines.append(f"{tps} tx/s, p50/p99 ms: {ages}; {figures['cores']} cores")
+    for store, tables in found.get("batches", {}).items():
+        for rows, costs in tables.items():
+            spread = ", ".join(f"{changes}: {each['seconds']} s" for changes, each in costs["spread"].items())
+            lines.append(f"{store}, {rows} rows, a batch of so many changes all over them: {spread}")
     return lines
 
 
@@ -250,8 +279,9 @@ def _line(found: Mapping[str, Any], store: str) -> str:
 
 def main() -> None:
     """Print a table and write the results."""
-    results = run()
-    write(RESULTS / "sinks.json", results)
+    path = Path(os.environ.get("OUT") or RESULTS / "sinks.json")
+    results = with_earlier(run(), path)
+    write(path, results)
     print("\n".join(shown(results)))
 
 

@@ -7,19 +7,15 @@ tests.
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from bench import meter
-from bench.batches import SIZES, TABLE, Costs, batch_of, costs
+from bench import fill, meter
+from bench.batches import SIZES, TABLE, Costs, costs
 from bench.ground import ground
-from cdc.errors import Busy, Lost
-from cdc.ports import Batch, Sink
+from cdc.ports import Sink
 from deploy.local.opensearch import OpenSearch
 from deploy.local.redis import Redis
 from deploy.local.server import Server
@@ -29,61 +25,61 @@ from sinks.opensearch_settings import OpenSearchSettings
 from sinks.redis import open_sink as open_redis
 from sinks.redis_settings import RedisSettings
 
-_CHUNK = 20_000
-_ATTEMPTS = 20
 _CONTEXT = SinkContext(Path("unused"))
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """A sink, and the quick way to so many rows in its table."""
+
+    sink: Sink
+    fill: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
-    """A server, and the sink that writes to it; `prefix` keeps tables of different sizes apart."""
+    """A server, and how to open the sink at its address."""
 
     server: Server
-    open: Callable[[str, str], Sink]
+    open: Callable[[str], Opened]
+
+
+def _redis(url: str) -> Opened:
+    settings = RedisSettings(url=url)
+    sink = open_redis(settings, _CONTEXT)
+    return Opened(sink, partial(fill.redis, sink, settings))
+
+
+def _opensearch(url: str) -> Opened:
+    settings = OpenSearchSettings(url=url, replicas=0)
+    return Opened(open_opensearch(settings, _CONTEXT), partial(fill.opensearch, settings))
 
 
 STORES: Mapping[str, Store] = {
-    "redis": Store(
-        Redis({"appendonly": "no"}),
-        lambda url, prefix: open_redis(RedisSettings(url=url, prefix=f"{prefix}:"), _CONTEXT),
-    ),
-    "opensearch": Store(
-        OpenSearch(heap="1g", quick=False),
-        lambda url, prefix: open_opensearch(OpenSearchSettings(url=url, prefix=f"{prefix}-", replicas=0), _CONTEXT),
-    ),
+    "redis": Store(Redis({"appendonly": "no"}), _redis),
+    "opensearch": Store(OpenSearch(heap="1g", quick=False), _opensearch),
 }
 
 
 def measure(
     tables: Sequence[int], batches: Sequence[int], runs: int = 3, stores: Sequence[str] = tuple(STORES)
 ) -> dict[str, dict[str, Costs]]:
-    """Fill each table once, then apply batches of each size to it, small ones first. Ten million rows take Redis three
-    minutes and 5 GB, OpenSearch a quarter of an hour."""
+    """Fill each table once, then apply batches of each size to it, small ones first."""
     return {name: _of_store(STORES[name], tables, batches, runs) for name in stores}
 
 
 def _of_store(store: Store, tables: Sequence[int], batches: Sequence[int], runs: int) -> dict[str, Costs]:
+    """Every table in a server of its own."""
     found = {}
     for rows in tables:
         with ground("batches", store.server) as place:
             running = place.up(store.server.name)[store.server.name]
-            sink = store.open(running.address, f"b{rows}")
-            sink.prepare(TABLE)
-            for start in range(0, rows, _CHUNK):
-                _fill(sink, batch_of(np.arange(start, min(rows, start + _CHUNK)), 100))
-            found[str(rows)] = costs(sink, rows, batches, runs, partial(meter.cpu_seconds, running.pid))
-            sink.close()
+            opened = store.open(running.address)
+            opened.sink.prepare(TABLE)
+            opened.fill(rows)
+            found[str(rows)] = costs(opened.sink, rows, batches, runs, partial(meter.cpu_seconds, running.pid))
+            opened.sink.close()
     return found
-
-
-def _fill(sink: Sink, batch: Batch) -> None:
-    """A busy machine may make a store miss its time; a repeat changes nothing."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return sink.apply(batch)
-        except (Busy, Lost):
-            time.sleep(2)
-    raise RuntimeError("the store takes no rows")
 
 
 def main() -> None:
