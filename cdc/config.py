@@ -56,7 +56,7 @@ class SourceSettings(Part):
     """The Postgres database that is followed."""
 
     host: str = "127.0.0.1"
-    port: int = 5432
+    port: int = Field(5432, ge=1, le=65535)
     database: str = "postgres"
     user: str = "millrace"
     """A role with LOGIN and REPLICATION, and SELECT on the tables."""

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -27,20 +27,66 @@ SinkKinds = Mapping[str, type[SinkSettings]]
 def load(path: Path, logs: LogKinds, sinks: SinkKinds, environment: Mapping[str, str] | None = None) -> Settings:
     """Read, expand, override and check a pipeline file. Raises ConfigError naming the key and the nearest known one."""
     variables = os.environ if environment is None else environment
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or 'cannot be read'}.", "Write one with: millrace init") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path} is not valid YAML{where}.", "Check the indentation and quotes there.") from None
+    data = _parsed(path, _text(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no settings.", "Write a commented file with: millrace init")
     expanded = {str(key): _expand(value, variables, f"{path}: {key}") for key, value in data.items()}
     return check(_override(expanded, variables), logs, sinks, str(path))
+
+
+class _Twice(yaml.MarkedYAMLError):
+    """A key that is set twice: YAML would take the last one and say nothing."""
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise _Twice(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text, at byte {error.start + 1}.", "Save it as UTF-8.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder.", f"Name the file in it: --config {path / 'millrace.yaml'}") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.", f"Write one with: millrace init {path}") from None
+    except OSError as error:
+        remedy = "Let the user of this command read it."
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", remedy) from None
+
+
+def _parsed(path: Path, text: str) -> object:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader that refuses more
+    except _Twice as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ConfigError(f"{path}, line {line}: {error.problem}.", "Keep one of the two.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML{_place(error, text)}.", _mistake(error)) from None
+
+
+def _place(error: yaml.YAMLError, text: str) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        return f" at line {text.count(chr(10), 0, error.position) + 1}"
+    mark = getattr(error, "problem_mark", None)
+    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _mistake(error: yaml.YAMLError) -> str:
+    """The likely one. YAML's own words are not repeated: they may quote a password that lacks its quotes."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return "Remove the control character there."
+    if r"'\t'" in str(getattr(error, "problem", "")):
+        return "A tab stands there: indent with spaces."
+    return "Check the indentation and quotes there."
 
 
 def check(data: Mapping[str, object], logs: LogKinds, sinks: SinkKinds, origin: str) -> Settings:
@@ -63,9 +109,11 @@ def _of_kind(data: object, kinds: Mapping[str, type[_P]], place: str, origin: st
     if not isinstance(data, dict):
         raise ConfigError(f"{origin}: {place} must be a mapping.", "See: millrace init")
     kind = str(data.get("kind", default))
+    if not kind:
+        raise ConfigError(f"{origin}: {place} has no kind.", f"Known kinds: {', '.join(sorted(kinds))}.")
     if kind not in kinds:
         raise ConfigError(
-            f"{origin}: {place}.kind {kind!r} is not known{_nearest(str(kind), kinds)}.",
+            f"{origin}: {place}.kind {kind!r} is not known{_nearest(str(kind), kinds)}",
             f"Known kinds: {', '.join(sorted(kinds))}.",
         )
     return _validated(kinds[kind], {**data, "kind": kind}, place, origin)
@@ -81,12 +129,29 @@ def _validated(model: type[_P], data: Mapping[str, object], place: str, origin: 
 def _config_error(error: ValidationError, model: type[Part], place: str, origin: str) -> ConfigError:
     first = error.errors(include_input=False, include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
-    key = ".".join(filter(None, [place, *parts]))
+    key = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in [place, *parts] if part).lstrip(".")
     if first["type"] == "extra_forbidden":
         near = _nearest(parts[-1], _keys_at(model, parts[:-1]))
-        return ConfigError(f"{origin}: {key} is not a known setting{near}.", "Every setting: docs/configuration.md.")
-    message = first["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{origin}: {key or 'the file'}: {message}.", "Every setting: docs/configuration.md.")
+        return ConfigError(f"{origin}: {key} is not a known setting{near}", "Every setting: docs/configuration.md.")
+    between = ": " if first["type"] == "value_error" else " "
+    said = between.join(filter(None, [key, _wrong(first["type"], first["msg"])]))
+    return ConfigError(f"{origin}: {said}.", "Every setting: docs/configuration.md.")
+
+
+def _wrong(kind: str, message: str) -> str:
+    """What is wrong with a value, to be read after its key."""
+    plain = {
+        "missing": "is missing",
+        "tuple_type": "must be a list",
+        "dict_type": "must be a section of settings",
+        "model_type": "must be a section of settings",
+        "string_type": "must be text",
+    }
+    if kind in plain:
+        return plain[kind]
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    return re.sub(r"^(Input|String|Value) should ", "must ", message.partition(", unable to")[0])
 
 
 def _keys_at(model: type[Part], path: list[str]) -> list[str]:
@@ -108,14 +173,14 @@ def _models(annotation: object) -> Iterator[type[Part]]:
 
 def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _expand(value: object, variables: Mapping[str, str], place: str) -> object:
     if isinstance(value, dict):
-        return {key: _expand(item, variables, f"{place}: {key}") for key, item in value.items()}
+        return {key: _expand(item, variables, f"{place}.{key}") for key, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item, variables, place) for item in value]
+        return [_expand(item, variables, f"{place}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 

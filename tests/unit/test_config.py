@@ -42,7 +42,7 @@ def test_a_small_file_gets_defaults_for_the_rest(tmp_path: Path) -> None:
     [
         ("sourse: {}", "sourse", "'source'"),
         ("source: {hots: x}", "source.hots", "'host'"),
-        ("source: {tables: [{name: public.a, colums: [id]}]}", "source.tables.0.colums", "'columns'"),
+        ("source: {tables: [{name: public.a, colums: [id]}]}", "source.tables[0].colums", "'columns'"),
         ("sinks: [{kind: cards, drawr: b}]", "sinks[0].drawr", "'drawer'"),
         ("sinks: [{kind: crads}]", "sinks[0].kind", "'cards'"),
         ("log: {kind: segment}", "log.kind", "'segments'"),
@@ -57,7 +57,14 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("source: {port: many}", "source.port"),
+        ("source: {port: many}", "source.port must be a valid integer."),
+        ("source: {port: 99999}", "source.port must be less than or equal to 65535."),
+        ("source: {tables: public.a}", "source.tables must be a list."),
+        ("source: []", "source must be a section of settings."),
+        ("source:\n\thost: a", "A tab stands there"),
+        ("source: {host: a, host: b}", "line 1: host is set twice."),
+        ("state: \x00", "line 1"),
+        ("sinks: [{drawer: b}]", "sinks[0] has no kind."),
         ("source: {slot: 'Not Allowed'}", "source.slot"),
         ("source: {tables: [orders]}", "schema.name"),
         ("source: {tables: [public.a, public.a]}", "listed twice"),
@@ -65,7 +72,8 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text
         ("sinks: {kind: cards}", "must be a list"),
         ("a: [1", "line 1"),
         ("just words", "holds no settings"),
-        ("source: {password: '${NOT_SET}'}", "NOT_SET"),
+        ("source: {password: '${NOT_SET}'}", "source.password asks for ${NOT_SET}"),
+        ("sinks: [{kind: cards, drawer: '${NOT_SET}'}]", "sinks[0].drawer asks for"),
     ],
 )
 def test_a_wrong_value_is_explained(tmp_path: Path, text: str, words: str) -> None:
@@ -75,6 +83,14 @@ def test_a_wrong_value_is_explained(tmp_path: Path, text: str, words: str) -> No
 def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="millrace init"):
         load(tmp_path / "none.yaml", {}, {}, {})
+
+
+def test_a_file_that_is_no_text_or_no_file_is_named(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"# caf\xe9")
+    for path, words in ((latin, "not UTF-8 text, at byte 6"), (tmp_path, "is a folder")):
+        with pytest.raises(ConfigError, match=words):
+            load(path, {}, {}, {})
 
 
 def test_variables_are_expanded_with_their_defaults(tmp_path: Path) -> None:
