@@ -29,7 +29,8 @@ from cdc.errors import SlotBusy, SourceError, SourceLost
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import Clock, LogWriter
 
-_QUEUE_BYTES = 64 * 2**20
+_QUEUE_BYTES = 32 * 2**20
+"""Two merged entries: one is being appended while the next is collected."""
 _OPEN_BYTES = 64 * 2**20
 _WAIT_SECONDS = 0.2
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 15.0

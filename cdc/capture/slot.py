@@ -99,13 +99,12 @@ class SlotFacts:
 _SLOT = """
 select slot_name::text, coalesce(plugin, '')::text, coalesce(database, '')::text, coalesce(active_pid, 0),
        coalesce(restart_lsn, '0/0')::text, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(wal_status, 'lost'),
-       coalesce(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_receive_lsn()
-                                     else pg_current_wal_lsn() end, restart_lsn), 0)::bigint,
+       coalesce(pg_wal_lsn_diff(wal.ends, restart_lsn), 0)::bigint,
        coalesce((to_jsonb(s) ->> 'failover')::boolean, false),
-       coalesce(case when pg_is_in_recovery() then pg_last_wal_receive_lsn()
-                     else pg_current_wal_lsn() end, '0/0')::text,
-       safe_wal_size
-  from pg_catalog.pg_replication_slots s where slot_name = %s
+       coalesce(wal.ends, '0/0')::text, safe_wal_size
+  from pg_catalog.pg_replication_slots s,
+       (select case when pg_is_in_recovery() then pg_last_wal_receive_lsn() else pg_current_wal_lsn() end) wal (ends)
+ where slot_name = %s
 """
 
 

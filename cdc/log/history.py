@@ -20,7 +20,8 @@ from cdc.model import LOG_SCHEMA, Lsn
 
 FAN_IN = 16
 """Merged segments of one generation that make one of the next: each row is rewritten once per factor of sixteen."""
-_GROUP_BYTES = 64 << 20
+_GROUP_BYTES = 16 << 20
+"""Of rows in a row group. Merging holds one beside its pages: with 64 MB that was the peak of the whole process."""
 _LEVEL = 1
 """zstd level of history: level 3 costs 40 % more CPU and saves nothing on JSON images."""
 
