@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -103,12 +103,12 @@ class Demo:
 
     def view(self, settings: Settings, positions: Positions) -> View:
         """What the parts say now."""
-        capture, apply = status.read(settings.state, "capture"), status.read(settings.state, "apply")
+        capture, apply = self._said(settings, "capture"), self._said(settings, "apply")
         head, reached = positions.head(), positions.reached()
         sinks = []
         for name, lsn in reached.items():
             facts = nested(apply, "sinks", name)
-            if lsn:
+            if lsn and facts:
                 self.mark(f"first rows in {name}")
             sinks.append(
                 SinkView(
@@ -127,11 +127,16 @@ class Demo:
             tuple(sinks),
         )
 
+    def _said(self, settings: Settings, part: str) -> Mapping[str, object]:
+        """What a part says in this run; an earlier run's last words are none."""
+        facts = status.read(settings.state, part)
+        return {} if status.age(facts, self.began) > 0 else facts
+
     def is_ready(self, settings: Settings, positions: Positions) -> bool:
         """Whether every part of this run works and every store has rows."""
-        said = [status.read(settings.state, part) for part in ("capture", "apply")]
-        if any(status.age(facts, self.began) > 0 for facts in said):
-            return False  # left by an earlier run
+        said = [self._said(settings, part) for part in ("capture", "apply")]
+        if not all(said):
+            return False
         return all(positions.reached().values()) and not reasons(said[0], said[1], (), datetime.now(UTC))
 
     def source_lsn(self, settings: Settings) -> Lsn:
@@ -222,7 +227,7 @@ def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[D
         rows = sum(one.rows for one in mine)
         facts[sink.name] = f"{rows:,} rows compared, " + ("all equal" if not wrong else f"{wrong:,} DIFFER")
     print_facts(demo.console, "Every row of every table", facts)
-    print_facts(demo.console, "Where the time went", {f"{at:6.1f} s": what for what, at in demo.marks.items()})
+    print_facts(demo.console, "Where the time went", {what: f"{at:6.1f} s" for what, at in demo.marks.items()})
     config = pipeline.config_path(demo.home)
     look = {
         "again": "make demo (finds everything where it was left)",
@@ -235,7 +240,8 @@ def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[D
 
 def _stay(demo: Demo, settings: Settings, process: subprocess.Popen[bytes]) -> None:
     config = pipeline.config_path(demo.home)
-    demo.console.print(f"\nStill running: http://127.0.0.1:{settings.http.port}/   (millrace status --config {config})")
-    demo.console.print("Ctrl-C stops the pipeline; the servers stay until: millrace local down")
+    demo.console.print(f"\nStill running; the page: http://127.0.0.1:{settings.http.port}/", markup=False)
+    demo.console.print(f"Ask it: millrace status --config {config}", markup=False, soft_wrap=True)
+    demo.console.print("Ctrl-C stops the pipeline; the servers stay until: millrace local down", soft_wrap=True)
     with contextlib.suppress(KeyboardInterrupt):
         process.wait()

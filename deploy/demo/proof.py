@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from decimal import Decimal
 
 import psycopg
 import redis
@@ -28,7 +29,7 @@ def _from_delta(sink: SinkSettings, number: int) -> str:
     path = f"{getattr(sink, 'path')}/public.orders"  # noqa: B009 - the sink's own settings class is not ours to import
     rows = DeltaTable(path).to_pyarrow_table(filters=[("id", "=", number), ("_millrace_deleted", "=", False)])
     row = rows.select(["id", "status", "total", "user_id"]).to_pylist()[0]
-    return f"order {row['id']}: {row['status']}, total {row['total']}, user {row['user_id']}   ({path})"
+    return f"{_told(row)}   ({path})"
 
 
 def _from_opensearch(sink: SinkSettings, number: int) -> str:
@@ -47,7 +48,8 @@ def _from_redis(sink: SinkSettings, number: int) -> str:
 
 
 def _told(row: dict[str, object]) -> str:
-    return f"order {row['id']}: {row['status']}, total {row['total']}, user {row['user_id']}"
+    total = Decimal(str(row["total"])).quantize(Decimal("0.01"))  # a JSON number ends where its zeros begin
+    return f"order {row['id']}: {row['status']}, total {total}, user {row['user_id']}"
 
 
 _READERS = {"delta": _from_delta, "opensearch": _from_opensearch, "redis": _from_redis}

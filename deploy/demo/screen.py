@@ -31,15 +31,17 @@ class View:
 
 
 def _lag(view: SinkView) -> str:
-    return f"{view.lag_bytes / 1024:,.0f} kB" if view.lag_bytes else "up to date"
+    if not view.lag_bytes:
+        return "up to date"
+    return f"{view.lag_bytes / 1e6:,.1f} MB" if view.lag_bytes >= 1e6 else f"{view.lag_bytes / 1e3:,.1f} kB"
 
 
 def table(view: View) -> Table:
     """The picture of one moment."""
     grid = Table(title=f"Postgres → log → stores   ({view.seconds:4.0f} s)", title_justify="left", box=None)
-    for heading in ("", "state", "changes", "behind the source"):
-        grid.add_column(heading, justify="left" if heading in {"", "state"} else "right", min_width=14)
-    grid.add_row("Postgres", "committing", f"{view.committed:,} tx", "")
+    for heading, width in (("", 11), ("state", 11), ("changes", 9), ("behind", 11)):
+        grid.add_column(heading, justify="left" if heading in {"", "state"} else "right", min_width=width, no_wrap=True)
+    grid.add_row("Postgres", "committing" if view.committed else "up", f"{view.committed:,} tx", "")
     grid.add_row("log", view.capture_state, f"{view.captured:,}", "")
     for sink in view.sinks:
         grid.add_row(sink.name, sink.state, f"{sink.changes:,}", _lag(sink))
@@ -78,5 +80,6 @@ class Screen:
 def print_facts(console: Console, title: str, facts: Mapping[str, str]) -> None:
     """A small titled list."""
     console.print(f"\n{title}", style="bold")
+    width = max([12, *map(len, facts)])
     for name, fact in facts.items():
-        console.print(f"  {name:<12} {fact}", markup=False, soft_wrap=True)
+        console.print(f"  {name:<{width}} {fact}", markup=False, soft_wrap=True)
