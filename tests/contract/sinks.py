@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
-from sinks import delta, delta_mark, memory
+from sinks import delta, memory
 from sinks.context import SinkContext
 from sinks.opensearch import open_sink as open_opensearch
 from sinks.opensearch_mapping import document_id, index_name
@@ -24,6 +24,7 @@ from sinks.opensearch_settings import OpenSearchSettings
 from sinks.redis import open_sink as open_redis
 from sinks.redis_keys import Names
 from sinks.redis_settings import RedisSettings
+from tests.fix_delta import mark_everywhere
 from tests.fix_servers import opensearch_request
 
 
@@ -164,10 +165,7 @@ BY_KEY = {f"public.{name}": "id" for name in TABLES}
 
 def marking_delta(request: pytest.FixtureRequest) -> Bench:
     """Delta tables whose old rows are marked by deletion vectors, as those of large tables are."""
-    patch = request.getfixturevalue("monkeypatch")
-    for limit in ("LEAST_REGION", "LEAST_RATIO"):
-        patch.setattr(delta_mark, limit, 0)
-    patch.setattr(delta_mark, "SMALL_FILES", 4)
+    mark_everywhere(request.getfixturevalue("monkeypatch"), small_files=4)
     return DeltaBench(request.getfixturevalue("tmp_path"))
 
 

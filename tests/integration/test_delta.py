@@ -1,41 +1,22 @@
-"""The Delta sink on a folder: what it writes, how much of the table it touches, and how tables change their shape."""
+"""The Delta sink on a folder: what it writes, and how much of the table it touches."""
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta, delta_layout, delta_write
-from sinks.context import SinkContext
-from sinks.delta_maintenance import Care, maintain
+from sinks import delta_write
 from sinks.delta_merge import WRITER
-from tests.histories import INT4, INT8, INTEGERS, NUMERIC, TEXT, History, batch, change, cut, images, table
+from tests.fix_delta import OpenLake, ends_as_the_source, numbers, stored_table
+from tests.histories import INT4, INT8, NUMERIC, TEXT, batch, change, images, table
 
-Open = Callable[..., delta.DeltaSink]
 ID = Column("id", INT4, key=True)
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def open_sink(lake: Path) -> Open:
-    def opened(**settings: Any) -> delta.DeltaSink:
-        return delta.open_sink(delta.DeltaSettings(path=str(lake), **settings), SinkContext(lake))
-
-    return opened
 
 
 def items(*columns: Column, identity: str = "d", schema_id: int = 1) -> TableSchema:
@@ -49,23 +30,15 @@ def put(schema: TableSchema, version: int, **values: str) -> dict[str, Any]:
     return change("u", f"{{{key}}}", version, f"{{{whole}}}")
 
 
-def numbers(schema: TableSchema, ids: range, version: int) -> Batch:
-    return batch(schema, [put(schema, version, id=str(number), label=f'"row {number}"') for number in ids])
-
-
 LABELLED = items(ID, Column("label", TEXT))
 
 
-def opened_table(lake: Path, name: str = "public.items") -> DeltaTable:
-    return DeltaTable(lake / name)
-
-
 def last_commit(lake: Path) -> dict[str, int]:
-    metrics: dict[str, int] = opened_table(lake).history(1)[0]["operationMetrics"]
+    metrics: dict[str, int] = stored_table(lake).history(1)[0]["operationMetrics"]
     return metrics
 
 
-def test_values_are_stored_in_types_that_any_reader_of_delta_knows(lake: Path, open_sink: Open) -> None:
+def test_values_are_stored_in_types_that_any_reader_of_delta_knows(lake: Path, open_lake: OpenLake) -> None:
     schema = items(
         ID,
         Column("amount", NUMERIC, ((12 << 16) | 2) + 4),
@@ -73,12 +46,11 @@ def test_values_are_stored_in_types_that_any_reader_of_delta_knows(lake: Path, o
         Column("raw", PgType(17, "bytea")),
         Column("doc", PgType(3802, "jsonb")),
     )
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     sink.apply(
         batch(schema, [put(schema, 5, id="1", amount="1.10", at='"2024-01-31T10:00:00.5"', raw='"aGk="', doc="[1.10]")])
     )
-    stored = opened_table(lake).to_pyarrow_table()
+    stored = stored_table(lake).to_pyarrow_table()
     assert [(field.name, str(field.type)) for field in stored.schema] == [
         ("id", "int32"),
         ("amount", "decimal128(12, 2)"),
@@ -93,10 +65,9 @@ def test_values_are_stored_in_types_that_any_reader_of_delta_knows(lake: Path, o
     assert stored.to_pylist()[0]["doc"] == "[1.10]"
 
 
-def test_a_value_that_does_not_fit_is_rejected_and_the_rest_is_written(open_sink: Open) -> None:
+def test_a_value_that_does_not_fit_is_rejected_and_the_rest_is_written(open_lake: OpenLake) -> None:
     schema = items(ID, Column("at", PgType(1184, "timestamptz")), Column("amount", NUMERIC, ((38 << 16) | 0) + 4))
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     rows = [
         put(schema, 5, id="1", at='"infinity"', amount="1"),
         put(schema, 6, id="2", at='"2024-01-01T00:00:00Z"', amount="9" * 38),
@@ -113,76 +84,71 @@ def test_a_value_that_does_not_fit_is_rejected_and_the_rest_is_written(open_sink
     assert not sink.stored(schema).equals(sink.expected(schema, images(state))), "verify must see what was refused"
 
 
-def test_a_numeric_of_131072_digits_is_stored_digit_by_digit(open_sink: Open) -> None:
+def test_a_numeric_of_131072_digits_is_stored_digit_by_digit(open_lake: OpenLake) -> None:
     schema = items(ID, Column("amount", NUMERIC))
     digits = "1" * 131072
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     sink.apply(batch(schema, [put(schema, 5, id="1", amount=digits)]))
     assert sink.stored(schema)["amount"].to_pylist() == [digits]
 
 
-def test_a_batch_with_two_changes_of_one_key_is_refused_before_anything_is_written(lake: Path, open_sink: Open) -> None:
-    sink = open_sink()
-    sink.prepare(LABELLED)
+def test_a_batch_with_two_changes_of_one_key_is_refused_before_anything_is_written(
+    lake: Path, open_lake: OpenLake
+) -> None:
+    sink = open_lake(LABELLED)
     once = numbers(LABELLED, range(1), 5)
     with pytest.raises(SinkError, match="two changes of one key"):
         sink.apply(Batch(LABELLED, pa.concat_tables([once.rows, once.rows])))
-    assert opened_table(lake).version() == 0
+    assert stored_table(lake).version() == 0
 
 
-def test_a_replayed_batch_makes_no_commit(lake: Path, open_sink: Open) -> None:
-    sink = open_sink()
-    sink.prepare(LABELLED)
+def test_a_replayed_batch_makes_no_commit(lake: Path, open_lake: OpenLake) -> None:
+    sink = open_lake(LABELLED)
     given = numbers(LABELLED, range(10), 5)
     sink.apply(given)
-    version = opened_table(lake).version()
+    version = stored_table(lake).version()
     sink.apply(given)
-    open_sink().apply(given)
-    assert opened_table(lake).version() == version
+    open_lake().apply(given)
+    assert stored_table(lake).version() == version
 
 
-def test_each_commit_says_which_lsn_it_brings_the_table_to(lake: Path, open_sink: Open) -> None:
-    sink = open_sink()
-    sink.prepare(LABELLED)
+def test_each_commit_says_which_lsn_it_brings_the_table_to(lake: Path, open_lake: OpenLake) -> None:
+    sink = open_lake(LABELLED)
     sink.apply(numbers(LABELLED, range(10), 50))
-    assert opened_table(lake).history(1)[0][WRITER] == "51"
-    assert opened_table(lake).transaction_version(WRITER) == 51
+    assert stored_table(lake).history(1)[0][WRITER] == "51"
+    assert stored_table(lake).transaction_version(WRITER) == 51
 
 
-def test_changes_below_the_recorded_lsn_are_never_skipped(lake: Path, open_sink: Open) -> None:
+def test_changes_below_the_recorded_lsn_are_never_skipped(lake: Path, open_lake: OpenLake) -> None:
     """A checkpoint that was lost starts again at the beginning: what the table lacks must still arrive."""
-    sink = open_sink()
-    sink.prepare(LABELLED)
+    sink = open_lake(LABELLED)
     sink.apply(numbers(LABELLED, range(10), 500))
     sink.apply(numbers(LABELLED, range(10, 20), 50))
     assert sink.stored(LABELLED).num_rows == 20
-    assert opened_table(lake).transaction_version(WRITER) == 501
+    assert stored_table(lake).transaction_version(WRITER) == 501
 
 
 def test_a_change_rewrites_only_the_file_of_its_key(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
-    sink = open_sink()
-    sink.prepare(LABELLED)
+    sink = open_lake(LABELLED)
     for start in range(0, 20_000, 1000):
         sink.apply(numbers(LABELLED, range(start, start + 1000), 5))
-    files = len(opened_table(lake).file_uris())
+    files = len(stored_table(lake).file_uris())
     assert files >= 20
     sink.apply(numbers(LABELLED, range(7_500, 7_501), 6))
     metrics = last_commit(lake)
     assert metrics["num_removed_files"] == 1
     assert metrics["num_added_rows"] <= 2000
-    assert len(opened_table(lake).file_uris()) <= files + 1
+    assert len(stored_table(lake).file_uris()) <= files + 1
 
 
 def test_new_keys_are_appended_and_no_file_is_touched(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_write, "LEAST_FILE", 100)
-    sink = open_sink()
-    sink.prepare(LABELLED)
+    sink = open_lake(LABELLED)
     sink.apply(numbers(LABELLED, range(1000), 5))
     sink.apply(numbers(LABELLED, range(1000, 1100), 6))
     assert last_commit(lake)["num_removed_files"] == 0
@@ -190,39 +156,31 @@ def test_new_keys_are_appended_and_no_file_is_touched(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_merge_of_deltalake_ends_as_the_rewrite_does(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, seed: int
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
     schema = table("ints")
-    rng = random.Random(seed)
-    history = History(schema, INTEGERS, rng).write(60)
-    sink = open_sink(as_text={"public.ints": ("at",)})
-    sink.prepare(schema)
-    batches = [batch(schema, rows) for rows in cut(history.rows, rng)]
-    for number, current in enumerate(batches):
-        sink.apply(current)
-        sink.apply(batches[rng.randrange(number + 1)])
-    assert sink.stored(schema).equals(sink.expected(schema, images(history.state())))
-    assert "MERGE" in {commit["operation"] for commit in opened_table(lake, "public.ints").history()}
+    sink = open_lake(schema, as_text={"public.ints": ("at",)})
+    ends_as_the_source(sink, schema, random.Random(seed))
+    assert "MERGE" in {commit["operation"] for commit in stored_table(lake, "public.ints").history()}
 
 
 def test_a_batch_that_touches_too_much_at_once_is_written_in_parts(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
-    sink = open_sink()
-    sink.prepare(LABELLED)
+    sink = open_lake(LABELLED)
     for start in range(0, 20_000, 2000):
         sink.apply(numbers(LABELLED, range(start, start + 2000), 5))
     size = sum(file.stat().st_size for file in lake.rglob("*.parquet"))
-    version = opened_table(lake).version()
+    version = stored_table(lake).version()
     monkeypatch.setattr(delta_write, "REGION_LIMIT", size // 3)
     rows = [put(LABELLED, 6, id=str(number), label='"new"') for number in range(0, 20_000, 500)]
     partial = change("u", '{"id":77777}', 6, '{"id":77777}', ["label"])
     with pytest.raises(Rejected) as caught:
         sink.apply(batch(LABELLED, [*rows, partial]))
     assert [item.key for item in caught.value.items] == ['{"id":77777}']
-    commits = opened_table(lake).history(opened_table(lake).version() - version)
+    commits = stored_table(lake).history(stored_table(lake).version() - version)
     assert len(commits) > 1
     assert {commit["operation"] for commit in commits} == {"WRITE"}
     stored = sink.stored(LABELLED)
@@ -231,13 +189,12 @@ def test_a_batch_that_touches_too_much_at_once_is_written_in_parts(
 
 
 def test_new_keys_in_random_order_are_appended_and_known_ones_are_found(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_write, "LOAD_ROWS", 50)
     schema = items(Column("id", TEXT, key=True), Column("label", TEXT))
     keys = [f'"{number * 7919 % 1000:03}"' for number in range(1000)]
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     for start in range(0, 1000, 100):
         chunk = [put(schema, 5, id=key, label='"a"') for key in keys[start : start + 100]]
         sink.apply(batch(schema, chunk))
@@ -247,10 +204,9 @@ def test_new_keys_in_random_order_are_appended_and_known_ones_are_found(
     assert (len(stored), stored.count("b")) == (1000, 60)
 
 
-def test_rows_without_a_primary_key_are_told_apart_with_their_nulls(open_sink: Open) -> None:
+def test_rows_without_a_primary_key_are_told_apart_with_their_nulls(open_lake: OpenLake) -> None:
     schema = items(Column("a", INT4, key=True), Column("b", TEXT, key=True), identity="f")
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     sink.apply(batch(schema, [put(schema, 5, a="1", b="null"), put(schema, 5, a="null", b='"x"')]))
     sink.apply(batch(schema, [change("d", '{"a":1,"b":null}', 6)]))
     assert sink.stored(schema).to_pylist() == [{"a": None, "b": "x"}]
@@ -275,10 +231,9 @@ def test_rows_without_a_primary_key_are_told_apart_with_their_nulls(open_sink: O
         (TEXT, -1, ['"it\'s"', '"' + "x" * 3000 + '"']),
     ],
 )
-def test_keys_of_every_type_are_told_apart(open_sink: Open, type_: PgType, modifier: int, keys: list[str]) -> None:
+def test_keys_of_every_type_are_told_apart(open_lake: OpenLake, type_: PgType, modifier: int, keys: list[str]) -> None:
     schema = items(Column("id", type_, modifier, key=True), Column("label", TEXT))
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     for version in (5, 6):
         rows = [put(schema, version, id=key, label=f'"{number} v{version}"') for number, key in enumerate(keys)]
         sink.apply(batch(schema, rows))
@@ -287,11 +242,10 @@ def test_keys_of_every_type_are_told_apart(open_sink: Open, type_: PgType, modif
     assert sink.stored(schema)["label"].to_pylist() == ["1 v6"]
 
 
-def test_keys_of_several_types_are_told_apart_together(open_sink: Open) -> None:
+def test_keys_of_several_types_are_told_apart_together(open_lake: OpenLake) -> None:
     key = [Column("tenant", INT4, key=True), Column("at", PgType(1082, "date"), key=True), Column("k", TEXT, key=True)]
     schema = items(*key, Column("label", TEXT))
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     rows = [
         put(schema, 5, tenant=str(tenant), at=f'"2024-01-0{day}"', k=f'"{k}"', label='"a"')
         for tenant in (1, 2)
@@ -305,11 +259,10 @@ def test_keys_of_several_types_are_told_apart_together(open_sink: Open) -> None:
     assert [row["label"] for row in stored.to_pylist()] == ["a", "a", "a", "b", "a", "a", "a", "a"]
 
 
-def test_odd_names_of_tables_and_columns_are_only_names(lake: Path, open_sink: Open) -> None:
+def test_odd_names_of_tables_and_columns_are_only_names(lake: Path, open_lake: OpenLake) -> None:
     odd = Column('We "ird"; DROP TABLE x --.`y', INT4)
     schema = TableSchema(TableId("../x", 'a"b/c'), (Column("Id'", TEXT, key=True), odd), 1)
-    sink = open_sink()
-    sink.prepare(schema)
+    sink = open_lake(schema)
     for version, value in ((5, "1"), (6, "2")):
         row = change(
             "u", """{"Id'":"it's"}""", version, f"""{{"Id'":"it's","We \\"ird\\"; DROP TABLE x --.`y":{value}}}"""
@@ -319,53 +272,9 @@ def test_odd_names_of_tables_and_columns_are_only_names(lake: Path, open_sink: O
     assert [path.parent for path in lake.parent.rglob("_delta_log")] == [lake / "~2e~2e~2fx.a~22b~2fc"]
 
 
-def test_a_column_is_added_widened_and_dropped_on_the_way(open_sink: Open) -> None:
-    first = items(ID, Column("n", INT4))
-    second = items(ID, Column("n", INT8), Column("label", TEXT), schema_id=2)
-    third = items(ID, Column("label", TEXT), schema_id=3)
-    sink = open_sink()
-    sink.prepare(first)
-    sink.apply(batch(first, [put(first, 5, id="1", n="7"), put(first, 5, id="2", n="8")]))
-    sink.prepare(second)
-    sink.apply(batch(second, [put(second, 6, id="1", n=str(2**40), label='"x"')]))
-    assert sink.stored(second).to_pylist() == [{"id": 1, "n": 2**40, "label": "x"}, {"id": 2, "n": 8, "label": None}]
-    sink.prepare(third)
-    sink.apply(batch(third, [put(third, 7, id="1", label='"y"')]))
-    assert sink.stored(third).to_pylist() == [{"id": 1, "label": "y"}, {"id": 2, "label": None}]
-    assert sink.stored(second)["n"].to_pylist() == [None, 8], "a dropped column stays, null in rows written since"
-
-
-def test_integer_to_text_stops_or_goes_on_beside_and_never_mixes(lake: Path, open_sink: Open) -> None:
-    before, after = items(ID, Column("n", INT4)), items(ID, Column("n", TEXT), schema_id=2)
-    sink = open_sink()
-    sink.prepare(before)
-    sink.apply(batch(before, [put(before, 5, id="1", n="7")]))
-    version = opened_table(lake).version()
-    with pytest.raises(SinkError, match="column n is integer in Delta and now string"):
-        sink.prepare(after)
-    assert opened_table(lake).version() == version
-    lenient = open_sink(type_change="new_column")
-    lenient.prepare(after)
-    lenient.apply(batch(after, [put(after, 6, id="1", n='"seven"'), put(after, 6, id="2", n='"8"')]))
-    assert lenient.stored(after).to_pylist() == [{"id": 1, "n": "seven"}, {"id": 2, "n": "8"}]
-    rows = opened_table(lake).to_pyarrow_table(columns=["id", "n", "n__string"]).sort_by("id").to_pylist()
-    assert rows == [{"id": 1, "n": None, "n__string": "seven"}, {"id": 2, "n": None, "n__string": "8"}]
-
-
-def test_a_text_column_takes_any_length(open_sink: Open) -> None:
-    five, two = PgType(1043, "varchar"), PgType(1043, "varchar")
-    before, after = items(ID, Column("s", five, 9)), items(ID, Column("s", two, 6), schema_id=2)
-    sink = open_sink()
-    sink.prepare(before)
-    sink.apply(batch(before, [put(before, 5, id="1", s='"abcde"')]))
-    sink.prepare(after)
-    sink.apply(batch(after, [put(after, 6, id="2", s='"ab"')]))
-    assert sink.stored(after)["s"].to_pylist() == ["abcde", "ab"]
-
-
-def test_tables_are_written_side_by_side(open_sink: Open) -> None:
+def test_tables_are_written_side_by_side(open_lake: OpenLake) -> None:
     schemas = [TableSchema(TableId("public", f"t{number}"), LABELLED.columns, 1) for number in range(6)]
-    sink = open_sink()
+    sink = open_lake()
 
     def load(schema: TableSchema) -> int:
         sink.prepare(schema)
@@ -375,55 +284,3 @@ def test_tables_are_written_side_by_side(open_sink: Open) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(load, schemas)) == [50] * 6
-
-
-def test_maintenance_forgets_old_tombstones_packs_files_and_changes_no_row(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 100)
-    sink = open_sink(keep_tombstones_hours=0.0001)
-    sink.prepare(LABELLED)
-    for start in range(0, 400, 20):
-        sink.apply(numbers(LABELLED, range(start, start + 20), 5))
-    sink.apply(batch(LABELLED, [change("d", f'{{"id":{number}}}', 6) for number in range(0, 60, 3)]))
-    before = sink.stored(LABELLED)
-    files = len(opened_table(lake).file_uris())
-    monkeypatch.setattr(delta_write, "LEAST_FILE", delta_write.MEGABYTE)
-    cared = sink.maintain(LABELLED)
-    assert (cared.purged, cared.yielded) == (20, 0)
-    assert sink.stored(LABELLED).equals(before)
-    assert len(opened_table(lake).file_uris()) == 1 < files
-    assert opened_table(lake).to_pyarrow_table().num_rows == before.num_rows
-    retention = opened_table(lake).metadata().configuration["delta.logRetentionDuration"]
-    assert retention == "interval 24 hours"
-    version = opened_table(lake).version()
-    sink.maintain(LABELLED)
-    assert opened_table(lake).version() == version, "a table in good order is left alone"
-
-
-def test_young_tombstones_survive_maintenance(open_sink: Open) -> None:
-    sink = open_sink(keep_tombstones_hours=1_000_000.0)
-    sink.prepare(LABELLED)
-    sink.apply(numbers(LABELLED, range(3), 5))
-    sink.apply(batch(LABELLED, [change("d", '{"id":1}', 9)]))
-    sink.maintain(LABELLED)
-    sink.apply(numbers(LABELLED, range(3), 5))
-    assert sink.stored(LABELLED)["id"].to_pylist() == [0, 2]
-
-
-def test_a_deleted_row_is_in_no_file_once_history_has_passed(lake: Path, open_sink: Open) -> None:
-    sink = open_sink()
-    sink.prepare(LABELLED)
-    sink.apply(numbers(LABELLED, range(10), 5))
-    sink.apply(batch(LABELLED, [change("d", '{"id":7}', 6)]))
-    layout = delta_layout.evolve(LABELLED, sink.store(LABELLED.table).schema()).layout
-    at_once = Care(timedelta(days=36_500), timedelta(0))
-    store = sink.store(LABELLED.table)
-    maintain(store.current(), layout, at_once, datetime.now(UTC), store.set_properties)
-    left = [label for file in lake.rglob("*.parquet") if "_delta_log" not in str(file) for label in _labels(file)]
-    assert len(left) == 10
-    assert "row 7" not in left
-
-
-def _labels(file: Path) -> list[Any]:
-    return pq.read_table(file)["label"].to_pylist()

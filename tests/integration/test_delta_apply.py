@@ -26,11 +26,6 @@ Open = Callable[..., Applier]
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
-
-
-@pytest.fixture
 def open_applier(filled_log: FilledLog, lake: Path, state_dir: Path) -> Open:
     def opened(open_sink: Callable[[], Any] | None = None, tables: Sequence[TableId] = ()) -> Applier:
         settings = delta.DeltaSettings(path=str(lake))

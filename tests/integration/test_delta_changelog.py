@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from cdc.model import Column, TableId, TableSchema
 from sinks import delta
 from sinks.context import SinkContext
+from tests.fix_delta import apply_with_repeats
 from tests.histories import INT4, INTEGERS, TEXT, History, batch, change, cut, images, table
 
 ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("a", TEXT), Column("b", TEXT)), 1)
@@ -63,10 +64,7 @@ def test_the_changes_add_up_to_the_rows(tmp_path: Path, seed: int) -> None:
     state = History(schema, INTEGERS, rng)
     sink = opened(tmp_path)
     sink.prepare(schema)
-    batches = [batch(schema, rows) for rows in cut(whole, rng)]
-    for number, current in enumerate(batches):
-        sink.apply(current)
-        sink.apply(batches[rng.randrange(number + 1)])
+    apply_with_repeats(sink, [batch(schema, rows) for rows in cut(whole, rng)], rng)
     for row in whole:
         if row["op"] == "t":
             state.live.clear()

@@ -12,7 +12,8 @@ from cdc.model import Column, PgType, TableId, TableSchema
 from sinks import delta, delta_history
 from sinks.context import SinkContext
 from sinks.delta_write import REGION_LIMIT
-from tests.histories import INT4, INTEGERS, TEXT, WHEN, History, batch, change, cut, images, table
+from tests.fix_delta import ends_as_the_source
+from tests.histories import INT4, TEXT, WHEN, batch, change, table
 
 ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("a", TEXT), Column("b", TEXT)), 1)
 
@@ -116,15 +117,9 @@ def test_current_rows_are_those_of_type_1(
 ) -> None:
     monkeypatch.setattr(delta_history, "REGION_LIMIT", limit)
     schema = table("ints")
-    rng = random.Random(seed)
-    written = History(schema, INTEGERS, rng).write(50)
     sink = opened(tmp_path)
     sink.prepare(schema)
-    batches = [batch(schema, rows) for rows in cut(written.rows, rng)]
-    for number, current in enumerate(batches):
-        sink.apply(current)
-        sink.apply(batches[rng.randrange(number + 1)])
-    assert sink.stored(schema).equals(sink.expected(schema, images(written.state())))
+    ends_as_the_source(sink, schema, random.Random(seed), length=50)
     names = ["id", "__START_AT"]
     rows = DeltaTable(tmp_path / "public.ints").to_pyarrow_table(columns=names).to_pylist()
     assert len({tuple(row.values()) for row in rows}) == len(rows), "no version is stored twice"

@@ -1,7 +1,6 @@
 """Scattered changes of a large table: old rows are marked by deletion vectors, and every reader sees the same rows."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,70 +8,49 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from cdc.errors import Rejected
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
 from sinks import delta, delta_mark, delta_rewrite, delta_write
-from sinks.context import SinkContext
 from sinks.delta_log import LiveFiles
-from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, History, batch, change, cut, images, table
+from tests import fix_delta
+from tests.fix_delta import OpenLake, ends_as_the_source, mark_everywhere, stored_table
+from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, batch, change, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Open = Callable[..., delta.DeltaSink]
 ITEMS = TableSchema(
     TableId("public", "items"), (Column("id", INT4, key=True), Column("label", TEXT), Column("big", TEXT)), 1
 )
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def open_sink(lake: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """A sink that marks wherever it can, in files of a few hundred rows."""
-    monkeypatch.setattr(delta_mark, "LEAST_REGION", 0)
-    monkeypatch.setattr(delta_mark, "LEAST_RATIO", 0)
+@pytest.fixture(autouse=True)
+def marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink marks wherever it can, in files of a few hundred rows."""
+    mark_everywhere(monkeypatch)
     monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
-
-    def opened(**settings: Any) -> delta.DeltaSink:
-        return delta.open_sink(delta.DeltaSettings(path=str(lake), **settings), SinkContext(lake))
-
-    return opened
 
 
 def numbers(ids: range, version: int, label: str = "row") -> Batch:
-    rows = [
-        change("u", f'{{"id":{one}}}', version, f'{{"id":{one},"label":"{label} {one}","big":"big {one}"}}')
-        for one in ids
-    ]
-    return batch(ITEMS, rows)
+    return fix_delta.numbers(ITEMS, ids, version, label, big="big")
 
 
-def loaded(open_sink: Open, **settings: Any) -> delta.DeltaSink:
-    sink = open_sink(**settings)
-    sink.prepare(ITEMS)
+def loaded(open_lake: OpenLake, **settings: Any) -> delta.DeltaSink:
+    sink = open_lake(ITEMS, **settings)
     for start in range(0, 5000, 500):
         sink.apply(numbers(range(start, start + 500), 5))
     return sink
 
 
-def opened_table(lake: Path) -> DeltaTable:
-    return DeltaTable(lake / "public.items")
-
-
 def scanned(lake: Path) -> list[Any]:
-    rows = pa.RecordBatchReader.from_stream(opened_table(lake).scan(columns=["id", "label"])).read_all()
+    rows = pa.RecordBatchReader.from_stream(stored_table(lake).scan(columns=["id", "label"])).read_all()
     return sorted(rows.to_pylist(), key=lambda row: row["id"])
 
 
 def last_actions(lake: Path) -> dict[str, list[dict[str, Any]]]:
-    commit = lake / "public.items" / "_delta_log" / f"{opened_table(lake).version():020}.json"
+    commit = lake / "public.items" / "_delta_log" / f"{stored_table(lake).version():020}.json"
     found: dict[str, list[dict[str, Any]]] = {}
     for line in commit.read_bytes().split(b"\n"):
         for kind, action in orjson.loads(line).items():
@@ -80,8 +58,8 @@ def last_actions(lake: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_scattered_changes_copy_no_row(lake: Path, open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_scattered_changes_copy_no_row(lake: Path, open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
     done = last_actions(lake)
     added = [add for add in done["add"] if "deletionVector" not in add]
@@ -92,16 +70,15 @@ def test_scattered_changes_copy_no_row(lake: Path, open_sink: Open) -> None:
     assert [row["id"] for row in rows if row["label"].startswith("new")] == list(range(0, 5000, 250))
 
 
-def test_a_batch_marked_again_makes_no_commit(lake: Path, open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_a_batch_marked_again_makes_no_commit(lake: Path, open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     given = numbers(range(0, 5000, 250), 6, "new")
     sink.apply(given)
-    version = opened_table(lake).version()
+    version = stored_table(lake).version()
     sink.apply(given)
-    again = open_sink()
-    again.prepare(ITEMS)
+    again = open_lake(ITEMS)
     again.apply(given)
-    assert opened_table(lake).version() == version
+    assert stored_table(lake).version() == version
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -115,22 +92,15 @@ def test_a_batch_marked_again_makes_no_commit(lake: Path, open_sink: Open) -> No
     ids=["ints", "texts", "pairs"],
 )
 def test_marks_end_as_the_rewrite_does(
-    open_sink: Open, monkeypatch: pytest.MonkeyPatch, seed: int, schema: TableSchema, keys: list[dict[str, str]]
+    open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch, seed: int, schema: TableSchema, keys: list[dict[str, str]]
 ) -> None:
     monkeypatch.setattr(delta_mark, "SMALL_FILES", 4)
     rng = random.Random(f"{seed}-{schema.table}")
-    history = History(schema, keys, rng).write(60)
-    sink = open_sink(as_text={str(schema.table): ("at",)})
-    sink.prepare(schema)
-    batches = [batch(schema, rows) for rows in cut(history.rows, rng)]
-    for number, current in enumerate(batches):
-        sink.apply(current)
-        sink.apply(batches[rng.randrange(number + 1)])
-    assert sink.stored(schema).equals(sink.expected(schema, images(history.state())))
+    ends_as_the_source(open_lake(schema, as_text={str(schema.table): ("at",)}), schema, rng, keys)
 
 
-def test_a_partial_row_keeps_its_large_column_and_one_without_its_row_is_rejected(open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_a_partial_row_keeps_its_large_column_and_one_without_its_row_is_rejected(open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     partial = [
         change("u", f'{{"id":{one}}}', 7, f'{{"id":{one},"label":"short"}}', ["big"]) for one in (7, 4321, 99_999)
     ]
@@ -142,30 +112,30 @@ def test_a_partial_row_keeps_its_large_column_and_one_without_its_row_is_rejecte
     assert rows[4321]["big"] == "big 4321"
 
 
-def test_an_older_change_never_brings_a_deleted_row_back(open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_an_older_change_never_brings_a_deleted_row_back(open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     sink.apply(batch(ITEMS, [change("d", '{"id":7}', 9), change("d", '{"id":4000}', 9)]))
     sink.apply(numbers(range(0, 5000, 1), 8, "late"))
     assert set(range(5000)) - set(sink.stored(ITEMS)["id"].to_pylist()) == {7, 4000}
 
 
 def test_small_files_are_taken_in_so_that_their_number_stays_bounded(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_mark, "SMALL_FILES", 6)
     monkeypatch.setattr(delta_write, "LEAST_FILE", 20_000)
-    sink = loaded(open_sink)
-    files = len(opened_table(lake).file_uris())
+    sink = loaded(open_lake)
+    files = len(stored_table(lake).file_uris())
     for version in range(6, 36):
         sink.apply(numbers(range(version, 5000, 500), version, f"v{version}"))
-        assert len(opened_table(lake).file_uris()) <= files + 8
+        assert len(stored_table(lake).file_uris()) <= files + 8
     newest = {one: version for version in range(6, 36) for one in range(version, 5000, 500)}
     expected = [f"v{newest[one]} {one}" if one in newest else f"row {one}" for one in range(5000)]
     assert [row["label"] for row in scanned(lake)] == expected
 
 
-def test_maintenance_folds_the_marks_in_and_changes_no_row(lake: Path, open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_maintenance_folds_the_marks_in_and_changes_no_row(lake: Path, open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     for version in range(6, 26):
         sink.apply(numbers(range(version, 5000, 100), version, f"v{version}"))
     before = sink.stored(ITEMS)
@@ -173,31 +143,30 @@ def test_maintenance_folds_the_marks_in_and_changes_no_row(lake: Path, open_sink
     assert cared.rewritten > 0 and cared.yielded == 0
     assert sink.stored(ITEMS).equals(before)
     live = LiveFiles(lake / "public.items")
-    assert live.follow(opened_table(lake).version())
+    assert live.follow(stored_table(lake).version())
     assert not [add for add in live.adds.values() if "deletionVector" in add]
-    assert opened_table(lake).protocol().reader_features == ["deletionVectors"], "nothing more is asked of readers"
+    assert stored_table(lake).protocol().reader_features == ["deletionVectors"], "nothing more is asked of readers"
     sink.apply(numbers(range(0, 5000, 250), 50, "after"))
     assert any("deletionVector" in add for add in last_actions(lake)["add"])
     assert sink.stored(ITEMS).num_rows == 5000
 
 
-def test_marks_survive_a_checkpoint_and_a_new_process(lake: Path, open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_marks_survive_a_checkpoint_and_a_new_process(lake: Path, open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
-    opened_table(lake).create_checkpoint()
-    again = open_sink()
-    again.prepare(ITEMS)
+    stored_table(lake).create_checkpoint()
+    again = open_lake(ITEMS)
     again.apply(numbers(range(0, 5000, 125), 7, "newer"))
     rows = scanned(lake)
     assert len(rows) == 5000
     assert sum(row["label"].startswith("newer") for row in rows) == 40
-    assert opened_table(lake).transaction_version("millrace.lsn") == 8
+    assert stored_table(lake).transaction_version("millrace.lsn") == 8
 
 
 def test_a_writer_between_look_and_commit_is_noticed(
-    lake: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, rival = loaded(open_sink), open_sink()
+    sink, rival = loaded(open_lake), open_lake()
     real = delta_rewrite.decide
     overtaken: list[int] = []
 
@@ -214,8 +183,8 @@ def test_a_writer_between_look_and_commit_is_noticed(
     assert sum(row["label"].startswith("rival") for row in rows) == 20
 
 
-def test_a_table_grows_a_column_after_its_rows_were_marked(open_sink: Open) -> None:
-    sink = loaded(open_sink)
+def test_a_table_grows_a_column_after_its_rows_were_marked(open_lake: OpenLake) -> None:
+    sink = loaded(open_lake)
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
     wider = TableSchema(ITEMS.table, (*ITEMS.columns, Column("extra", INT4)), 2)
     sink.prepare(wider)
@@ -229,27 +198,27 @@ def test_a_table_grows_a_column_after_its_rows_were_marked(open_sink: Open) -> N
     assert stored[251]["extra"] is None
 
 
-def test_a_table_with_a_feature_that_is_not_known_here_is_not_marked(lake: Path, open_sink: Open) -> None:
+def test_a_table_with_a_feature_that_is_not_known_here_is_not_marked(lake: Path, open_lake: OpenLake) -> None:
     """Somebody keeps a change feed of the table: a commit of ours would leave the marked rows out of it."""
-    sink = loaded(open_sink)
-    opened_table(lake).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    sink = loaded(open_lake)
+    stored_table(lake).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
     assert not any("deletionVector" in add for add in last_actions(lake)["add"])
     assert sum(row["label"].startswith("new") for row in scanned(lake)) == 20
 
 
-def test_without_deletion_vectors_files_are_copied(lake: Path, open_sink: Open) -> None:
-    sink = loaded(open_sink, deletion_vectors=False)
+def test_without_deletion_vectors_files_are_copied(lake: Path, open_lake: OpenLake) -> None:
+    sink = loaded(open_lake, deletion_vectors=False)
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
     assert not any("deletionVector" in add for add in last_actions(lake)["add"])
-    assert opened_table(lake).to_pyarrow_table().num_rows == 5000
+    assert stored_table(lake).to_pyarrow_table().num_rows == 5000
 
 
 @pytest.mark.spark
 def test_spark_reads_marked_tables_and_its_own_marks_are_read_here(
-    spark: "SparkSession", lake: Path, open_sink: Open
+    spark: "SparkSession", lake: Path, open_lake: OpenLake
 ) -> None:
-    sink = loaded(open_sink)
+    sink = loaded(open_lake)
     sink.apply(numbers(range(0, 5000, 3), 6, "new"))
     path = str(lake / "public.items")
     frame = spark.read.format("delta").load(path)
@@ -261,11 +230,11 @@ def test_spark_reads_marked_tables_and_its_own_marks_are_read_here(
     assert sink.stored(ITEMS).num_rows == 4999
 
 
-def test_vectors_of_many_rows_are_read_back_as_they_were_written(lake: Path, open_sink: Open) -> None:
+def test_vectors_of_many_rows_are_read_back_as_they_were_written(lake: Path, open_lake: OpenLake) -> None:
     """Arrays hold up to 4096 rows of 65536; beyond that a container is a bit set."""
     from sinks.delta_vectors import inline
 
-    sink = loaded(open_sink)
+    sink = loaded(open_lake)
     sink.apply(numbers(range(0, 5000, 250), 6, "new"))
     for rows in (np.array([0]), np.arange(5000), np.arange(0, 200_000, 7), np.array([65535, 65536, 131072])):
         described = inline(rows)
