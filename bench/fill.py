@@ -138,7 +138,7 @@ def _write(at: str, alias: str, body: memoryview) -> None:
 
 
 def _ask(at: str, method: str, path: str, body: "dict[str, Any] | None" = None) -> dict[str, Any]:
-    status, answer = _asked(at, method, path, body and json.dumps(body).encode())
+    status, answer = _asked(at, method, path, json.dumps(body).encode() if body else None)
     if status >= 300:
         raise RuntimeError(f"OpenSearch answers {status} to {method} {path}")
     return answer
