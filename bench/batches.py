@@ -40,6 +40,13 @@ TABLE = TableSchema(
 )
 
 
+def filled(store: str, rows: int, fill: Callable[[int], None]) -> None:
+    """Put so many rows into an empty table, and say how long it took: ten million are minutes."""
+    begun = time.monotonic()
+    fill(rows)
+    print(f"{store}: {rows} rows in {time.monotonic() - begun:.0f} s", flush=True)
+
+
 def costs(sink: Sink, rows: int, batches: Sequence[int], runs: int, server: Callable[[], float] | None = None) -> Costs:
     """Apply batches of each size, in the order given. `server` tells the CPU seconds of the store, if it is one."""
     random, versions = np.random.default_rng(7), itertools.count(1_001)

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import write_deltalake
 
-from bench.batches import SIZES, TABLE, WHEN, Costs, Ints, costs, values
+from bench.batches import SIZES, TABLE, WHEN, Costs, Ints, costs, filled, values
 from sinks import delta
 from sinks.context import SinkContext
 from sinks.delta_layout import COMMITTED, DELETED, VERSION, new_layout
@@ -37,7 +38,7 @@ def _of_table(rows: int, batches: Sequence[int], runs: int, folder: Path | None)
         settings = delta.DeltaSettings(path=f"{place}/lake", maintain_minutes=0)
         sink = delta.open_sink(settings, SinkContext(Path(place)))
         sink.prepare(TABLE)
-        _load(sink, rows)
+        filled("delta", rows, partial(_load, sink))
         return costs(sink, rows, batches, runs)
 
 

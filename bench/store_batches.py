@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import fill, meter
-from bench.batches import SIZES, TABLE, Costs, costs
+from bench.batches import SIZES, TABLE, Costs, costs, filled
 from bench.ground import ground
 from cdc.ports import Sink
 from deploy.local.opensearch import OpenSearch
@@ -76,7 +76,7 @@ def _of_store(store: Store, tables: Sequence[int], batches: Sequence[int], runs:
             running = place.up(store.server.name)[store.server.name]
             opened = store.open(running.address)
             opened.sink.prepare(TABLE)
-            opened.fill(rows)
+            filled(store.server.name, rows, opened.fill)
             found[str(rows)] = costs(opened.sink, rows, batches, runs, partial(meter.cpu_seconds, running.pid))
             opened.sink.close()
     return found
