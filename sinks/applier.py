@@ -28,6 +28,8 @@ from sinks.measures import Histogram, ages
 from sinks.raw_json import splice
 
 T = TypeVar("T")
+Note = Callable[[Lsn, Collection[TableId]], None]
+"""Told of each batch that was applied: up to where, and which tables were passed over in it."""
 _log = logging.getLogger(__name__)
 _MEET_EVERY = 50
 
@@ -96,6 +98,7 @@ class Applier:
         reselect: Reselect | None = None,
         retry: RetrySettings | None = None,
         tables: Collection[TableId] = (),
+        note: Note = lambda _reached, _held: None,
     ) -> None:
         self.name = name
         self.status = SinkStatus(dead_letters=letters.count())
@@ -107,6 +110,7 @@ class Applier:
         self._reselect = reselect
         self._retry = retry or RetrySettings()
         self._tables = tables
+        self._note = note
         self._sink: Sink | None = None
         self._door = threading.Lock()
         self._prepared: dict[TableId, int] = {}
@@ -123,6 +127,7 @@ class Applier:
             self._side_by_side([batch for batch in folded.batches if batch.schema.table not in self.held])
             failpoint.reached("sink.after_apply")
             if folded.reached:
+                self._note(folded.reached, self.held)  # before the position: what crashes in between is applied again
                 self._log.commit(self.name, folded.reached)
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest

@@ -22,6 +22,7 @@ from sinks.delta_care import Caretaker
 from sinks.delta_changelog import newest, write_changelog
 from sinks.delta_changes import Changes, changes, expected, in_source_order
 from sinks.delta_deletes import DeleteCondition
+from sinks.delta_held import held
 from sinks.delta_history import write_history
 from sinks.delta_known import KnownTables
 from sinks.delta_layout import (
@@ -42,6 +43,7 @@ from sinks.delta_mark import clear_staging
 from sinks.delta_spark import merge_by_spark
 from sinks.delta_store import DeltaStore, arrow_schema
 from sinks.delta_write import MergeBySpark, Ways, write
+from sinks.held import Held
 
 
 class DeltaSettings(SinkSettings):
@@ -157,6 +159,10 @@ class DeltaSink:
         return in_source_order(
             schema, layout, store.read(layout, [one.name for one in layout.placed], f"NOT {DELETED}")
         )
+
+    def held(self, schema: TableSchema, key: str) -> Held:
+        """See sinks.held.Shows."""
+        return held(self._new_store(schema.table), self._layout(schema), schema, key)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         """What `stored` would give. A value that does not fit its column is null: its row was refused, and differs."""

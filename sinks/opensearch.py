@@ -16,6 +16,7 @@ from cdc.model import TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import images as rows_as
 from sinks.context import SinkContext
+from sinks.held import Held
 from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
 from sinks.opensearch_bulk import Bulk, IndexGone, Item, item
 from sinks.opensearch_client import Client, RequestRefused, path_of
@@ -172,6 +173,20 @@ class OpenSearchSink:
         sources = self._sources(name) if name else iter(())
         found = [row for source in sources if (row := self._documents.row(source)) is not None]
         return ordered((key_of(schema, row), arranged(schema, row)) for row in found)
+
+    def held(self, schema: TableSchema, key: str) -> Held:
+        """See sinks.held.Shows. Found by its id in whichever shard its routing put it."""
+        name, identity = self._indexes.behind(index_name(self._settings.prefix, schema.table)), document_id(key)
+        if name is None:
+            return Held("absent", 0, index_name(self._settings.prefix, schema.table))
+        self._client.text("POST", path_of(name, "_refresh"))
+        mark = [f"{self._settings.metadata}.deleted"]
+        body = {"size": 1, "version": True, "_source": mark, "query": {"ids": {"values": [identity]}}}
+        hits = self._client.json("POST", path_of(name, "_search"), body)["hits"]["hits"]
+        if not hits:
+            return Held("absent", 0, f"{name}/{identity}")
+        gone = hits[0].get("_source", {}).get(self._settings.metadata, {}).get("deleted")
+        return Held("deleted" if gone else "there", int(hits[0]["_version"]), f"{name}/{identity}")
 
     def _sources(self, name: str) -> Iterator[str]:
         self._client.text("POST", path_of(name, "_refresh"))

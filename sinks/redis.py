@@ -22,6 +22,7 @@ from cdc.errors import Busy, Rejected, RejectedItem, SinkError
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
+from sinks.held import Held as HeldKey
 from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
 from sinks.redis_faults import faults
 from sinks.redis_forms import FORMS, Held
@@ -235,6 +236,18 @@ class RedisSink:
                         image = self._form.image(held)
                         rows[key_of(schema, image)] = arranged(schema, image)
         return ordered(rows.items())
+
+    def held(self, schema: TableSchema, key: str) -> HeldKey:
+        """See sinks.held.Shows. Where changes only invalidate, a row is there if the application put it there."""
+        names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
+        row = names.row(key)
+        with faults(self.name):
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.get(names.version(row))
+            pipeline.exists(row)
+            mark, found = pipeline.execute()
+        version = int(mark[:16], 16) if mark else 0
+        return HeldKey("there" if found else "deleted" if mark else "absent", version, row)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         shown = map(self._form.shown, columns(images, "after")[0])

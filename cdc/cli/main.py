@@ -23,6 +23,7 @@ from cdc.cli import (
     run,
     tables,
     verify,
+    why,
 )
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json
 from cdc.errors import MillraceError
@@ -50,6 +51,7 @@ for command in (
     demo.demo,
     doctor.doctor,
     verify.verify,
+    why.why,
     fresh.fresh,
     backfill.backfill,
     replay.replay,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.config import Settings, SinkSettings
+from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
+from cdc.service.batches import Batches
 from cdc.service.reselect import SourceRows
 from sinks import registry
 from sinks.applier import Applier, Stopped
@@ -59,7 +61,12 @@ def applier_of(
         reselect=rows or SourceRows(settings.source),
         retry=sink.retry,
         tables=sink.tables,
+        note=Batches(settings.state, sink.name, partial(_position, log, sink.name)).note,
     )
+
+
+def _position(log: LogReader, sink: str) -> Lsn:
+    return next((item.reached for item in log.consumers() if item.name == sink), ZERO_LSN)
 
 
 def stop_aware(stop: threading.Event) -> Callable[[float], None]:

@@ -38,7 +38,7 @@ SCHEMAS: dict[str, Schema] = {
     "Status": _object(capture=_ANY, apply=_ANY, daemon=_ANY, log=_object(head=_LSN), reached=_ANY),
     "Flow": _object(capture=_TEXT, captured=_COUNT, head=_LSN, slot=_ANY, sinks=_list(_ANY), tables=_ANY),
     "History": _object(sinks=_TEXTS, samples=_list(_object(time=_SECONDS, lag=_list(_COUNT), changes=_list(_COUNT)))),
-    "Story": _object(table=_TEXT, events=_list(_object(event=_ANY, entry=_LSN, sinks=_ANY))),
+    "Story": _object(table=_TEXT, events=_list(_object(event=_ANY, entry=_LSN, sinks=_ANY, batches=_ANY)), stored=_ANY),
     "Letters": _object(
         total=_COUNT,
         letters=_list(_object(sink=_TEXT, table=_TEXT, lsn=_LSN, reason=_TEXT, attempts=_COUNT, parked_at=_TEXT)),
@@ -102,7 +102,7 @@ OPERATIONS = (
     Operation(
         "/v1/why",
         "why",
-        "Every event of a key in the log and its fate in each sink; no values.",
+        "Every event of a key in the log, its fate in each sink and its batch, and what each holds now; no values.",
         "Story",
         queries=(
             Query("table", _TEXT, "As schema.name.", required=True),

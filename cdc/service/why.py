@@ -1,7 +1,8 @@
-"""Why a row is as it is: every event of its key that the log still holds, and what became of it in each store.
+"""Why a row is as it is: every event of its key that the log still holds, what became of it in each store and in which
+batch, and what each store holds now.
 
-Shows positions, operations and times, never the row's values. The trap: it reads the log from its start, so it is as
-slow as the log is long; whoever calls it for a person bounds the time.
+Shows positions, operations, versions and times, never the row's values. The trap: it reads the log from its start, so
+it is as slow as the log is long; whoever calls it for a person bounds the time.
 """
 
 import json
@@ -15,6 +16,8 @@ from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
 from cdc.ports import LogReader
+from cdc.service.batches import Applied, Book
+from cdc.service.stored import Stored, stored
 from sinks.dead_letters import DeadLetters, Letter
 
 
@@ -40,19 +43,22 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event and its fate: by sink, `applied`, `waiting` or `set aside: <reason>`."""
+    """An event and its fate: by sink, `applied`, `waiting` or `set aside: <reason>`; and the batch that applied it,
+    None where that is not recorded."""
 
     event: Event
     entry: str
     sinks: Mapping[str, str]
+    batches: Mapping[str, Applied | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The whole way of a key, oldest event first."""
+    """The whole way of a key, oldest event first, and where it lies now by sink."""
 
     table: str
     events: Sequence[Told]
+    stored: Mapping[str, Stored]
 
 
 def story(
@@ -60,13 +66,16 @@ def story(
 ) -> Story:
     """Every event of a key with its fate in every sink that is given its table."""
     name, wanted = _table(table), log_key(key)
-    given = [sink.name for sink in settings.sinks if not sink.tables or TableId.parse(name) in sink.tables]
+    sinks = [sink for sink in settings.sinks if not sink.tables or TableId.parse(name) in sink.tables]
+    given = [sink.name for sink in sinks]
     parked = {sink: _letter(settings, sink, name, wanted) for sink in given}
-    told = [
-        Told(event, event.entry, {sink: _fate(event, reached.get(sink, ZERO_LSN), parked[sink]) for sink in given})
-        for event in events(reader, table, key, seconds)
-    ]
-    return Story(name, told)
+    books = {sink: Book(settings.state, sink) for sink in given}
+    told = []
+    for event in events(reader, table, key, seconds):
+        fates = {sink: _fate(event, reached.get(sink, ZERO_LSN), parked[sink]) for sink in given}
+        batches = {sink: books[sink].of(event.end, name) if fate == "applied" else None for sink, fate in fates.items()}
+        told.append(Told(event, event.entry, fates, batches))
+    return Story(name, told, stored(settings, sinks, reader, TableId.parse(name), wanted))
 
 
 def _letter(settings: Settings, sink: str, table: str, key: str) -> Letter | None:

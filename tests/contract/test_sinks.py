@@ -14,6 +14,7 @@ from cdc.errors import Rejected
 from cdc.model import Column, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import registry
+from sinks.held import Shows
 from tests.contract.sinks import BENCHES, Bench
 from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
 
@@ -62,6 +63,16 @@ def test_an_inserted_row_is_stored_and_a_deleted_one_is_gone(sink: Sink) -> None
     check(sink, after(1, FULL) | after(2, OTHER))
     sink.apply(batch(ITEMS, [row(1, 12, op="d")]))
     check(sink, after(2, OTHER))
+    assert _held(sink, ITEMS, [f'{{"id":{key}}}' for key in (1, 2, 3)]) in (
+        [("deleted", 12), ("there", 11), ("absent", 0)],
+        [],
+    )
+
+
+def _held(sink: Sink, schema: TableSchema, keys: Sequence[str]) -> list[tuple[str, int]]:
+    """State and version of single keys; none where a sink cannot be asked for them."""
+    found = [sink.held(schema, key) for key in keys] if isinstance(sink, Shows) else []
+    return [(one.state, one.version) for one in found]
 
 
 def test_an_older_change_never_replaces_a_newer_one(sink: Sink) -> None:

@@ -12,7 +12,7 @@ import yaml
 from cdc.service import pauses, status
 from tests.fix_pipeline import Pipeline
 from tests.fix_processes import Program, RunProgram, wait_until
-from tests.fix_servers import Database
+from tests.fix_servers import Database, LocalServer
 
 pytestmark = pytest.mark.spark
 
@@ -42,9 +42,11 @@ def said(program: Program, code: int = 0) -> str:
     return program.said()
 
 
-def test_a_paused_sink_and_a_paused_table_stand_still_over_a_restart_and_then_catch_up(
-    pipeline: Pipeline, millrace: Callable[..., Program], redis_url: str
+def test_a_paused_sink_a_paused_table_and_a_sink_that_gave_up_stand_still_and_then_catch_up(
+    pipeline: Pipeline, millrace: Callable[..., Program], redis_url: str, redis_server: LocalServer
 ) -> None:
+    edited(pipeline, _gives_up_soon)
+    pipeline.reopen()
     daemon = pipeline.start()
     pipeline.settle()
     store = redis.Redis.from_url(redis_url, decode_responses=True)
@@ -72,9 +74,48 @@ def test_a_paused_sink_and_a_paused_table_stand_still_over_a_restart_and_then_ca
     pipeline.settle()
     assert json.loads(store.get("public.users:1") or "{}")["name"] == "held"
     assert state_of(pipeline, "redis")["held"] == []
-    pipeline.assert_equal()
     assert pauses.read(pipeline.settings.state) == pauses.Paused()
+    _stops_for_good_and_goes_on(pipeline, millrace, redis_server)
+    pipeline.assert_equal()
+    _why_tells_what_each_store_holds(millrace)
     assert daemon.terminate(60) == 0
+
+
+def _gives_up_soon(facts: dict[str, Any]) -> None:
+    redis = next(sink for sink in facts["sinks"] if sink["kind"] == "redis")
+    redis["retry"] = {"attempts": 3, "first_seconds": 0.1, "then": "stop"}
+
+
+def _stops_for_good_and_goes_on(pipeline: Pipeline, millrace: Callable[..., Program], server: LocalServer) -> None:
+    """`then: stop` in a whole pipeline: the others go on, its position stays, health names the way out."""
+    server.kill()
+    pipeline.database.execute("update products set title = 'given up' where id = 1")
+    wait_until(lambda: state_of(pipeline, "redis").get("state") == "stopped", 60, "redis given up")
+    head = pipeline.positions.head()
+    wait_until(lambda: pipeline.positions.behind(head) == ["redis"], 60, "the others at work")
+    server.start()
+    facts = json.loads(said(millrace("status", "--json"), 1))
+    reason = next(one for one in facts["reasons"] if one["part"] == "sink redis")
+    assert "It was tried 3 times" in reason["message"]
+    assert "millrace pause redis && millrace resume redis" in reason["remedy"]
+    assert state_of(pipeline, "redis")["state"] == "stopped"  # also once its store is back: somebody must look at it
+    for command in ("pause", "resume"):
+        said(millrace(command, "redis"))
+        wait_until(lambda: state_of(pipeline, "redis").get("state") in ("paused", "running"), 60)
+    pipeline.settle()
+
+
+def _why_tells_what_each_store_holds(millrace: Callable[..., Program]) -> None:
+    told = json.loads(said(millrace("why", "public.products", '{"id":1}', "--json")))
+    newest = told["events"][-1]
+    assert {(held["state"], held["version"]) for held in told["stored"].values()} == {
+        ("there", newest["event"]["version"])
+    }
+    assert set(newest["sinks"].values()) == {"applied"}
+    assert all(batch["first"] > 0 for batch in newest["batches"].values())
+    gone = json.loads(said(millrace("why", "public.users", '{"id":2}', "--json")))
+    assert {held["state"] for held in gone["stored"].values()} == {"deleted"}
+    assert gone["events"][-1]["batches"]["redis"] is None  # it was paused then: which batch brought it is not recorded
 
 
 def test_tables_and_sinks_come_and_go_by_reload_and_a_wrong_file_changes_nothing(

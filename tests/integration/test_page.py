@@ -10,8 +10,9 @@ import pytest
 
 import cdc.log
 from cdc.config import Settings
-from cdc.model import LOG_SCHEMA, Entry, Lsn
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 from cdc.service import pauses, status
+from cdc.service.batches import Batches
 from cdc.service.http import Server
 from deploy.local import ports
 from sinks.dead_letters import DeadLetters, Letter
@@ -121,6 +122,7 @@ def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) ->
     writer = cdc.log.open_writer(settings)
     writer.append(Entry(pa.Table.from_pylist([{**row, **rest}], schema=LOG_SCHEMA), Lsn(9)))
     writer.close()
+    Batches(settings.state, "redis", lambda: ZERO_LSN).note(Lsn(9), ())
     cdc.log.open_reader(settings).commit("redis", Lsn(9))
     httpx.get(f"{address(settings)}v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
     shown(tab, settings)
@@ -129,8 +131,9 @@ def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) ->
     tab.run("document.querySelector('#why').requestSubmit()")
     tab.shows("1 event(s) in the log")
     told = str(tab.run("document.querySelector('#why-events').innerText"))
-    for part in ("inserted", "5 · 0", "0/7", "0/8", "0/9", "waiting", "applied"):
-        assert part in told
+    for part in ("inserted", "5 · 0", "0/7", "0/8", "0/9", "waiting", "applied, batch 1\n"):
+        assert part in f"{told}\n"
+    assert "The log knows no schema" in str(tab.run("document.querySelector('#why-stores').innerText"))
     assert _VALUE not in tab.text()
 
 

@@ -212,16 +212,27 @@ $("why").addEventListener("submit", async (event) => {
   const { status, body } = await ask(`v1/why?${new URLSearchParams({ table: form.get("table"), key: form.get("key") })}`);
   const table = $("why-events");
   table.hidden = status !== 200 || !body.events.length;
+  $("why-stores").hidden = status !== 200;
   if (status !== 200) { $("why-answer").textContent = body.error; return; }
   $("why-answer").textContent = body.events.length ? `${body.events.length} event(s) in the log.` : "The log holds no event of this key.";
   const sinks = [...new Set(body.events.flatMap((one) => Object.keys(one.sinks)))];
   table.tHead.replaceChildren(headRow(["what", "at", "transaction", "commit", "version", "log entry", "schema", ...sinks].map((name) => [name, ""])));
-  table.tBodies[0].replaceChildren(...body.events.map(({ event: one, entry, sinks: fate }) => make("tr", {},
+  table.tBodies[0].replaceChildren(...body.events.map(({ event: one, entry, sinks: fate, batches }) => make("tr", {},
     make("td", {}, OPS[one.op] + (one.unchanged ? `, ${one.unchanged} column(s) not sent` : "")),
     make("td", {}, one.commit_ts.slice(0, 23)), make("td", {}, `${one.xid} · ${one.ordinal}`), make("td", {}, one.commit_lsn),
     make("td", {}, one.version), make("td", {}, entry), make("td", {}, String(one.schema_id)),
-    ...sinks.map((name) => make("td", { class: fate[name] === "applied" ? "good" : "slow" }, fate[name] || "–")))));
+    ...sinks.map((name) => make("td", { class: fate[name] === "applied" ? "good" : "slow" }, toldFate(fate[name], batches[name]))))));
+  $("why-stores").tHead.replaceChildren(headRow(["store", "holds", "version", "place"].map((name) => [name, ""])));
+  $("why-stores").tBodies[0].replaceChildren(...Object.entries(body.stored).map(([name, held]) => make("tr", {},
+    make("td", {}, name), make("td", { class: held.state === "unknown" ? "slow" : "" }, held.state),
+    make("td", {}, held.version || "–"), make("td", {}, held.place || held.trouble))));
 });
+
+function toldFate(fate, batch) {
+  if (fate !== "applied") return fate || "–";
+  if (!batch) return "applied, batch not recorded";
+  return `applied, batch ${batch.first === batch.last ? batch.first : `${batch.first} to ${batch.last}`}`;
+}
 
 // -- the loop
 

@@ -1,0 +1,60 @@
+"""What each store holds of one key now, asked of the stores themselves, all at once. Versions and places, no values."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from cdc.config import Settings, SinkSettings
+from cdc.errors import MillraceError
+from cdc.model import Lsn, TableId, TableSchema, format_lsn
+from cdc.ports import LogReader
+from sinks import registry
+from sinks.context import SinkContext
+from sinks.held import Shows
+
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """`state` is `there`, `deleted`, `absent` or `unknown`; `trouble` says why it is unknown."""
+
+    state: str
+    version: str = ""
+    place: str = ""
+    trouble: str = ""
+
+
+def stored(
+    settings: Settings, sinks: Sequence[SinkSettings], reader: LogReader, table: TableId, key: str
+) -> Mapping[str, Stored]:
+    """By sink. A store that does not answer delays nobody else, and says so."""
+    schema = next((one for one in reader.schemas.newest() if one.table == table), None)
+    if schema is None or not sinks:
+        return {sink.name: Stored("unknown", trouble="The log knows no schema of this table yet.") for sink in sinks}
+    found = {sink.name: Stored("unknown", trouble=f"It did not answer within {_PATIENCE:g} s.") for sink in sinks}
+
+    def ask(sink: SinkSettings) -> None:
+        found[sink.name] = _held(settings, sink, schema, key)
+
+    asked = [threading.Thread(target=ask, args=(sink,), name=f"held-{sink.name}", daemon=True) for sink in sinks]
+    deadline = time.monotonic() + _PATIENCE
+    for thread in asked:
+        thread.start()
+    for thread in asked:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
+
+
+def _held(settings: Settings, sink: SinkSettings, schema: TableSchema, key: str) -> Stored:
+    try:
+        with closing(registry.open_sink(sink, SinkContext(settings.state))) as opened:
+            if not isinstance(opened, Shows):
+                return Stored("unknown", trouble=f"A sink of kind {sink.kind} cannot be asked for a key.")
+            found = opened.held(schema, key)
+    except MillraceError as error:
+        return Stored("unknown", trouble=str(error))
+    version = format_lsn(Lsn(found.version)) if found.version else ""
+    return Stored(found.state, version, found.place)
