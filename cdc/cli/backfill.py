@@ -29,16 +29,20 @@ def backfill(
     table: Annotated[str, typer.Argument(help="schema.name; leave it out to list the backfills.")] = "",
     *,
     config: ConfigOption = DEFAULT_CONFIG,
-    where: Annotated[str | None, typer.Option(help="SQL condition over the table's columns.")] = None,
-    since: Annotated[str | None, typer.Option(help="COLUMN=VALUE: only rows from this value on.")] = None,
-    keys: Annotated[str | None, typer.Option(help='Only these keys: 1,2,3 or JSON such as [[1,"a"],[2,"b"]].')] = None,
-    pause: Annotated[str, typer.Option(help="Pause the backfill with this id, or all.")] = "",
-    resume: Annotated[str, typer.Option(help="Go on with the backfill with this id, or all.")] = "",
-    cancel: Annotated[str, typer.Option(help="Give up the backfill with this id, or all.")] = "",
+    where: Annotated[str | None, typer.Option(metavar="SQL", help="SQL condition over the table's columns.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="COLUMN=VALUE", help="Only rows from this value on.")] = None,
+    keys: Annotated[
+        str | None, typer.Option(metavar="KEYS", help='Only these keys: 1,2,3 or JSON such as [[1,"a"],[2,"b"]].')
+    ] = None,
+    pause: Annotated[str, typer.Option(metavar="ID", help="Pause the backfill with this id, or all.")] = "",
+    resume: Annotated[str, typer.Option(metavar="ID", help="Go on with the backfill with this id, or all.")] = "",
+    cancel: Annotated[str, typer.Option(metavar="ID", help="Give up the backfill with this id, or all.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow it to its end.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a table again beside the stream, whole or in part; live changes always win.
+    """Read a table again beside the stream, whole or in part.
+
+    Live changes always win.
 
     Example: millrace backfill public.orders --since updated_at=2026-01-01
     """

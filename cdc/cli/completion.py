@@ -11,7 +11,9 @@ Shell = Literal["bash", "zsh", "fish"]
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")]) -> None:
-    """Print the completion script of a shell; it asks `millrace` itself, so it never grows old.
+    """Print the completion script of a shell.
+
+    It asks `millrace` itself, so it never grows old.
 
     Examples:
 

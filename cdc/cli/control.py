@@ -23,10 +23,11 @@ TargetArgument = Annotated[
 
 
 def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Let a sink or a table stand still, also over restarts, until it is resumed. Nothing is lost.
+    """Let a sink or a table stand still until it is resumed.
 
-    A sink stops after the batch in hand and keeps its position. A table is held back from every sink. Capture goes on
-    in either case: the log keeps what waits, and the replication slot does not.
+    Also over restarts; nothing is lost. A sink stops after the batch in hand and keeps its position. A table is
+    held back from every sink. Capture goes on in either case: the log keeps what waits, and the replication slot
+    does not.
 
     Examples:
 
@@ -43,7 +44,9 @@ def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json
 
 
 def resume(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Let a paused sink or table go on where it stopped; what it missed is applied in order.
+    """Let a paused sink or table go on where it stopped.
+
+    What it missed is applied in order.
 
     Examples:
 
@@ -58,9 +61,10 @@ def resume(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_jso
 
 
 def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Have the running pipeline read its file again: tables and sinks come, go and change; positions stay.
+    """Have the running pipeline read its file again.
 
-    Only the parts concerned start again. A file that is wrong changes nothing, and the reason is shown here.
+    Tables and sinks come, go and change; positions stay. Only the parts concerned start again. A file that is wrong
+    changes nothing, and the reason is shown here.
 
     Example: millrace validate && millrace reload
     """

@@ -9,9 +9,9 @@ from cdc.cli.screen import OUT
 
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the servers and the pipeline running.")] = False,
-    seconds: Annotated[float, typer.Option(help="How long customers come to the shop.")] = 20.0,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="How long customers come to the shop.")] = 20.0,
 ) -> None:
-    """Start real servers, run the pipeline on a small shop, and prove that every store equals the source.
+    """Start real servers and a shop; prove that all stores equal it.
 
     Example: millrace demo --seconds 60 --keep
     """

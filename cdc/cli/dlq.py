@@ -13,13 +13,11 @@ from cdc.model import Lsn, format_lsn
 from sinks.dead_letters import DeadLetters, Letter
 from sinks.raw_json import members, unquote
 
-app = typer.Typer(
-    help="Changes that a store refused: look at them, try them again, give them up.", no_args_is_help=True
-)
+app = typer.Typer(help="Changes that a store refused: see, retry or drop them.", no_args_is_help=True)
 
-SinkOption = Annotated[str, typer.Option("--sink", help="Only this sink.")]
-TableOption = Annotated[str, typer.Option("--table", help="Only this table, as schema.name.")]
-KeyOption = Annotated[str, typer.Option("--key", help="Only this key, as `dlq list` shows it.")]
+SinkOption = Annotated[str, typer.Option("--sink", metavar="SINK", help="Only this sink.")]
+TableOption = Annotated[str, typer.Option("--table", metavar="TABLE", help="Only this table, as schema.name.")]
+KeyOption = Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key, as `dlq list` shows it.")]
 
 
 @app.command("list")
@@ -30,7 +28,9 @@ def list_letters(
     table: TableOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the parked changes with their reasons; keys are shown, other values are not.
+    """List the parked changes with their reasons.
+
+    Keys are shown, other values are not.
 
     Example: millrace dlq list --sink opensearch
     """
@@ -78,7 +78,9 @@ def retry(
     key: KeyOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Have the running pipeline try parked changes again, within a second or two.
+    """Have the running pipeline try parked changes again.
+
+    It does so within a second or two.
 
     Example: millrace dlq retry --sink opensearch --table public.orders
     """
@@ -100,7 +102,9 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give parked changes up: the store lacks them until their keys change again.
+    """Give parked changes up.
+
+    The store lacks them until their keys change again.
 
     Example: millrace dlq drop --sink opensearch --key '{"id":42}'
     """

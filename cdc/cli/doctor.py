@@ -7,9 +7,10 @@ from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_
 
 
 def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Check the source before anything starts: settings, privileges, identities, publication, slot.
+    """Check that the source is ready, and say what to run if not.
 
-    Exit code 0 when nothing stands in the way; warnings do not.
+    Looks at settings, privileges, identities, publication and slot; changes nothing. Exit code 0 when nothing
+    stands in the way; warnings do not.
 
     Example: millrace doctor --json
     """

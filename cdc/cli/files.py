@@ -86,7 +86,9 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 
 @config_app.command("show")
 def show(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show the settings in force, defaults and overrides included, secrets as stars.
+    """Show the settings in force, secrets as stars.
+
+    Defaults and overrides from the environment included.
 
     Example: millrace config show --json
     """

@@ -19,11 +19,15 @@ def fresh(
     table: Annotated[str, typer.Argument(help="schema.name")],
     *,
     config: ConfigOption = DEFAULT_CONFIG,
-    sink: Annotated[str, typer.Option(help="The Delta sink, where the pipeline has several.")] = "",
-    output: Annotated[Path | None, typer.Option(help="Write the rows to this file: .parquet or .csv.")] = None,
+    sink: Annotated[str, typer.Option(metavar="SINK", help="The Delta sink, where the pipeline has several.")] = "",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the rows to this file: .parquet or .csv.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a Delta table as of the head of the log, without waiting for the merge.
+    """Give a Delta table as of the head of the log.
+
+    The table with what the log holds beyond it, without waiting for the merge.
 
     Example: millrace fresh public.orders --output orders.parquet
     """

@@ -17,15 +17,17 @@ from deploy.local.folders import home_folder
 if TYPE_CHECKING:
     from deploy.local.server import Narrate, Running
 
-app = typer.Typer(
-    help="Real servers on this machine (Postgres, Redis, OpenSearch, Kafka), without Docker.", no_args_is_help=True
-)
+app = typer.Typer(help="Real servers on this machine, without Docker.", no_args_is_help=True)
 
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="State folder; MILLRACE_HOME, else .millrace.", show_default=False)
 ]
-OnlyOption = Annotated[list[str] | None, typer.Option("--only", help="Start just this server; repeat for several.")]
-PortOption = Annotated[list[str] | None, typer.Option("--port", help="Insist on a port: postgres=5433.")]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option("--only", metavar="SERVER", help="Start just this server; repeat for several.")
+]
+PortOption = Annotated[
+    list[str] | None, typer.Option("--port", metavar="SERVER=PORT", help="Insist on a port: postgres=5433.")
+]
 
 
 @app.command()

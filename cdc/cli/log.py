@@ -82,7 +82,9 @@ def tail(
 @app.command()
 def show(
     config: ConfigOption = DEFAULT_CONFIG,
-    since: Annotated[str, typer.Option("--since", help="Only what ends beyond this LSN, as in 16/B374D848.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="LSN", help="Only what ends beyond this LSN, as in 16/B374D848.")
+    ] = "",
     values: Annotated[
         bool, typer.Option("--values", help="Print the changes themselves, one JSON object a line.")
     ] = False,
@@ -113,7 +115,7 @@ def show(
 
 @app.command()
 def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show where the log begins and ends, and how far each consumer is.
+    """Show where the log ends, and how far each consumer is.
 
     Example: millrace log positions --json
     """
@@ -167,7 +169,9 @@ def forget(
     consumer: Annotated[str, typer.Argument(help="The consumer's name, from: millrace log positions")],
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Release what the log keeps for a consumer that is gone, such as a sink that was taken out of the pipeline.
+    """Release what the log keeps for a consumer that is gone.
+
+    Such as a sink that was taken out of the pipeline.
 
     Example: millrace log forget old_lake
     """
@@ -209,5 +213,11 @@ def _print_rows(piece: Slice) -> None:
 
 
 def _print_entries(found: list[dict[str, object]]) -> None:
-    rows = [[", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in item.values()] for item in found]
+    rows = [
+        [
+            ", ".join(map(str, cell)) if isinstance(cell, list) else "" if cell is None else cell
+            for cell in item.values()
+        ]
+        for item in found
+    ]
     print_table(_HEADINGS, rows)

@@ -46,7 +46,9 @@ def compact(
     dry_run: DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep of each row only its newest complete change and what follows it. Replays end the same; history is gone.
+    """Keep of each row only its newest complete change.
+
+    And what follows it: replays end the same, history is gone.
 
     Example: millrace log compact --dry-run
     """

@@ -17,11 +17,19 @@ if TYPE_CHECKING:
 def replay(
     *,
     config: ConfigOption = DEFAULT_CONFIG,
-    sink: Annotated[list[str] | None, typer.Option(help="Into this sink; may be repeated. Default: all.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="schema.name; may be repeated. Default: all.")] = None,
-    key: Annotated[list[str] | None, typer.Option(help='Only this key, as JSON: {"id":42}; may be repeated.')] = None,
-    start: Annotated[str, typer.Option("--from", help="An LSN, a time (ISO 8601), or `beginning`.")] = "beginning",
-    until: Annotated[str, typer.Option(help="An LSN or a time; default: the head of the log.")] = "",
+    sink: Annotated[
+        list[str] | None, typer.Option(metavar="SINK", help="Into this sink; may be repeated. Default: all.")
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="schema.name; may be repeated. Default: all.")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help='Only this key, as JSON: {"id":42}; may be repeated.')
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="POINT", help="An LSN, a time (ISO 8601), or `beginning`.")
+    ] = "beginning",
+    until: Annotated[str, typer.Option(metavar="POINT", help="An LSN or a time; default: the head of the log.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be applied.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -4,10 +4,10 @@ from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_
 
 
 def resync(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Have the next start take a new slot and a new snapshot, and remove what the source no longer has.
+    """Have the next start take a new slot and a new snapshot.
 
-    For a slot that was lost, moved or made anew. The stores keep what they hold until the snapshot has brought the
-    rest. Capture must not be running.
+    What the source no longer has is removed from the stores. For a slot that was lost, moved or made anew. The
+    stores keep what they hold until the snapshot has brought the rest. Capture must not be running.
 
     Example: millrace resync && millrace run
     """

@@ -23,9 +23,11 @@ _SAID = "Until then positions are those that the parts last said."
 def run(
     config: ConfigOption = DEFAULT_CONFIG,
     log_format: Annotated[Literal["console", "json"], typer.Option(help="Lines for people, or JSON.")] = "console",
-    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
-    """Run the pipeline: snapshot, then follow the source until stopped.
+    """Run the pipeline: snapshot, then follow the source.
+
+    It runs until SIGTERM or Ctrl-C, and reads its file again on SIGHUP (see: millrace reload).
 
     Example: millrace run --config millrace.yaml --log-format json
     """
@@ -104,9 +106,11 @@ def wait(
     config: ConfigOption = DEFAULT_CONFIG,
     sink: Annotated[
         list[str] | None,
-        typer.Option(help="Wait for this sink; may be repeated. Default: all.", autocompletion=complete_sink),
+        typer.Option(
+            metavar="SINK", help="Wait for this sink; may be repeated. Default: all.", autocompletion=complete_sink
+        ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait.")] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
     """Wait until the stores hold everything committed up to an LSN.
@@ -119,7 +123,7 @@ def wait(
     try:
         wanted = parse_lsn(lsn)
     except ValueError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(f"{error}.", "Take one from: select pg_current_wal_lsn()") from None
     positions = Positions(settings_from(config))
     deadline = time.monotonic() + timeout
     while behind := positions.behind(wanted, tuple(sink or ())):

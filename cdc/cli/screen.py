@@ -1,8 +1,10 @@
 """How the commands speak: colour and tables in a terminal, plain lines in a pipe, JSON where asked."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,14 +18,20 @@ from cdc.errors import MillraceError
 if TYPE_CHECKING:
     from cdc.config import Settings
 
-OUT = Console(highlight=False)
-ERR = Console(stderr=True, highlight=False)
+OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+ERR = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+"""In a pipe a sentence is one line, whatever its length."""
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", envvar="MILLRACE_CONFIG", help="The pipeline file.", show_default=True)
+    Path,
+    typer.Option(
+        "--config", "-c", metavar="FILE", envvar="MILLRACE_CONFIG", help="The pipeline file.", show_default=True
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DEFAULT_CONFIG = Path("millrace.yaml")
+_NUMBER = re.compile(r"-|-?[0-9][0-9,]*(\.[0-9]+)?")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:\+00:00|Z)")
 
 
 def complete_target(context: typer.Context, incomplete: str) -> list[str]:
@@ -68,12 +76,20 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         for row in rows:
             sys.stdout.write("\t".join(str(cell) for cell in row) + "\n")
         return
+    lines = [[_short(str(cell)) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))  # a key may hold what looks like markup
+    for heading, cells in zip_longest(headings, zip(*lines, strict=True), fillvalue=()):
+        numbers = bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells if cell)
+        table.add_column(str(heading), overflow="fold", justify="right" if numbers else "left")
+    for line in lines:
+        table.add_row(*map(Text, line))  # a key may hold what looks like markup
     OUT.print(table)
+
+
+def _short(cell: str) -> str:
+    """A time to the second: microseconds and offset are for machines, which read a pipe or JSON."""
+    found = _TIME.fullmatch(cell)
+    return f"{found[1]} {found[2]}Z" if found else cell
 
 
 def section(facts: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -19,7 +19,10 @@ _OPEN = ("running", "paused", "failed")
 
 
 def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show every table: its state, what was captured and applied since the parts started, its newest commit.
+    """Show every table: its state, its counts, its newest commit.
+
+    Counted since the parts started. A store counts less than was captured where one batch held several changes of a
+    row: only the newest is applied.
 
     Example: millrace tables --json
     """
@@ -47,7 +50,9 @@ def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
 
 def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show how far behind the reader, each store and each of its tables is, in seconds and in bytes of WAL.
+    """Show how far behind each store is, in seconds and bytes.
+
+    First the reader, from the source to the log; then each store, with those of its tables that wait for something.
 
     Example: millrace lag --json | jq '.sinks.redis.seconds'
     """

@@ -13,12 +13,18 @@ if TYPE_CHECKING:
 
 def verify(
     config: ConfigOption = DEFAULT_CONFIG,
-    sink: Annotated[list[str] | None, typer.Option(help="This sink; may be repeated. Default: all.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="schema.name; may be repeated. Default: all.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a sink to catch up.")] = 60.0,
+    sink: Annotated[
+        list[str] | None, typer.Option(metavar="SINK", help="This sink; may be repeated. Default: all.")
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="schema.name; may be repeated. Default: all.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a sink to catch up.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the source with the stores, row by row, also while they change. Exit code 0 only if they are equal.
+    """Compare the stores with the source, row by row.
+
+    Also while they change. Exit code 0 only if they are equal.
 
     Example: millrace verify --sink delta --table public.orders --json
     """
