@@ -16,6 +16,7 @@ from cdc.errors import MillraceError
 from cdc.model import Lsn
 from cdc.ports import LogReader
 from sinks.applier import Applier, Stopped
+from sinks.brief_errors import brief
 from sinks.folded import Folded, joined
 from sinks.query import Reading, collected, ended, stream
 from sinks.ring import Ring
@@ -40,7 +41,7 @@ class Convoy:
     def start(self, spark: "SparkSession", reading: Reading) -> None:
         """Begin where the reading says, whatever an earlier query left behind."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._query = stream(spark, self._log, reading, self._folder, self._batch)
+        self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
     def failure(self) -> str | None:
         """Why the query ended; None while it runs."""

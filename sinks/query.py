@@ -24,6 +24,7 @@ from cdc.errors import EnvironmentFault, LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
 from sinks.applier import Applier, Stopped
+from sinks.brief_errors import brief
 from sinks.fold import FOLDED, fold
 from sinks.fold_arrow import ranked
 from sinks.folded import Folded, gather
@@ -157,7 +158,7 @@ class SinkQuery:
             after = position(self._log, self.settings.name).offset
         own = self.settings
         reading = Reading(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables)
-        self._query = stream(spark, self._log, reading, self._folder, self._batch)
+        self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
     @property
     def alone(self) -> bool:

@@ -2,9 +2,10 @@
 
 import random
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
 from cdc.service.runner import Runner
 from sinks.applier import Applier
+from sinks.brief_errors import BatchFailed, brief
 from sinks.dead_letters import DeadLetters
 from sinks.memory import MemorySettings, MemorySink, Store
 from sinks.query import SinkQuery
@@ -198,6 +200,22 @@ def test_a_failed_query_is_started_again_and_does_the_batch_over(pipeline: Pipel
 
     wait_until(tended, 30)
     assert pipeline.applier.status.state == "running"
+
+
+def test_spark_knows_an_interrupted_batch_by_few_words_and_does_not_drown_in_a_trace(spark: "SparkSession") -> None:
+    jvm: Any = spark.sparkContext._jvm
+
+    def interrupted(_changes: object, _number: int) -> None:
+        jvm.Thread.currentThread().interrupt()
+        jvm.Thread.sleep(1)
+
+    with pytest.raises(BatchFailed) as raised:
+        brief(interrupted)(spark.range(1), 1)
+    text = "".join(traceback.format_exception(raised.value))
+    spoken = jvm.org.apache.spark.sql.execution.streaming.runtime.StreamExecution.PROXY_ERROR()
+    assert spoken.findFirstIn(text).isDefined()
+    with pytest.raises(BatchFailed, match=r"^java\.lang\.NullPointerException$"):
+        brief(lambda _changes, _number: jvm.java.util.Objects.requireNonNull(None))(spark.range(1), 1)
 
 
 def test_a_second_query_on_the_same_checkpoint_is_refused(pipeline: Pipeline) -> None:
