@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.log.kafka_digits import Numbers, padded
 from cdc.model import Op, TableId
 
 Array = Any
@@ -118,38 +119,59 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
     column = {name: _flat(rows.column(name)) for name in rows.schema.names}
     deletes = pc.equal(column["op"], pa.scalar(Op.DELETE.value))
     before, before_bytes = _before(column["before"], column["key"], deletes)
-    after = pc.fill_null(column["after"], "null")
-    after_bytes = pc.fill_null(pc.cast(pc.binary_length(column["after"]), pa.int64()), ABSENT)
-    unchanged = _unchanged(column["unchanged"])
-    stamp = pc.cast(column["commit_ts"], pa.int64())
-    micros = _padded(stamp, NUMBER)
-    tail = {
-        "ts_ms": _padded(pa.array(stamp.to_numpy() // 1000), NUMBER),
-        "ts_us": micros,
-        "ts_ns": _nanos(stamp, micros),
-        "xid": _padded(column["xid"], NUMBER),
-        "version": _padded(column["version"], NUMBER),
-        "commit_lsn": _padded(column["commit_lsn"], NUMBER),
-        "ordinal": _padded(column["ordinal"], NUMBER),
-        "schema_id": _padded(column["schema_id"], LENGTH),
-        "before": _padded(before_bytes, LENGTH),
-        "after": _padded(after_bytes, LENGTH),
-        "unchanged": _padded(pc.binary_length(unchanged), LENGTH),
-        "row": _padded(column["row"], LENGTH),
-        "op": column["op"],
-        "now_ms": f"{int(now.timestamp() * 1000):{NUMBER}d}",
+    unchanged, unchanged_bytes = _unchanged(column["unchanged"])
+    lengths = {
+        "before": before_bytes,
+        "after": pc.fill_null(pc.cast(pc.binary_length(column["after"]), pa.int64()), ABSENT),
+        "unchanged": unchanged_bytes,
     }
     pieces: list[Array] = [
-        BEFORE_OPENS.decode(), before, AFTER_OPENS.decode(), after, SOURCE_OPENS.decode() + source_head(table, origin),
-        ',"snapshot":', pc.if_else(pc.equal(column["op"], pa.scalar(Op.READ.value)), '"true"', '"false"'),
+        BEFORE_OPENS.decode(), before, AFTER_OPENS.decode(), pc.fill_null(column["after"], "null"),
+        SOURCE_OPENS.decode() + source_head(table, origin) + ',"snapshot":',
+        pc.if_else(pc.equal(column["op"], pa.scalar(Op.READ.value)), '"true"', '"false"'),
         ',"sequence":"[\\"', pc.cast(column["commit_lsn"], pa.string()),
         '\\",\\"', pc.cast(column["version"], pa.string()), '\\"]","unchanged":', unchanged,
+        _tails({**column, **lengths}, now),
     ]  # fmt: skip
-    for field in TAIL:
-        pieces += [field.opens.decode(), tail[field.name]]
-    values = pc.binary_join_element_wise(*pieces, TAIL_ENDS.decode(), "")
+    values = pc.binary_join_element_wise(*pieces, "")
     keys = pc.fill_null(column["key"], NULL_KEY.decode())
     return Messages(table, _binary(keys), _binary(values), deletes)
+
+
+def _tails(column: dict[str, Array], now: datetime) -> Array:
+    """The part of every message that has a fixed width: one block of bytes, filled column by column."""
+    stamp = _numbers(pc.cast(column["commit_ts"], pa.int64()))
+    block = np.frombuffer(bytearray(_BLANK_TAIL * len(stamp)), _FORM)
+    for name in ("xid", "version", "commit_lsn", "ordinal", "schema_id", "before", "after", "unchanged", "row"):
+        block[name] = padded(_numbers(column[name]), _FORM[name].itemsize)
+    block["ts_ms"] = padded(stamp // 1000, NUMBER)
+    block["ts_us"] = block["ts_ns"] = padded(stamp, NUMBER)
+    # Three more digits rather than a product, which would overflow for dates after 2262; but 0 is not 0000.
+    if (zero := stamp == 0).any():
+        block["ts_ns"][zero], block["nanos"][zero] = np.void(b" " * NUMBER), np.void(b"  0")
+    block["op"] = np.frombuffer("".join(column["op"].to_pylist()).encode(), "V1")
+    block["now_ms"] = padded(np.array([int(now.timestamp() * 1000)]), NUMBER)
+    bounds = np.arange(len(block) + 1, dtype=np.int32) * np.int32(TAIL_BYTES)
+    buffers: Array = [None, pa.py_buffer(bounds.data), pa.py_buffer(block.view(np.uint8).data)]
+    return pa.Array.from_buffers(pa.string(), len(block), buffers)
+
+
+def _tail_form() -> tuple["np.dtype[np.void]", bytes]:
+    """The tail as numpy sees it, and one without numbers. The last three digits of `ts_ns` are a field of their own."""
+    blank = b"".join(field.opens + b" " * field.width for field in TAIL) + TAIL_ENDS
+    at = {field.name: blank.index(field.opens) + len(field.opens) for field in TAIL}
+    width = {field.name: field.width for field in TAIL} | {"ts_ns": NUMBER, "nanos": 3}
+    at["nanos"] = at["ts_ns"] + NUMBER
+    form = np.dtype(
+        {"names": list(at), "formats": [f"V{width[name]}" for name in at], "offsets": list(at.values()),
+         "itemsize": len(blank)}
+    )  # fmt: skip
+    one = np.frombuffer(bytearray(blank), form)
+    one["nanos"] = np.void(b"000")
+    return form, one.tobytes()
+
+
+_FORM, _BLANK_TAIL = _tail_form()
 
 
 def encode_few(rows: pa.Table, origin: Origin, now: datetime, first: int) -> Iterator[Messages]:
@@ -237,10 +259,10 @@ def _before(before: Array, key: Array, deletes: Array) -> tuple[Array, Array]:
     return text, pc.if_else(own, pc.cast(pc.binary_length(text), pa.int64()), absent)
 
 
-def _unchanged(lists: Array) -> Array:
-    """JSON of the lists. Nearly always null throughout, and then no row is looked at."""
+def _unchanged(lists: Array) -> tuple[Array, Array]:
+    """JSON of the lists, and its length. Nearly always null throughout, and then no row is looked at."""
     if lists.null_count == len(lists):
-        return pa.repeat("null", len(lists))
+        return "null", pa.array(np.full(len(lists), len("null")))
     known: dict[tuple[str, ...], str] = {}
     texts = []
     for names in lists.to_pylist():
@@ -249,7 +271,8 @@ def _unchanged(lists: Array) -> Array:
         if found is None:
             found = known[each] = _list_text(list(each))
         texts.append("null" if names is None else found)
-    return pa.array(texts, pa.string())
+    made: Array = pa.array(texts, pa.string())
+    return made, pc.binary_length(made)
 
 
 def _list_text(names: list[str] | None) -> str:
@@ -261,15 +284,9 @@ def _flat(column: Array) -> Array:
     return flat.combine_chunks() if isinstance(flat, pa.ChunkedArray) else flat
 
 
-def _nanos(stamp: Array, micros: Array) -> Array:
-    """Three more digits rather than a product, which would overflow for dates after 2262; but 0 is not 0000."""
-    return pc.if_else(
-        pc.equal(stamp, pa.scalar(0)), "0".rjust(NUMBER + 3), pc.binary_join_element_wise(micros, "000", "")
-    )
-
-
-def _padded(numbers: Array, width: int) -> Array:
-    return pc.utf8_lpad(pc.cast(numbers, pa.string()), width, " ")
+def _numbers(column: Array) -> Numbers:
+    numbers: Numbers = column.to_numpy().astype(np.int64, copy=False)
+    return numbers
 
 
 def _binary(texts: Array) -> Array:
