@@ -75,8 +75,8 @@ class DeltaSettings(SinkSettings):
     """How far back time travel reaches; older files and commits are removed. Each batch leaves the files behind that
     it rewrote, so a week of batches every second is half a million of them."""
     deletion_vectors: bool = True
-    """Let scattered changes of a large table mark old rows instead of copying files, on local disks and for rows as they
-    are (type 1). Readers of such a table must know deletion vectors: most do; deltalake's `scan` does, its
+    """Let scattered changes of a large table mark old rows instead of copying files, on local disks and for rows as
+    they are (type 1). Readers of such a table must know deletion vectors: most do; deltalake's `scan` does, its
     `to_pyarrow_table` does not."""
     type_change: TypeChange = "stop"
     """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from sinks.delta_changes import Changes
 from sinks.delta_images import no_values
 from sinks.delta_json import AnyArray
+from sinks.delta_keys import KeyCache, SortedKeys
 from sinks.delta_layout import DELETED, VERSION
 from sinks.delta_log import Action
 from sinks.delta_region import Files
@@ -41,7 +42,17 @@ class Found:
     place: Ints
 
 
-def look_up(folder: Path, given: Changes, stored: Files, adds: Mapping[str, Action], gone: Mapping[str, Ints]) -> Found:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The files of a table as the log has them, which of their rows no longer count, and keys that are known."""
+
+    folder: Path
+    adds: Mapping[str, Action]
+    gone: Mapping[str, Ints]
+    cache: KeyCache
+
+
+def look_up(table: Table, given: Changes, stored: Files) -> Found:
     """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
     layout = given.layout
     columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])
@@ -49,13 +60,14 @@ def look_up(folder: Path, given: Changes, stored: Files, adds: Mapping[str, Acti
     name = layout.compared[0]
     keys: AnyArray = pc.unique(given.rows[name].combine_chunks())
     keys = keys.take(pc.sort_indices(keys))
-    paths = list(adds)
+    paths = list(table.adds)
     number = {unquote(path): at for at, path in enumerate(paths)}
+    table.cache.keep_only(number)
     parts, files, places = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for path, asked in _asked(keys, stored):
         at = number[path]
-        held = _File(folder / path, adds[paths[at]], wanted)
-        place = held.places(name, asked, gone.get(paths[at]))
+        held = _File(table, path, wanted, name, table.adds[paths[at]])
+        place = held.places(asked, table.gone.get(paths[at]))
         parts.append(held.rows(place))
         files.append(np.full(len(place), at))
         places.append(place)
@@ -72,51 +84,51 @@ def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
 
 
 class _File:
-    """One file of the table; a column that was read once stays."""
+    """One file of the table, opened if need be; a column that was read once stays."""
 
-    def __init__(self, path: Path, add: Action, wanted: pa.Schema) -> None:
-        self._file = _open(path)
+    def __init__(self, table: Table, path: str, wanted: pa.Schema, key: str, add: Action) -> None:
+        self._table = table
+        self._key = key
+        self._path = path
         self._add = add
         self._wanted = wanted
+        self._file: pq.ParquetFile | None = None
         self._read: dict[str, AnyArray] = {}
 
-    def places(self, name: str, asked: AnyArray, dead: Ints | None) -> Ints:
-        """The numbers of the live rows with one of these values."""
-        place = _places(self._column(self._wanted.field(name)), asked)
+    def places(self, asked: AnyArray, dead: Ints | None) -> Ints:
+        """The numbers of the live rows with one of these values, sorted and distinct."""
+        keys = self._table.cache.get(self._path)
+        if keys is None and (keys := SortedKeys.of(self._column(self._wanted.field(self._key)))) is not None:
+            self._table.cache.keep(self._path, keys)
+        if keys is None:
+            held: AnyArray = pc.is_in(self._column(self._wanted.field(self._key)), value_set=asked)
+            place = np.flatnonzero(held.to_numpy(zero_copy_only=False))
+        else:
+            place = keys.places(asked.to_numpy().astype(np.int64, copy=False))
         return place if dead is None else place[~_among(place, dead)]
 
     def rows(self, place: Ints) -> pa.Table:
         """The rows with these numbers."""
         if not len(place):
             return self._wanted.empty_table()
-        same, at = _constants(self._add), pa.array(place)
+        same = _constants(self._add)
         arrays: list[AnyArray] = [
             pa.repeat(pa.scalar(same[field.name], field.type), len(place))
             if field.name in same
-            else self._column(field).take(at)
+            else self._taken(field, place)
             for field in self._wanted
         ]
         return pa.Table.from_arrays(arrays, schema=self._wanted)
 
+    def _taken(self, field: "AnyField", place: Ints) -> AnyArray:
+        keys = self._table.cache.get(self._path) if field.name == self._key else None
+        return pa.array(keys.at(place), field.type) if keys else self._column(field).take(pa.array(place))
+
     def _column(self, field: "AnyField") -> AnyArray:
         if field.name not in self._read:
+            self._file = self._file or _open(self._table.folder / self._path)
             self._read[field.name] = _column(self._file, field)
         return self._read[field.name]
-
-
-def _places(stored: AnyArray, asked: AnyArray) -> Ints:
-    """The numbers of the stored values that are asked for. `asked` are sorted and distinct."""
-    if not pa.types.is_integer(stored.type) or stored.null_count:
-        held: AnyArray = pc.is_in(stored, value_set=asked)
-        return np.flatnonzero(held.to_numpy(zero_copy_only=False))
-    values, sought = stored.to_numpy(), asked.to_numpy()
-    if (values[1:] < values[:-1]).any():
-        return np.flatnonzero(np.isin(values, sought))
-    first, last = np.searchsorted(values, sought), np.searchsorted(values, sought, side="right")
-    counts = last - first
-    before = np.cumsum(counts) - counts
-    places: Ints = np.repeat(first - before, counts) + np.arange(counts.sum())
-    return places
 
 
 def _among(numbers: Ints, ordered: Ints) -> npt.NDArray[np.bool_]:

@@ -25,9 +25,10 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.failpoint import reached
 from sinks.delta_changes import STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta_keys import KeyCache
 from sinks.delta_layout import Layout
 from sinks.delta_log import Action, LiveFiles, commit, file_name, removal, selections
-from sinks.delta_lookup import Found, look_up, read
+from sinks.delta_lookup import Found, Table, look_up, read
 from sinks.delta_merge import marks
 from sinks.delta_region import Files, Region
 from sinks.delta_rewrite import decide, fresh
@@ -63,6 +64,7 @@ class Marker:
         self._live = LiveFiles(folder)
         self._gone: dict[str, tuple[str, Ints]] = {}
         self._able: bool | None = None
+        self._keys = KeyCache()
 
     def pays(self, given: Changes, region: Region | None) -> bool:
         """Whether marking is cheaper than rewriting the files that the batch touches."""
@@ -81,7 +83,7 @@ class Marker:
             if not self._known(stored):
                 raise CommitFailedError("another writer of the table came in between")
         gone = self._vectors(table)
-        found = look_up(self._folder, given, stored, self._live.adds, gone)
+        found = look_up(Table(self._folder, self._live.adds, gone, self._keys), given, stored)
         decided = decide(found.rows, given)
         if decided.winners.any():
             marked = self._marked(found, decided.replaced, gone)
