@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import yaml
@@ -30,7 +30,7 @@ from cdc.service import capture, status
 from cdc.service.capture_status import CaptureStatus
 from snapshots.rows import masking_of
 from tests.fix_processes import Program, RunProgram, wait_until
-from tests.fix_servers import Database
+from tests.fix_servers import Database, MakePostgres, fresh_database
 
 Image = dict[str, Any]
 
@@ -264,3 +264,18 @@ def rig(database: Database, state_dir: Path, run_program: RunProgram) -> Rig:
 def make_rig(state_dir: Path, run_program: RunProgram) -> Callable[[Database], Rig]:
     """The same over any database."""
     return lambda database: Rig(database, state_dir, run_program)
+
+
+class MakeRig(Protocol):
+    """Starts a server with these settings and gives a pipeline over a database on it."""
+
+    def __call__(self, settings: Mapping[str, str] | None = None, folder: Path | None = None) -> Rig: ...
+
+
+@pytest.fixture
+def private_rig(private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]) -> Iterator[MakeRig]:
+    """For a test that stops its server, or needs settings of its own; `rig.database.server` is the server."""
+    with contextlib.ExitStack() as databases:
+        yield lambda settings=None, folder=None: make_rig(
+            databases.enter_context(fresh_database(private_postgres(settings, folder)))
+        )

@@ -5,15 +5,14 @@ The log's own guard makes "sent again" invisible: what Postgres repeats after a 
 
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
 import pytest
 
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import Program, wait_until
-from tests.fix_servers import Database, MakePostgres, fresh_database
+from tests.fix_servers import Database
 
 ITEMS = "create table items (id int primary key, label text)"
 POINTS = [
@@ -147,49 +146,45 @@ def _write_until(done: threading.Event, database: Database) -> None:
 
 @pytest.mark.parametrize("crashes", [4, pytest.param(20, marks=pytest.mark.soak)])
 def test_crashes_of_postgres_under_load_that_take_back_the_slots_position_double_nothing(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig], crashes: int
+    private_rig: MakeRig, crashes: int
 ) -> None:
-    server = private_postgres({"checkpoint_timeout": "1h"})
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        done, taken_back = threading.Event(), 0
-        writer = threading.Thread(target=_write_until, args=(done, database))
-        writer.start()
-        try:
-            with rig.following() as following:
-                for _ in range(crashes):
-                    seen = rig.confirmed()
-                    before = wait_until(lambda: rig.confirmed() > seen and rig.confirmed(), 60, "progress")  # noqa: B023
-                    server.stop("immediate")
-                    server.start()
-                    taken_back += rig.confirmed() < before
-                done.set()
-                writer.join()
-                following.reaches(rig.now())
-        finally:
+    rig = private_rig({"checkpoint_timeout": "1h"})
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    done, taken_back = threading.Event(), 0
+    writer = threading.Thread(target=_write_until, args=(done, rig.database))
+    writer.start()
+    try:
+        with rig.following() as following:
+            for _ in range(crashes):
+                seen = rig.confirmed()
+                before = wait_until(lambda: rig.confirmed() > seen and rig.confirmed(), 60, "progress")  # noqa: B023
+                server.stop("immediate")
+                server.start()
+                taken_back += rig.confirmed() < before
             done.set()
             writer.join()
-        assert taken_back, "the crashes must have taken the position back for this test to say anything"
-        assert following.status.reconnects >= crashes
-        rig.assert_equal()
-        rig.assert_once_in_order()
+            following.reaches(rig.now())
+    finally:
+        done.set()
+        writer.join()
+    assert taken_back, "the crashes must have taken the position back for this test to say anything"
+    assert following.status.reconnects >= crashes
+    rig.assert_equal()
+    rig.assert_once_in_order()
 
 
-def test_a_fast_shutdown_of_postgres_is_not_held_up_by_us(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    server = private_postgres()
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        with rig.following() as following:
-            database.execute("insert into items values (1, 'a')")
-            following.reaches(rig.now())
-            server.stop("fast")  # fails the test itself if the server does not end
-            server.start()
-            database.execute("insert into items values (2, 'b')")
-            following.reaches(rig.now())
-        rig.assert_equal()
+def test_a_fast_shutdown_of_postgres_is_not_held_up_by_us(private_rig: MakeRig) -> None:
+    rig = private_rig()
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute("insert into items values (1, 'a')")
+        following.reaches(rig.now())
+        server.stop("fast")  # fails the test itself if the server does not end
+        server.start()
+        rig.database.execute("insert into items values (2, 'b')")
+        following.reaches(rig.now())
+    rig.assert_equal()

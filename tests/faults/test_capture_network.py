@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -13,10 +12,9 @@ import cdc.log
 from cdc.clock import SystemClock
 from cdc.errors import SlotBusy
 from cdc.model import LOG_SCHEMA, Entry
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
 from tests.fix_proxy import MakeProxy, Proxy
-from tests.fix_servers import Database, MakePostgres, fresh_database
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -182,24 +180,21 @@ def test_a_zombie_that_comes_back_cannot_write_any_more(rig: Rig) -> None:
     rig.assert_once_in_order()
 
 
-def test_a_paused_process_that_lost_its_connection_reads_again_what_it_missed(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    with fresh_database(private_postgres({"wal_sender_timeout": "1s"})) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        program = rig.start()
-        rig.wait_caught_up(program)
-        program.pause()
-        database.execute("insert into items select g, 'x' from generate_series(1, 500) g")
-        active = "select active from pg_replication_slots where slot_name = %s"
-        wait_until(lambda: not rig.ask(active, rig.source["slot"]), 30, "the server to give the reader up")
-        program.send(signal.SIGCONT)
-        rig.wait_caught_up(program)
-        assert program.terminate() == 0
-        rig.assert_equal()
-        rig.assert_once_in_order()
+def test_a_paused_process_that_lost_its_connection_reads_again_what_it_missed(private_rig: MakeRig) -> None:
+    rig = private_rig({"wal_sender_timeout": "1s"})
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    program = rig.start()
+    rig.wait_caught_up(program)
+    program.pause()
+    rig.database.execute("insert into items select g, 'x' from generate_series(1, 500) g")
+    active = "select active from pg_replication_slots where slot_name = %s"
+    wait_until(lambda: not rig.ask(active, rig.source["slot"]), 30, "the server to give the reader up")
+    program.send(signal.SIGCONT)
+    rig.wait_caught_up(program)
+    assert program.terminate() == 0
+    rig.assert_equal()
+    rig.assert_once_in_order()
 
 
 class _Jumping(SystemClock):

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -11,9 +10,9 @@ import pytest
 from cdc.capture import slot
 from cdc.capture.connect import connect
 from cdc.errors import PositionMismatch, SlotLost, SourceError, SourceRefused
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
-from tests.fix_servers import Database, MakePostgres, fresh_database
+from tests.fix_servers import MakePostgres
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -84,21 +83,17 @@ def test_an_idle_slot_that_we_moved_ourselves_is_no_error(items: Rig) -> None:
     items.assert_equal()
 
 
-def test_an_invalidated_slot_is_named_as_such(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    server = private_postgres({"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB", "min_wal_size": "32MB"})
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        database.execute("create table beside (t text)")
-        for _ in range(4):
-            database.execute("insert into beside select repeat(md5(g::text), 30) from generate_series(1, 20000) g")
-            database.execute("select pg_switch_wal()", "checkpoint")
-        assert rig.ask("select wal_status from pg_replication_slots where slot_name = %s", rig.source["slot"]) == "lost"
-        error = _refusal(rig)
-        assert isinstance(error, SlotLost) and "max_slot_wal_keep_size" in error.remedy
+def test_an_invalidated_slot_is_named_as_such(private_rig: MakeRig) -> None:
+    rig = private_rig({"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB", "min_wal_size": "32MB"})
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    rig.database.execute("create table beside (t text)")
+    for _ in range(4):
+        rig.database.execute("insert into beside select repeat(md5(g::text), 30) from generate_series(1, 20000) g")
+        rig.database.execute("select pg_switch_wal()", "checkpoint")
+    assert rig.ask("select wal_status from pg_replication_slots where slot_name = %s", rig.source["slot"]) == "lost"
+    error = _refusal(rig)
+    assert isinstance(error, SlotLost) and "max_slot_wal_keep_size" in error.remedy
 
 
 def test_another_server_behind_the_same_address_is_an_error(items: Rig, private_postgres: MakePostgres) -> None:
@@ -109,49 +104,43 @@ def test_another_server_behind_the_same_address_is_an_error(items: Rig, private_
     assert isinstance(error, PositionMismatch) and "system" in error.message
 
 
-def test_a_source_restored_from_a_backup_is_an_error(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig], tmp_path: Path
-) -> None:
-    server = private_postgres()
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        _write(rig, 1)
-        server.stop()
-        backup = tmp_path / "backup"
-        subprocess.run(["cp", "-a", str(server.data), str(backup)], check=True)
-        server.start()
-        database.execute("insert into items select g, 'x' from generate_series(10, 5000) g", "select pg_switch_wal()")
-        _write(rig, 2)
-        server.stop()
-        shutil.rmtree(server.data)
-        subprocess.run(["cp", "-a", str(backup), str(server.data)], check=True)
-        server.start()
-        error = _refusal(rig)
-        assert isinstance(error, PositionMismatch) and "restored from a backup" in error.message
+def test_a_source_restored_from_a_backup_is_an_error(private_rig: MakeRig, tmp_path: Path) -> None:
+    rig = private_rig()
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    _write(rig, 1)
+    server.stop()
+    backup = tmp_path / "backup"
+    subprocess.run(["cp", "-a", str(server.data), str(backup)], check=True)
+    server.start()
+    rig.database.execute("insert into items select g, 'x' from generate_series(10, 5000) g", "select pg_switch_wal()")
+    _write(rig, 2)
+    server.stop()
+    shutil.rmtree(server.data)
+    subprocess.run(["cp", "-a", str(backup), str(server.data)], check=True)
+    server.start()
+    error = _refusal(rig)
+    assert isinstance(error, PositionMismatch) and "restored from a backup" in error.message
 
 
-def test_a_promoted_standby_without_the_slot_is_an_error_and_gets_none(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    server = private_postgres()
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        _write(rig, 1)
-        # A point-in-time recovery of the same data: the same system, a new timeline, no slots.
-        server.stop()
-        cluster = next(server.data.rglob("PG_VERSION")).parent
-        shutil.rmtree(cluster / "pg_replslot" / rig.source["slot"])
-        (cluster / "standby.signal").touch()
-        owner = cluster.stat()
-        subprocess.run(["chown", f"{owner.st_uid}:{owner.st_gid}", str(cluster / "standby.signal")], check=True)
-        server.start()
-        server.execute("select pg_promote(true)")
-        error = _refusal(rig)
-        assert isinstance(error, SlotLost) and "timeline 1, now 2" in error.message
+def test_a_promoted_standby_without_the_slot_is_an_error_and_gets_none(private_rig: MakeRig) -> None:
+    rig = private_rig()
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    _write(rig, 1)
+    # A point-in-time recovery of the same data: the same system, a new timeline, no slots.
+    server.stop()
+    cluster = next(server.data.rglob("PG_VERSION")).parent
+    shutil.rmtree(cluster / "pg_replslot" / rig.source["slot"])
+    (cluster / "standby.signal").touch()
+    owner = cluster.stat()
+    subprocess.run(["chown", f"{owner.st_uid}:{owner.st_gid}", str(cluster / "standby.signal")], check=True)
+    server.start()
+    server.execute("select pg_promote(true)")
+    error = _refusal(rig)
+    assert isinstance(error, SlotLost) and "timeline 1, now 2" in error.message
 
 
 @pytest.mark.parametrize(

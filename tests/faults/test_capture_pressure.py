@@ -2,7 +2,6 @@
 
 import resource
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -12,9 +11,9 @@ from cdc.errors import LogFull
 from cdc.model import Entry, Progress
 from cdc.ports import LogWriter, Schemas, Spool
 from cdc.service.supervisor import CAPTURE_ENVIRONMENT
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import RunProgram, wait_until
-from tests.fix_servers import Database, MakeDisk, MakePostgres, fill, fresh_database
+from tests.fix_servers import Database, MakeDisk, fill
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -57,41 +56,40 @@ class Gated:
 
 
 def test_a_log_that_stands_still_does_not_cost_the_connection_nor_memory(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig], monkeypatch: pytest.MonkeyPatch
+    private_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.capture.reader._QUEUE_BYTES", 200_000)
-    with fresh_database(private_postgres({"wal_sender_timeout": "1s"})) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        gates: list[Gated] = []
+    rig = private_rig({"wal_sender_timeout": "1s"})
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    gates: list[Gated] = []
 
-        def wrap(log: LogWriter) -> LogWriter:
-            gates.append(Gated(log))
-            return gates[0]
+    def wrap(log: LogWriter) -> LogWriter:
+        gates.append(Gated(log))
+        return gates[0]
 
-        with rig.following(wrap=wrap) as following:
-            for turn in range(40):
-                keys = f"generate_series({turn * 500}, {turn * 500 + 499}) g"
-                database.execute(f"insert into items select g, repeat('x', 500) from {keys}")
-            assert gates[0].waiting.wait(30)
-            wait_until(lambda: following.status.queued_bytes >= 200_000, 30, "the queue to fill")
-            confirmed = rig.confirmed()
-            sender = (
-                "select backend_start from pg_stat_replication r join pg_replication_slots s on r.pid = s.active_pid"
-                " where s.slot_name = %s"
-            )
-            begun = rig.ask(sender, rig.source["slot"])
-            # Three times the server's patience: what it hears from us meanwhile is all that keeps us connected.
-            assert not threading.Event().wait(3.5)
-            assert rig.ask(sender, rig.source["slot"]) == begun
-            assert rig.confirmed() == confirmed
-            assert following.status.queued_bytes < 10_000_000
-            assert following.status.reconnects == 0
-            gates[0].open.set()
-            following.reaches(rig.now())
-        rig.assert_equal()
-        rig.assert_once_in_order()
+    with rig.following(wrap=wrap) as following:
+        for turn in range(40):
+            keys = f"generate_series({turn * 500}, {turn * 500 + 499}) g"
+            rig.database.execute(f"insert into items select g, repeat('x', 500) from {keys}")
+        assert gates[0].waiting.wait(30)
+        wait_until(lambda: following.status.queued_bytes >= 200_000, 30, "the queue to fill")
+        confirmed = rig.confirmed()
+        sender = (
+            "select backend_start from pg_stat_replication r join pg_replication_slots s on r.pid = s.active_pid"
+            " where s.slot_name = %s"
+        )
+        begun = rig.ask(sender, rig.source["slot"])
+        # Three times the server's patience: what it hears from us meanwhile is all that keeps us connected.
+        assert not threading.Event().wait(3.5)
+        assert rig.ask(sender, rig.source["slot"]) == begun
+        assert rig.confirmed() == confirmed
+        assert following.status.queued_bytes < 10_000_000
+        assert following.status.reconnects == 0
+        gates[0].open.set()
+        following.reaches(rig.now())
+    rig.assert_equal()
+    rig.assert_once_in_order()
 
 
 def test_a_full_log_stops_reading_confirms_nothing_and_goes_on_when_there_is_room(rig: Rig) -> None:
@@ -231,31 +229,28 @@ def _peak(pid: int) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
-def test_a_source_whose_disk_was_full_goes_on_when_there_is_room(
-    small_disk: MakeDisk, private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
+def test_a_source_whose_disk_was_full_goes_on_when_there_is_room(small_disk: MakeDisk, private_rig: MakeRig) -> None:
     disk = small_disk(150)
-    server = private_postgres({"max_wal_size": "64MB", "min_wal_size": "32MB"}, folder=disk)
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        with rig.following() as following:
-            database.execute("insert into items select g, 'x' from generate_series(1, 1000) g")
-            following.reaches(rig.now())
-            ballast = fill(disk)
-            failed = False
-            for turn in range(1, 50):
-                keys = f"generate_series({turn * 2000}, {turn * 2000 + 1999}) g"
-                try:
-                    database.execute(f"insert into items select g, repeat('x', 1000) from {keys}")
-                except psycopg.Error:
-                    failed = True
-                    break
-            assert failed, "the disk must have been full for this test to say anything"
-            ballast.unlink()
-            server.start()
-            database.execute("insert into items values (-1, 'after')")
-            following.reaches(rig.now())
-        rig.assert_equal()
-        rig.assert_once_in_order()
+    rig = private_rig({"max_wal_size": "64MB", "min_wal_size": "32MB"}, folder=disk)
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute("insert into items select g, 'x' from generate_series(1, 1000) g")
+        following.reaches(rig.now())
+        ballast = fill(disk)
+        failed = False
+        for turn in range(1, 50):
+            keys = f"generate_series({turn * 2000}, {turn * 2000 + 1999}) g"
+            try:
+                rig.database.execute(f"insert into items select g, repeat('x', 1000) from {keys}")
+            except psycopg.Error:
+                failed = True
+                break
+        assert failed, "the disk must have been full for this test to say anything"
+        ballast.unlink()
+        server.start()
+        rig.database.execute("insert into items values (-1, 'after')")
+        following.reaches(rig.now())
+    rig.assert_equal()
+    rig.assert_once_in_order()

@@ -6,22 +6,14 @@ from typing import Any
 
 import pytest
 
-import cdc.log
 from cdc.capture import slot
 from cdc.model import parse_lsn
 from snapshots.initial import EXACT_MARK, STATE_MARK
+from tests.backfill_scene import marks
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
 
 TABLES = ("a", "b", "c", "d")
-
-
-def marks(rig: Rig) -> dict[str, str]:
-    log = cdc.log.open_writer(rig.settings)
-    try:
-        return dict(log.progress().marks)
-    finally:
-        log.close()
 
 
 def dies(program: Program) -> None:

@@ -3,16 +3,16 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from snapshots import pace
 from snapshots.requests import Request
 from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, writers
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
-from tests.fix_servers import Database, MakePostgres, PostgresServer, fresh_database
+from tests.fix_servers import PostgresServer
 
 
 def hold(server: PostgresServer) -> None:
@@ -27,14 +27,12 @@ def release(server: PostgresServer) -> None:
 
 
 @pytest.fixture
-def held_rig(private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]) -> Iterator[Rig]:
-    server = private_postgres()
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS, FILL, snapshot="initial")
-        rig.begin()
-        yield rig
-        release(server)
+def held_rig(private_rig: MakeRig) -> Iterator[Rig]:
+    rig = private_rig()
+    rig.capture_tables(ITEMS, FILL, snapshot="initial")
+    rig.begin()
+    yield rig
+    release(rig.database.server)
 
 
 def test_a_chunk_waits_for_a_commit_that_the_log_has_and_it_cannot_see(held_rig: Rig) -> None:

@@ -1,7 +1,7 @@
 """Everything that doctor must find before anything is made or read, on real servers."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -12,9 +12,8 @@ from cdc.capture import publication, slot
 from cdc.capture.connect import connect
 from cdc.capture.doctor import Finding, Verdict, examine
 from cdc.errors import SourceRefused
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import RunProgram, wait_until
-from tests.fix_servers import Database, MakePostgres, fresh_database
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -200,26 +199,20 @@ def test_odd_names_are_quoted_everywhere(rig: Rig) -> None:
     assert [json.loads(row["after"]) for row in rows] == [{odd: 1, "Größe": "ü"}]
 
 
-def test_a_server_that_is_not_set_up_for_logical_replication_says_setting_and_restart(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    with fresh_database(private_postgres({"wal_level": "replica"})) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        found = _failed(rig, "wal_level")[0]
-        assert "restart" in found.remedy
+def test_a_server_that_is_not_set_up_for_logical_replication_says_setting_and_restart(private_rig: MakeRig) -> None:
+    rig = private_rig({"wal_level": "replica"})
+    rig.capture_tables(ITEMS)
+    found = _failed(rig, "wal_level")[0]
+    assert "restart" in found.remedy
 
 
-def test_a_server_without_a_free_slot_names_the_setting(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    with fresh_database(private_postgres({"max_replication_slots": "1"})) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        database.execute("select pg_create_logical_replication_slot('taken', 'pgoutput')")
-        assert "max_replication_slots" in _failed(rig, "slots")[0].message
-        with pytest.raises(SourceRefused, match="max_replication_slots"):
-            rig.begin()
+def test_a_server_without_a_free_slot_names_the_setting(private_rig: MakeRig) -> None:
+    rig = private_rig({"max_replication_slots": "1"})
+    rig.capture_tables(ITEMS)
+    rig.database.execute("select pg_create_logical_replication_slot('taken', 'pgoutput')")
+    assert "max_replication_slots" in _failed(rig, "slots")[0].message
+    with pytest.raises(SourceRefused, match="max_replication_slots"):
+        rig.begin()
 
 
 def test_a_slot_of_another_plugin_is_refused(rig: Rig) -> None:

@@ -1,14 +1,12 @@
 """Tables at the edge of what Postgres allows, and names that change under a running reader."""
 
 import json
-from collections.abc import Callable
 
 import psycopg
 
 from cdc.capture import doctor
 from cdc.capture.doctor import Verdict
-from tests.fix_capture import Rig
-from tests.fix_servers import Database, MakePostgres, fresh_database
+from tests.fix_capture import MakeRig, Rig
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -90,40 +88,34 @@ def test_a_renamed_schema_stops_capture_before_anything_is_half_in_each(rig: Rig
     assert {row["table"] for row in rig.rows()} <= {"shop.items"}
 
 
-def test_a_crash_of_postgres_keeps_prepared_transactions_as_they_were(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    server = private_postgres({"max_prepared_transactions": "10"})
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        with rig.following() as following:
-            database.execute("begin; insert into items values (1, 'kept'); prepare transaction 'one'")
-            database.execute("begin; insert into items values (2, 'given up'); prepare transaction 'two'")
-            database.execute("insert into items values (3, 'beside')")
-            following.reaches(rig.now())
-            server.stop("immediate")
-            server.start()
-            database.execute("insert into items values (4, 'later')")
-            following.reaches(rig.now())
-            assert sorted(rig.folded("public.items")) == ['{"id":3}', '{"id":4}']
-            database.execute("commit prepared 'one'", "rollback prepared 'two'")
-            following.reaches(rig.now())
-        rig.assert_equal()
-        rig.assert_once_in_order()
-        assert sorted(rig.folded("public.items")) == ['{"id":1}', '{"id":3}', '{"id":4}']
+def test_a_crash_of_postgres_keeps_prepared_transactions_as_they_were(private_rig: MakeRig) -> None:
+    rig = private_rig({"max_prepared_transactions": "10"})
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute("begin; insert into items values (1, 'kept'); prepare transaction 'one'")
+        rig.database.execute("begin; insert into items values (2, 'given up'); prepare transaction 'two'")
+        rig.database.execute("insert into items values (3, 'beside')")
+        following.reaches(rig.now())
+        server.stop("immediate")
+        server.start()
+        rig.database.execute("insert into items values (4, 'later')")
+        following.reaches(rig.now())
+        assert sorted(rig.folded("public.items")) == ['{"id":3}', '{"id":4}']
+        rig.database.execute("commit prepared 'one'", "rollback prepared 'two'")
+        following.reaches(rig.now())
+    rig.assert_equal()
+    rig.assert_once_in_order()
+    assert sorted(rig.folded("public.items")) == ['{"id":1}', '{"id":3}', '{"id":4}']
 
 
-def test_a_server_without_a_free_sender_names_the_setting(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    with fresh_database(private_postgres({"max_wal_senders": "1"})) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        replication = psycopg.connect(f"{database.dsn} replication=database", autocommit=True)
-        try:
-            failed = [found for found in doctor.examine(rig.settings.source) if found.verdict is Verdict.FAIL]
-            assert any("max_wal_senders" in found.message for found in failed)
-        finally:
-            replication.close()
+def test_a_server_without_a_free_sender_names_the_setting(private_rig: MakeRig) -> None:
+    rig = private_rig({"max_wal_senders": "1"})
+    rig.capture_tables(ITEMS)
+    replication = psycopg.connect(f"{rig.database.dsn} replication=database", autocommit=True)
+    try:
+        failed = [found for found in doctor.examine(rig.settings.source) if found.verdict is Verdict.FAIL]
+        assert any("max_wal_senders" in found.message for found in failed)
+    finally:
+        replication.close()

@@ -1,8 +1,9 @@
 """The reader into the segment log, on a real server, in the common and the odd cases."""
 
+import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 import pytest
@@ -12,9 +13,9 @@ from cdc.capture.stream import Deaf
 from cdc.capture.transactions import Large
 from cdc.errors import MillraceError, SchemaRefused
 from cdc.model import LOG_SCHEMA, Entry, Op, TableId
-from tests.fix_capture import Rig
+from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
-from tests.fix_servers import Database, MakePostgres, PostgresServer, fresh_database, unique
+from tests.fix_servers import Database, PostgresServer, unique
 
 ITEMS = "create table items (id int primary key, label text, amount numeric(12,2), big text)"
 
@@ -259,22 +260,19 @@ def test_partitions_arrive_as_their_root_also_when_attached_later(rig: Rig) -> N
     rig.assert_equal()
 
 
-def test_prepared_transactions_appear_only_when_committed(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig]
-) -> None:
-    with fresh_database(private_postgres({"max_prepared_transactions": "10"})) as database:
-        rig = make_rig(database)
-        rig.capture_tables(ITEMS)
-        rig.begin()
-        with rig.following() as following:
-            database.execute("begin; insert into items values (1, 'a'); prepare transaction 'one'")
-            database.execute("begin; insert into items values (2, 'b'); prepare transaction 'two'")
-            database.execute("insert into items values (3, 'c')")
-            following.reaches(rig.now())
-            assert list(rig.folded("public.items")) == ['{"id":3}']
-            database.execute("commit prepared 'one'", "rollback prepared 'two'")
-            following.reaches(rig.now())
-        assert sorted(rig.folded("public.items")) == ['{"id":1}', '{"id":3}']
+def test_prepared_transactions_appear_only_when_committed(private_rig: MakeRig) -> None:
+    rig = private_rig({"max_prepared_transactions": "10"})
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    with rig.following() as following:
+        rig.database.execute("begin; insert into items values (1, 'a'); prepare transaction 'one'")
+        rig.database.execute("begin; insert into items values (2, 'b'); prepare transaction 'two'")
+        rig.database.execute("insert into items values (3, 'c')")
+        following.reaches(rig.now())
+        assert list(rig.folded("public.items")) == ['{"id":3}']
+        rig.database.execute("commit prepared 'one'", "rollback prepared 'two'")
+        following.reaches(rig.now())
+    assert sorted(rig.folded("public.items")) == ['{"id":1}', '{"id":3}']
 
 
 def test_schema_changes_inside_a_transaction_decode_each_row_with_its_own_columns(items: Rig) -> None:
@@ -480,45 +478,43 @@ def test_a_table_without_a_key_under_full_identity_is_its_own_key(rig: Rig) -> N
     rig.assert_equal()
 
 
-def test_a_database_in_another_encoding_arrives_as_utf8(
-    postgres_server: PostgresServer, make_rig: Callable[[Database], Rig]
-) -> None:
-    name = unique("latin")
-    postgres_server.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
-    database = Database(postgres_server, name)
-    try:
-        rig = make_rig(database)
-        rig.capture_tables("create table items (id int primary key, label text)")
-        rig.begin()
-        with rig.following() as following:
-            database.execute("insert into items values (1, U&'caf\\00e9')")
-            following.reaches(rig.now())
-        assert json.loads(rig.rows()[0]["after"])["label"] == "café"
-    finally:
-        database.drop()
+@pytest.fixture
+def encoded(postgres_server: PostgresServer, make_rig: Callable[[Database], Rig]) -> Iterator[Callable[[str], Rig]]:
+    """A captured table in a database of another encoding."""
+    with contextlib.ExitStack() as made:
+
+        def make(encoding: str) -> Rig:
+            name = unique("encoded")
+            postgres_server.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0")
+            database = Database(postgres_server, name)
+            made.callback(database.drop)
+            rig = make_rig(database)
+            rig.capture_tables("create table items (id int primary key, label text)")
+            rig.begin()
+            return rig
+
+        yield make
 
 
-def test_bytes_that_are_no_text_in_any_encoding_are_a_clear_error(
-    postgres_server: PostgresServer, make_rig: Callable[[Database], Rig]
-) -> None:
-    name = unique("ascii")
-    postgres_server.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
-    database = Database(postgres_server, name)
-    try:
-        rig = make_rig(database)
-        rig.capture_tables("create table items (id int primary key, label text)")
-        rig.begin()
-        with rig.following() as following:
-            database.execute("insert into items values (1, 'good')")
-            following.reaches(rig.now())
-            with psycopg.connect(database.dsn, client_encoding="SQL_ASCII", autocommit=True) as connection:
-                connection.execute(b"insert into items values (2, E'bad \\xff')")
-            error = following.error()
-        assert isinstance(error, MillraceError) and not error.transient
-        assert "bad" not in str(error)
-        assert len(rig.rows()) == 1
-    finally:
-        database.drop()
+def test_a_database_in_another_encoding_arrives_as_utf8(encoded: Callable[[str], Rig]) -> None:
+    rig = encoded("LATIN1")
+    with rig.following() as following:
+        rig.database.execute("insert into items values (1, U&'caf\\00e9')")
+        following.reaches(rig.now())
+    assert json.loads(rig.rows()[0]["after"])["label"] == "café"
+
+
+def test_bytes_that_are_no_text_in_any_encoding_are_a_clear_error(encoded: Callable[[str], Rig]) -> None:
+    rig = encoded("SQL_ASCII")
+    with rig.following() as following:
+        rig.database.execute("insert into items values (1, 'good')")
+        following.reaches(rig.now())
+        with psycopg.connect(rig.database.dsn, client_encoding="SQL_ASCII", autocommit=True) as connection:
+            connection.execute(b"insert into items values (2, E'bad \\xff')")
+        error = following.error()
+    assert isinstance(error, MillraceError) and not error.transient
+    assert "bad" not in str(error)
+    assert len(rig.rows()) == 1
 
 
 def test_a_row_of_sixty_megabytes_arrives_whole_beside_small_ones(items: Rig) -> None:

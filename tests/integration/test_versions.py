@@ -1,7 +1,6 @@
 """Every version of PostgreSQL that is supported: the same history ends equal, whatever protocol the server speaks."""
 
 import subprocess
-from collections.abc import Callable
 
 import pytest
 
@@ -9,8 +8,8 @@ from cdc.capture import doctor
 from cdc.capture.doctor import Verdict
 from deploy.local import postgres, postgres_versions
 from deploy.local.server import silent
-from tests.fix_capture import Rig
-from tests.fix_servers import Database, MakePostgres, fresh_database
+from tests.fix_capture import MakeRig
+from tests.fix_servers import Database
 
 TABLES = (
     "create table items (id int primary key, label text, amount numeric, at timestamp, doc jsonb, tags text[],"
@@ -26,33 +25,32 @@ LARGE = "(select string_agg(md5((g * id)::text), '') from generate_series(1, 200
 
 @pytest.mark.parametrize("version", postgres_versions.VERSIONS)
 def test_a_history_of_everything_ends_equal(
-    private_postgres: MakePostgres, make_rig: Callable[[Database], Rig], monkeypatch: pytest.MonkeyPatch, version: int
+    private_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     folder = postgres_versions.binaries(version, silent)
     monkeypatch.setattr(postgres, "_system_folders", lambda: [folder])
     told = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
     assert f"(PostgreSQL) {version}." in told
-    server = private_postgres({"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "5"})
-    with fresh_database(server) as database:
-        rig = make_rig(database)
-        rig.capture_tables(
-            *TABLES,
-            "insert into items select g, 'snapshot', g / 7.0, now(), '{\"a\": [1, 2]}', '{a,b}', 'x'"
-            " from generate_series(1, 50) g",
-            snapshot="initial",
-        )
-        assert [found.object for found in doctor.examine(rig.settings.source) if found.verdict is Verdict.FAIL] == []
-        rig.begin()
-        with rig.following() as following:
-            _history(database)
-            following.reaches(rig.now())
-            server.stop("immediate")
-            server.start()
-            database.execute("update items set label = 'after the crash' where id = 1")
-            following.reaches(rig.now())
-        rig.assert_equal("public.items", "public.events", "public.whole")
-        rig.assert_once_in_order()
-        assert not [row for row in rig.rows() if (row["after"] or "").find("rolled back") >= 0]
+    rig = private_rig({"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "5"})
+    server = rig.database.server
+    rig.capture_tables(
+        *TABLES,
+        "insert into items select g, 'snapshot', g / 7.0, now(), '{\"a\": [1, 2]}', '{a,b}', 'x'"
+        " from generate_series(1, 50) g",
+        snapshot="initial",
+    )
+    assert [found.object for found in doctor.examine(rig.settings.source) if found.verdict is Verdict.FAIL] == []
+    rig.begin()
+    with rig.following() as following:
+        _history(rig.database)
+        following.reaches(rig.now())
+        server.stop("immediate")
+        server.start()
+        rig.database.execute("update items set label = 'after the crash' where id = 1")
+        following.reaches(rig.now())
+    rig.assert_equal("public.items", "public.events", "public.whole")
+    rig.assert_once_in_order()
+    assert not [row for row in rig.rows() if (row["after"] or "").find("rolled back") >= 0]
 
 
 def _history(database: Database) -> None:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,31 +65,36 @@ def test_the_memory_of_a_part_counts_its_children() -> None:
     assert resident_bytes(os.getpid()) > MB
 
 
-def test_a_part_is_started_again_at_once_with_the_reason_and_without_a_penalty() -> None:
-    part = Part("part", [sys.executable, "-c", "import time; time.sleep(600)"])
-    supervisor, stop = Supervisor([part], grace=5), threading.Event()
+@contextmanager
+def supervised(code: str, grace: float) -> Iterator[tuple[Supervisor, Part]]:
+    """A part that runs this code, started and in the end stopped."""
+    part = Part("part", [sys.executable, "-c", code])
+    supervisor, stop = Supervisor([part], grace=grace), threading.Event()
     thread = threading.Thread(target=supervisor.run, args=(stop,))
     thread.start()
-    wait_until(lambda: part.process is not None, 10)
+    try:
+        wait_until(lambda: part.process is not None, 30)
+        yield supervisor, part
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def restarted(supervisor: Supervisor, part: Part, reason: str) -> None:
     first = part.process
-    supervisor.restart("part", "it holds too much")
-    wait_until(lambda: part.process is not None and part.process is not first, 10)
-    assert part.facts()["last_exit"] == "it holds too much"
-    assert (part.restarts, part.attempts.failures) == (1, 0)
-    stop.set()
-    thread.join(10)
+    supervisor.restart("part", reason)
+    wait_until(lambda: part.process is not None and part.process is not first, 30)
+
+
+def test_a_part_is_started_again_at_once_with_the_reason_and_without_a_penalty() -> None:
+    with supervised("import time; time.sleep(600)", grace=5) as (supervisor, part):
+        restarted(supervisor, part, "it holds too much")
+        assert part.facts()["last_exit"] == "it holds too much"
+        assert (part.restarts, part.attempts.failures) == (1, 0)
 
 
 def test_a_part_that_does_not_end_when_asked_is_killed_and_started_again() -> None:
-    deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
-    part = Part("deaf", deaf)
-    supervisor, stop = Supervisor([part], grace=1), threading.Event()
-    thread = threading.Thread(target=supervisor.run, args=(stop,))
-    thread.start()
-    wait_until(lambda: part.process is not None, 10)
-    first = part.process
-    supervisor.restart("deaf", "asked")
-    wait_until(lambda: part.process is not None and part.process is not first, 15)
-    stop.set()
-    thread.join(15)
-    assert not thread.is_alive()
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    with supervised(deaf, grace=1) as (supervisor, part):
+        restarted(supervisor, part, "asked")
