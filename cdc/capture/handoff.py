@@ -147,7 +147,7 @@ class Handoff:
         else:
             entry = _merged([waiting.item for waiting in taken if isinstance(waiting.item, Entry)])
             self._patiently(lambda: self._log.append(entry))
-            self._tally.add(entry.rows)
+            self._tally.add(entry.rows, sum(waiting.size for waiting in taken))
         with self._changed:
             for waiting in taken:
                 self._acknowledged.durable(waiting.ticket)
@@ -161,7 +161,7 @@ class Handoff:
         try:
             for rows in large.parts():
                 spool.write(rows)
-                tally.add(rows)
+                tally.add(rows, rows.nbytes)
         except BaseException:
             spool.discard()
             raise

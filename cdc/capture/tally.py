@@ -5,9 +5,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+_FEW = 64
+"""Up to so many rows count one by one: making groups takes a quarter of a millisecond however few there are."""
+_Group = tuple[str, str, int, int, datetime]
+"""Table, operation, how many, and the newest commit's LSN and time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +36,17 @@ class Tally:
         self._last: datetime | None = None
         self._newest: dict[str, tuple[int, datetime]] = {}
 
-    def add(self, rows: pa.Table) -> None:
-        """These rows are in the log."""
+    def add(self, rows: pa.Table, size: int) -> None:
+        """These rows, so many bytes, are in the log."""
         if not rows.num_rows:
             return
-        groups = rows.select(["table", "op", "commit_lsn", "commit_ts"]).group_by(["table", "op"], use_threads=False)
-        counts = groups.aggregate([([], "count_all"), ("commit_lsn", "max"), ("commit_ts", "max")])
-        last = pc.max(rows["commit_ts"]).as_py()
+        groups = _grouped(rows)
         with self._lock:
-            for row in counts.to_pylist():
-                self._changes[row["table"], row["op"]] += row["count_all"]
-                self._note(row["table"], (row["commit_lsn_max"], row["commit_ts_max"]))
-            self._size += rows.nbytes
-            self._last = last
+            for table, op, count, lsn, at in groups:
+                self._changes[table, op] += count
+                self._note(table, (lsn, at))
+            self._size += size
+            self._last = max(group[-1] for group in groups)
 
     def merge(self, other: "Tally") -> None:
         """What another one counted is in the log as well."""
@@ -62,3 +65,15 @@ class Tally:
         """The counts so far."""
         with self._lock:
             return Counted(dict(self._changes), self._changes.total(), self._size, self._last, dict(self._newest))
+
+
+def _grouped(rows: pa.Table) -> list[_Group]:
+    picked = rows.select(["table", "op", "commit_lsn", "commit_ts"])
+    if rows.num_rows <= _FEW:
+        columns: list[list[Any]] = [column.to_pylist() for column in picked.columns]
+        return [(table, op, 1, lsn, at) for table, op, lsn, at in zip(*columns, strict=True)]
+    counts = picked.group_by(["table", "op"], use_threads=False).aggregate(
+        [([], "count_all"), ("commit_lsn", "max"), ("commit_ts", "max")]
+    )
+    names = ("table", "op", "count_all", "commit_lsn_max", "commit_ts_max")
+    return [tuple(row[name] for name in names) for row in counts.to_pylist()]

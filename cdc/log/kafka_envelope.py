@@ -72,7 +72,9 @@ TAIL: tuple[Field, ...] = (
     Field(b'","ts_ms":', "now_ms", NUMBER),
 )
 TAIL_ENDS = b"}"
-_TAIL_TEXTS = tuple((field.opens.decode(), field.name, field.width) for field in TAIL)
+_TAIL_TEXT = "".join(
+    f"{field.opens.decode().replace('{', '{{').replace('}', '}}')}{{{field.name}:>{field.width}}}" for field in TAIL
+)
 FEW = 24
 """Up to so many rows are quicker one by one: the forty calls for columns cost a millisecond however short these are."""
 TAIL_BYTES = sum(len(field.opens) + field.width for field in TAIL) + len(TAIL_ENDS)
@@ -211,10 +213,7 @@ def _value(row: dict[str, Any], number: int, head: str, millis: int) -> bytes:
         ',"snapshot":"true"' if op == Op.READ.value else ',"snapshot":"false"',
         f',"sequence":"[\\"{row["commit_lsn"]}\\",\\"{row["version"]}\\"]","unchanged":', unchanged,
     ]  # fmt: skip
-    for opens, name, width in _TAIL_TEXTS:
-        pieces += (opens, str(tail[name]).rjust(width))
-    pieces.append(TAIL_ENDS.decode())
-    return "".join(pieces).encode()
+    return ("".join(pieces) + _TAIL_TEXT.format_map(tail) + TAIL_ENDS.decode()).encode()
 
 
 @cache

@@ -146,6 +146,8 @@ class Outlet:
         return delivered
 
     def _large_rows(self, messages: Messages) -> set[int]:
+        if messages.keys.nbytes + messages.values.nbytes <= self._settings.max_message_bytes - _OVERHEAD:
+            return set()
         sizes: Any = pc.add(pc.binary_length(messages.keys), pc.binary_length(messages.values))
         return set(np.flatnonzero(sizes.to_numpy() > self._settings.max_message_bytes - _OVERHEAD).tolist())
 

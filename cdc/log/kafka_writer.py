@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from cdc import failpoint
 from cdc.errors import LogError, LogLost
 from cdc.log.kafka_client import Cluster, watermarks
-from cdc.log.kafka_envelope import Origin, encode
+from cdc.log.kafka_envelope import FEW, Origin, encode
 from cdc.log.kafka_offsets import Ends, Offsets
 from cdc.log.kafka_position import MARK_KEY, Extent, Place, State, marker_key, recovered
 from cdc.log.kafka_produce import Outlet
@@ -146,7 +146,7 @@ class KafkaWriter:
         newest, first = self._state.place.newest, 0
         for table in tables:
             for rows in _chunks(_checked(table)):
-                newest = max(newest, pc.max(pc.cast(rows.column("commit_ts"), pa.int64())).as_py())
+                newest = max(newest, pc.max(rows.column("commit_ts")).value)
                 for messages in encode(rows, self._origin, now, first):
                     outlet.produce(self._topics.of(messages.table), messages)
                 first += rows.num_rows
@@ -199,7 +199,10 @@ class KafkaWriter:
 
 
 def _chunks(rows: pa.Table) -> Iterator[pa.Table]:
-    if rows.num_rows > _CHUNK_ROWS or (rows.num_rows > 1 and rows.nbytes > _CHUNK_BYTES):
+    # What the buffers hold as a whole is known at once; what of it belongs to these rows takes longer to find out.
+    if 0 < rows.num_rows <= FEW and rows.get_total_buffer_size() <= _CHUNK_BYTES:
+        yield rows
+    elif rows.num_rows > _CHUNK_ROWS or (rows.num_rows > 1 and rows.nbytes > _CHUNK_BYTES):
         half = rows.num_rows // 2
         yield from _chunks(rows.slice(0, half))
         yield from _chunks(rows.slice(half))
