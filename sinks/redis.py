@@ -151,16 +151,19 @@ class RedisSink:
         return [*self._write_whole(schema, names, whole), *self._write_partial(schema, names, partial)]
 
     def _write_whole(self, schema: TableSchema, names: Names, rows: pa.Table) -> list[RejectedItem]:
-        writes, refused = [], []
+        writes: list[Write] = []
+        refused: list[RejectedItem] = []
         lookups = self._settings.lookups.get(str(schema.table), ())
         images = rows.column("after").cast(pa.binary()).to_pylist()
-        for key, op, version, image in zip(*columns(rows, "key", "op", "version"), images, strict=True):
+        places = names.rows(rows.column("key"))
+        for row, op, version, image in zip(places, *columns(rows, "op", "version"), images, strict=True):
             value = b"" if op == "d" else self._form.value(image or b"{}")
             if len(value) > _LARGEST_VALUE:
+                key = rows.column("key")[len(writes) + len(refused)].as_py()
                 refused.append(RejectedItem(str(schema.table), key, version, "larger than the 512 MB that Redis takes"))
                 continue
             sets = names.sets(lookups, image.decode()) if lookups and op != "d" else ""
-            writes.append(Write(names.row(key), _hex(version), op, value, sets=sets))
+            writes.append(Write(row, f"{version:016x}", op, value, b"", sets))
         self._script.write(names, writes)
         return refused
 

@@ -44,6 +44,9 @@ local function sets_of(held)
 end
 
 local function move(row, old, new)
+  if old == '' and new == '' then
+    return -- nearly always: a table without lookups
+  end
   local kept = {}
   for set in string.gmatch(new, '[^\n]+') do
     kept[set] = true
@@ -56,12 +59,13 @@ local function move(row, old, new)
   end
 end
 
+local call = redis.call
 local missed = {}
 for place = 1, #KEYS / 2 do
   local row, mark = KEYS[2 * place - 1], KEYS[2 * place]
   local at = 5 * place
   local version, op, expected, sets = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local held = redis.call('GET', mark)
+  local held = call('GET', mark)
   local wanted = not held or string.sub(held, 1, 16) < version
   if not wanted and op ~= 'd' and string.sub(held, 1, 17) ~= version .. 'd' and string.sub(held, 1, 16) == version then
     -- evicted, expired, or written before the lookups were asked for: a repeat brings it back

@@ -10,7 +10,10 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from redis.crc import key_slot
 
 from cdc.model import TableSchema
@@ -23,6 +26,10 @@ _SPECIAL_IN_SETS = re.compile(r"[%:{}\n]")  # sets are listed by lines
 _GLOB = re.compile(r"([\\*?\[\]^])")
 _BACKSLASH = r"\\\1"
 _LONGEST_VALUE = 512
+_NOT_PLAIN = r'["\\%:{}]'
+"""Found in the text of a key that must be taken apart or encoded."""
+AnyArray: TypeAlias = Any
+"""An Arrow array of texts. Unchecked: the type stubs that exist describe another version of Arrow."""
 
 
 def encoded(part: str, special: re.Pattern[str] = _SPECIAL) -> str:
@@ -93,6 +100,18 @@ class Names:
         else:
             text = ":".join(encoded(unquote(value)) for value in members(key).values())
         return f"{self.before}{text}{self.after}"
+
+    def rows(self, keys: "AnyArray") -> list[str]:
+        """The names of many rows. Plain keys of one column, which most are, are cut all at once."""
+        texts = keys.cast(pa.string())
+        if not self.single or len(keys) == 0:
+            return [self.row(key) for key in texts.to_pylist()]
+        inside = pc.utf8_slice_codeunits(texts, len(self.single), -1)
+        plain = pc.and_(pc.starts_with(texts, self.single), pc.invert(pc.match_substring_regex(inside, _NOT_PLAIN)))
+        if not pc.all(plain).as_py():
+            return [self.row(key) for key in texts.to_pylist()]
+        names: list[str] = pc.binary_join_element_wise(self.before, inside, self.after, "").to_pylist()
+        return names
 
     def version(self, row: str) -> str:
         """The name beside a row's name."""

@@ -1,12 +1,15 @@
-"""A document's id in a request is its id, whichever way it was found."""
+"""A document's id in a request, and a row's name in Redis, are the same whichever way they were found."""
 
 import json
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.opensearch_mapping import document_id, raw_document_id
 from sinks.raw_json import quote
+from sinks.redis_keys import Names
 
 values = st.one_of(
     st.integers().map(str),
@@ -23,3 +26,11 @@ def test_the_quick_way_to_an_id_gives_the_same_id(columns: dict[str, str]) -> No
     key = "{" + ",".join(f"{name}:{value}" for name, value in columns.items()) + "}"
     assert raw_document_id(key) == quote(document_id(key)).encode()
     assert 0 < len(document_id(key).encode()) <= 512
+
+
+@given(st.lists(values, max_size=5), st.sampled_from(["id", "%", "a b"]))
+def test_names_of_many_rows_in_redis_are_those_of_each(texts: list[str], column: str) -> None:
+    schema = TableSchema(TableId("public", "items"), (Column(column, PgType(25, "text"), key=True),))
+    names = Names.of(schema, "p:", "{schema}.{table}:{key}:x")
+    keys = [f"{{{json.dumps(column)}:{text}}}" for text in texts]
+    assert names.rows(pa.chunked_array([keys], pa.string())) == [names.row(key) for key in keys]
