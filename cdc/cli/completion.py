@@ -7,6 +7,14 @@ from typer._completion_shared import get_completion_script
 
 _PROGRAM, _VARIABLE = "millrace", "_MILLRACE_COMPLETE"
 
+_ZSH_END = "compdef _millrace_completion millrace"
+_ZSH_BOTH = f"""\
+{_ZSH_END}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+  _millrace_completion "$@"
+fi"""
+"""A file in `fpath` is first read when somebody presses Tab, and that Tab wants its answer too."""
+
 Shell = Literal["bash", "zsh", "fish"]
 
 
@@ -23,4 +31,5 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell to write i
 
         millrace completion fish > ~/.config/fish/completions/millrace.fish
     """
-    typer.echo(get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell))
+    script = get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell)
+    typer.echo(script.replace(_ZSH_END, _ZSH_BOTH) if shell == "zsh" else script)

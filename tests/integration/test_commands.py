@@ -190,16 +190,45 @@ def test_the_shell_completes_commands_sinks_and_tables(
     assert all(one.startswith(typed.rpartition(" ")[2]) for one in found.split())
 
 
-def test_bash_itself_completes(tmp_path: Path, config: Path) -> None:
+_BASH = """\
+source "$SCRIPTS/bash"; COMP_WORDS=(millrace pause pub); COMP_CWORD=2
+_millrace_completion millrace pub pause; printf "%s\\n" "${COMPREPLY[@]}"
+"""
+_FISH = """\
+source $SCRIPTS/fish
+complete -C "millrace pause pub"
+"""
+_ZSH = """\
+cp "$SCRIPTS/zsh" "$SCRIPTS/_millrace"
+zmodload zsh/zpty
+zpty typing zsh -f -i
+zpty -w typing 'PS1=; fpath=($SCRIPTS $fpath); autoload -Uz compinit; compinit -u -D; print GO""ON'
+zpty -r -m typing seen '*GOON*'
+zpty -w -n typing $'millrace pause public.o\t'
+zpty -r -m typing seen '*public.orders*'
+print public.orders
+zpty -w -n typing $'\x15millrace pause public.u\t'
+zpty -r -m typing seen '*public.users*'
+print public.users
+"""
+_TYPED = {"bash": ("--norc", _BASH), "fish": ("--no-config", _FISH), "zsh": ("-f", _ZSH)}
+"""How each shell is started without a person's own settings, and what is typed in it."""
+
+
+@pytest.mark.parametrize("shell", sorted(_TYPED))
+def test_the_shell_itself_completes(millrace: Millrace, tmp_path: Path, config: Path, shell: str) -> None:
+    """In zsh twice: the first Tab also loads the script from `fpath`."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
     binary = tmp_path / "bin" / "millrace"
     binary.parent.mkdir()
     binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m cdc.cli.main "$@"\n')
     binary.chmod(0o755)
-    code = (
-        "source <(millrace completion bash); COMP_WORDS=(millrace pause pub); COMP_CWORD=2;"
-        ' _millrace_completion millrace pub pause; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
+    (binary.parent / shell).write_text(millrace("completion", shell).out)
     path = f"{binary.parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "MILLRACE_CONFIG": str(config)}
-    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    environment = {**os.environ, "PATH": path, "MILLRACE_CONFIG": str(config), "SCRIPTS": str(binary.parent)}
+    bare, code = _TYPED[shell]
+    asked = [program, bare, "-c", code]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["public.orders", "public.users"]
