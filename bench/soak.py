@@ -164,7 +164,7 @@ class Soak:
 
     # -- looking
 
-    def settle(self, settings: Settings, positions: Positions) -> float:
+    def settle(self, positions: Positions) -> float:
         """Wait until every store has what is committed now; returns the seconds. Raises TimeoutError."""
         begun = time.monotonic()
         with self._owner() as owner:
@@ -203,11 +203,11 @@ class Soak:
         trouble = ""
         crowd = Crowd(self._owner, seed=self.seed)
         try:
-            self.say(f"the pipeline caught up in {self.settle(settings, positions)} s")
+            self.say(f"the pipeline caught up in {self.settle(positions)} s")
             self.began = time.monotonic()
             with crowd.at_work():
                 self._faults(settings, positions, chance)
-            self.settle(settings, positions)
+            self.settle(positions)
         except (TimeoutError, RuntimeError) as error:
             trouble = str(error)
             self.say(f"stuck: {trouble}")
@@ -224,7 +224,7 @@ class Soak:
             self.faults += done
             if chance.random() < 0.15:
                 continue  # the next one strikes while this one is being mended
-            took = self.settle(settings, positions)
+            took = self.settle(positions)
             for fault in done:
                 fault.recovery_seconds = took
             self.say(f"{done[0].at:7.1f} s  {', '.join(kinds)}: recovered in {took} s")

@@ -87,7 +87,7 @@ class Contexts:
         ts[plain + 1] = frames.u64(at + 9) + POSTGRES_EPOCH
         xid[plain + 1] = frames.u32(at + 17)
         if len(plain) < len(openers) or self.streaming:
-            self._follow(frames, found, openers, (lsn, ts, xid, carry), size)
+            self._follow(found, openers, (lsn, ts, xid, carry), size)
         context = np.searchsorted(openers, message, side="right")
         ordinal = np.arange(len(message)) - first[context] + carry[context]
         placed = Placed(lsn[context], ts[context], xid[context], ordinal)
@@ -98,7 +98,6 @@ class Contexts:
 
     def _follow(
         self,
-        frames: Frames,
         found: Mapping[int, Event],
         openers: Places,
         fields: tuple[Places, Places, Places, Places],

@@ -157,7 +157,7 @@ def test_an_empty_batch_changes_nothing(sink: Sink) -> None:
     check(sink, after(1, FULL))
 
 
-def test_a_new_column_arrives(bench: Bench, sink: Sink) -> None:
+def test_a_new_column_arrives(sink: Sink) -> None:
     sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
     wider = TableSchema(ITEMS.table, (*ITEMS.columns, Column("extra", INT4)), id=2, oid=ITEMS.oid)
     sink.prepare(wider)

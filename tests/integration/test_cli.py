@@ -72,7 +72,7 @@ def test_a_pipeline_that_never_ran_is_not_well(millrace: RunProgram, tmp_path: P
     assert json.loads(asked.output.read_text())["ready"] is False
 
 
-def test_a_wrong_lsn_is_explained(millrace: RunProgram, tmp_path: Path) -> None:
+def test_a_wrong_lsn_is_explained(millrace: RunProgram) -> None:
     assert "16/B374D848" in refused(millrace("wait", "nonsense"), 2)
 
 

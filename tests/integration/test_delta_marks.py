@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
@@ -230,13 +229,14 @@ def test_spark_reads_marked_tables_and_its_own_marks_are_read_here(
     assert sink.stored(ITEMS).num_rows == 4999
 
 
-def test_vectors_of_many_rows_are_read_back_as_they_were_written(lake: Path, open_lake: OpenLake) -> None:
+def test_more_marks_in_a_file_than_an_array_holds_are_read_back_as_they_were_written(
+    lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Arrays hold up to 4096 rows of 65536; beyond that a container is a bit set."""
-    from sinks.delta_vectors import inline
-
-    sink = loaded(open_lake)
-    sink.apply(numbers(range(0, 5000, 250), 6, "new"))
-    for rows in (np.array([0]), np.arange(5000), np.arange(0, 200_000, 7), np.array([65535, 65536, 131072])):
-        described = inline(rows)
-        assert described["cardinality"] == len(rows)
-        assert len(str(described["pathOrInlineDv"])) == -(-int(str(described["sizeInBytes"])) // 4) * 5
+    monkeypatch.setattr(delta_write, "LEAST_FILE", delta_write.MEGABYTE)
+    sink = open_lake(ITEMS)
+    sink.apply(numbers(range(12_000), 5))
+    sink.apply(numbers(range(0, 12_000, 2), 6, "new"))
+    marked = [add["deletionVector"]["cardinality"] for add in last_actions(lake)["add"] if "deletionVector" in add]
+    assert marked == [6000]
+    assert [row["label"] for row in scanned(lake)] == [f"{'row' if one % 2 else 'new'} {one}" for one in range(12_000)]

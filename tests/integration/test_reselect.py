@@ -33,7 +33,7 @@ def source_of(database: Database, **table: object) -> SourceSettings:
     )
 
 
-def prepared(database: Database, log: FilledLog, source: SourceSettings, state: Path) -> tuple[Applier, MemorySink]:
+def prepared(log: FilledLog, source: SourceSettings, state: Path) -> tuple[Applier, MemorySink]:
     from cdc.capture.connect import connect
 
     with connect(source) as connection:
@@ -61,7 +61,7 @@ def test_the_row_is_read_again_and_applied_with_the_version_of_its_change(
     database: Database, filled_log: FilledLog, state_dir: Path
 ) -> None:
     database.execute(CREATE, "insert into items values (1, '2024-01-31 10:00:00.5+00', 'new', repeat('x', 10))")
-    applier, sink = prepared(database, filled_log, source_of(database), state_dir)
+    applier, sink = prepared(filled_log, source_of(database), state_dir)
     applier.apply(partial(filled_log, KEY, 50))
     schema = filled_log.writer.schemas.newest()[0]
     assert sink.stored(schema).to_pylist() == [{"key": KEY, "after": KEY[:-1] + ',"label":"new","big":"xxxxxxxxxx"}'}]
@@ -74,7 +74,7 @@ def test_a_row_that_is_gone_from_the_source_is_left_to_its_delete(
     database: Database, filled_log: FilledLog, state_dir: Path
 ) -> None:
     database.execute(CREATE)
-    applier, sink = prepared(database, filled_log, source_of(database), state_dir)
+    applier, sink = prepared(filled_log, source_of(database), state_dir)
     applier.apply(partial(filled_log, KEY, 50))
     assert sink.stored(filled_log.writer.schemas.newest()[0]).num_rows == 0
     assert applier.status.dead_letters == 0
@@ -85,6 +85,6 @@ def test_a_key_that_cannot_be_looked_up_becomes_a_dead_letter(
 ) -> None:
     database.execute(CREATE)
     source = source_of(database, mask={"id": "hash"})
-    applier, _ = prepared(database, filled_log, source, state_dir)
+    applier, _ = prepared(filled_log, source, state_dir)
     applier.apply(partial(filled_log, KEY, 50))
     assert applier.status.dead_letters == 1

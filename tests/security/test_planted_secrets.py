@@ -275,7 +275,7 @@ def _commands(scene: Pipeline, run_program: RunProgram, commands: tuple[tuple[st
     return said
 
 
-def test_what_lies_on_disk_is_for_us_alone(scene: Pipeline, planted: Planted, run_program: RunProgram) -> None:
+def test_what_lies_on_disk_is_for_us_alone(scene: Pipeline, planted: Planted) -> None:
     """Log, dead letters and scratch hold values; so nobody else may read them, whatever the umask was."""
     write(scene, planted, 0)
     before = os.umask(0)
