@@ -51,6 +51,8 @@ class RedisSettings(SinkSettings):
     def _no_password(cls, url: str) -> str:
         if "@" in url:
             raise ValueError("the url holds credentials; use username and password instead")
+        if not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("the url begins with neither redis:// nor rediss://")
         return url
 
     @field_validator("key")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
-from cdc.config import shown
+from cdc.config import Settings, shown
 from cdc.errors import ConfigError, EnvironmentFault
 
 TEMPLATE = """\
@@ -77,11 +77,21 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
     from cdc.service.part import settings_from
 
     settings = settings_from(config)
+    _runnable(settings, config)
     if as_json:
         print_json({"valid": True, "tables": len(settings.source.tables), "sinks": [s.name for s in settings.sinks]})
     else:
         sinks = ", ".join(sink.name for sink in settings.sinks) or "none"
-        OUT.print(f"{config} is valid: {len(settings.source.tables)} table(s), sinks: {sinks}.")
+        OUT.print(f"{config} is valid: {len(settings.source.tables)} table(s), sinks: {sinks}.", markup=False)
+
+
+def _runnable(settings: Settings, config: Path) -> None:
+    """What `run` would refuse at once, beyond what the file itself can say."""
+    from cdc.service.http_guard import guard
+
+    if not settings.source.tables:
+        raise ConfigError(f"{config}: source.tables is empty; nothing would be captured.", "Name one: - public.orders")
+    guard(settings.http)
 
 
 @config_app.command("show")
