@@ -60,6 +60,19 @@ class Weighs(Protocol):
         """Whether the rows of a micro-batch can be held in memory without a thought, unfolded."""
 
 
+@runtime_checkable
+class Packs(Protocol):
+    """A log whose micro-batches may pass Spark as Arrow, unopened, and are folded by Arrow in the driver."""
+
+    def packed(
+        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
+    ) -> "DataFrame":
+        """The micro-batches of `LogReader.frame`, of some columns and tables (none: all), for `unpacked` only."""
+
+    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointLock:
     """Held while a query may write its checkpoint: two queries on one would lose changes in silence."""
@@ -111,13 +124,20 @@ def stream(
     session = spark.newSession()  # settings of its own, which other queries and Delta's merges do not share
     for name, value in _PLAIN.items():
         session.conf.set(name, value)
-    frame = log.frame(session, reading.after, limit=reading.limit)
-    if reading.tables:
-        frame = frame.where(frame["table"].isin([PROGRESS_TABLE, *map(str, reading.tables)]))
+    frame = _frame(session, log, reading)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", reading.name)
     writer = frame.writeStream.queryName(reading.name).foreachBatch(batch)
     writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
     return writer.trigger(processingTime=f"{reading.trigger_seconds} seconds").start()
+
+
+def _frame(session: "SparkSession", log: LogReader, reading: Reading) -> "DataFrame":
+    if isinstance(log, Packs):
+        return log.packed(session, reading.after, reading.limit, _NEEDED, reading.tables)
+    frame = log.frame(session, reading.after, limit=reading.limit)
+    if not reading.tables:
+        return frame
+    return frame.where(frame["table"].isin([PROGRESS_TABLE, *map(str, reading.tables)]))
 
 
 def position(log: LogReader, name: str) -> Consumer:
@@ -226,10 +246,11 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     """
     from pyspark import StorageLevel
 
-    if isinstance(log, Weighs) and log.is_small(changes):
-        yield gather(ranked(changes.select(*_NEEDED).toArrow()), log.schemas)
+    rows = _held(changes, log)
+    if isinstance(rows, pa.Table):
+        yield gather(ranked(rows), log.schemas)
         return
-    whole = fold(changes)
+    whole = fold(rows)
     rows = _piece(whole, 0)
     last = _size(rows) // _PIECE_BYTES
     if last == 0:
@@ -242,6 +263,15 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
             yield folded if piece == last else replace(folded, reached=ZERO_LSN)
     finally:
         whole.unpersist()
+
+
+def _held(changes: "DataFrame", log: LogReader) -> "pa.Table | DataFrame":
+    """The rows themselves, where they can be held in memory without a thought, unfolded."""
+    if isinstance(log, Packs):
+        return log.unpacked(changes)
+    if isinstance(log, Weighs) and log.is_small(changes):
+        return changes.select(*_NEEDED).toArrow()
+    return changes
 
 
 def _piece(whole: "DataFrame", piece: int) -> "pa.Table":

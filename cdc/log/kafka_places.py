@@ -9,10 +9,11 @@ from cdc.log.kafka_consumers import Positions
 from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import Decode, RangeReader
 from cdc.log.kafka_settings import KafkaConnectionSettings
-from cdc.model import Lsn
+from cdc.model import Lsn, TableId
 from cdc.ports import Consumer, Offset
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -42,6 +43,22 @@ class PlaceReader(ABC):
         from cdc.log.spark.kafka import stream
 
         return stream(spark, self._cluster.settings, after if after is not None else self.start(), limit)
+
+    def packed(
+        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
+    ) -> "DataFrame":
+        """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only."""
+        from cdc.log.spark.cells import Selection
+        from cdc.log.spark.kafka import packed
+
+        selection = Selection(tuple(columns), tuple(map(str, tables)))
+        return packed(spark, self._cluster.settings, after if after is not None else self.start(), limit, selection)
+
+    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+        from cdc.log.spark.kafka import rows_of
+
+        return rows_of(batch, self._cluster.settings)
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered reader."""

@@ -3,6 +3,7 @@
 import gc
 import json
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 
 from cdc.config import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
+from cdc.log.kafka_between import ranges
 from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_position import Place
+from cdc.log.kafka_ranges import RangeReader
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.registry import open_reader, open_writer
@@ -53,6 +57,28 @@ def test_changes_of_a_key_stay_in_one_partition_and_in_order(settings: KafkaSett
     for rows in places.values():
         assert len({partition for partition, _ in rows}) == 1
         assert [lsn for _, lsn in rows] == [10, 20, 30, 40, 50]
+
+
+def test_who_runs_ahead_gives_exactly_what_is_asked_for(
+    settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.log.kafka_ranges._MANY", 10)
+    monkeypatch.setattr("cdc.log.kafka_feed._CHUNK", 7)
+    log = writer(settings.model_copy(update={"max_message_bytes": 20_000}), tmp_path)
+    for lsn in range(10, 90, 10):
+        large = change(77, lsn, note="x" * 50_000)  # spread over several messages
+        log.append(entry(lsn, *(change(number, lsn, "d" if number % 5 else "u") for number in range(30)), large))
+    reader = KafkaReader(settings)
+    places = [Place(), *reader.places()]
+    eager = RangeReader(reader._cluster, ahead=True)
+    for after, until in [*pairwise(places), (places[2], places[5]), (places[5], places[6]), (places[1], places[2])]:
+        found = eager.read(ranges(after, until))
+        versions = {version for part in found for version in part.rows.column("version").to_pylist()}
+        assert versions == {place.end for place in places if after.marker < place.marker <= until.marker}
+        assert sum(part.rows.num_rows for part in found) == 31 * len(versions)
+        wait_until(lambda: eager._runner is None or not eager._runner.is_alive(), 60)
+    eager.close()
+    reader.close()
 
 
 def test_a_new_writer_takes_over_and_the_old_one_is_told_to_stop(settings: KafkaSettings, tmp_path: Path) -> None:

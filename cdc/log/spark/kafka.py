@@ -2,15 +2,18 @@
 
 Why not Spark's own Kafka source: it asks each partition for its newest offset at a moment of its own, so a batch can
 hold a transaction's marker without some of its rows; and its JSON functions write numbers anew, which loses digits.
+
+`stream` brings rows of LOG_SCHEMA; `packed` the same micro-batches as Arrow in a few cells, which the JVM only carries.
 """
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -24,6 +27,7 @@ from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import Range, RangeReader, envelopes
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaConnectionSettings, KafkaSettings
+from cdc.log.spark.cells import LARGEST, PACKED, Selection, TooLarge, pack, too_large, unpack
 from cdc.log.spark.pieces import progress_row
 from cdc.log.spark.segments import register
 from cdc.model import LOG_SCHEMA
@@ -41,8 +45,30 @@ Where = dict[str, str]
 
 def stream(spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int = 0) -> DataFrame:
     """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
+    return spark.readStream.format(_FORMAT).options(**_options(spark, settings, after, limit)).load()
+
+
+def packed(
+    spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int, selection: Selection
+) -> DataFrame:
+    """The same in cells of Arrow, of some columns and tables only. `rows_of` takes a micro-batch apart."""
+    options = {**_options(spark, settings, after, limit), "packed": str(LARGEST), "selection": selection.told()}
+    return spark.readStream.format(_FORMAT).options(**options).load()
+
+
+def rows_of(batch: DataFrame, settings: KafkaConnectionSettings) -> pa.Table | DataFrame:
+    """The rows of a packed micro-batch; where they are too many to hold, a DataFrame that reads them again."""
+    found = unpack(batch.toArrow())
+    if not isinstance(found, TooLarge):
+        return found
+    spark = batch.sparkSession
+    options = {**_options(spark, settings, Offset(found.after)), "until": found.until, "selection": found.selection}
+    return spark.read.format(_FORMAT).options(**options).load()
+
+
+def _options(spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int = 0) -> dict[str, str]:
     register(spark, KafkaSource)
-    options = {
+    return {
         "settings": settings.model_dump_json(exclude={"password", "key_password"}),
         # Spark redacts options of this name wherever it shows them.
         "password": json.dumps([settings.password.reveal(), settings.key_password.reveal()]),
@@ -50,7 +76,6 @@ def stream(spark: SparkSession, settings: KafkaConnectionSettings, after: Offset
         "limit": str(limit or _BATCH_MESSAGES),
         "tasks": str(spark.sparkContext.defaultParallelism),
     }
-    return spark.readStream.format(_FORMAT).options(**options).load()
 
 
 class KafkaSource(DataSource):
@@ -62,34 +87,109 @@ class KafkaSource(DataSource):
         return _FORMAT
 
     def schema(self) -> StructType:
-        """Always the log's."""
-        return from_arrow_schema(LOG_SCHEMA)
+        """The log's; or that of the cells, for a packed stream."""
+        return from_arrow_schema(PACKED if "packed" in self.options else LOG_SCHEMA)
 
     def streamReader(self, schema: StructType) -> "KafkaStream":  # noqa: N802 -- Spark's name
         """One per query, in a process of its own beside the driver."""
-        options = self.options
-        after, limit, tasks = Offset(options["after"]), int(options["limit"]), int(options["tasks"])
-        return KafkaStream(options["settings"], options["password"], after, limit, tasks)
+        return KafkaStream(self._brokers, Offset(self.options["after"]), int(self.options["limit"]), self._shape)
+
+    def reader(self, schema: StructType) -> "KafkaBatch":
+        """Everything between two offsets."""
+        places = Offset(self.options["after"]), Offset(self.options["until"])
+        return KafkaBatch(self._brokers, *places, self._shape)
+
+    @property
+    def _brokers(self) -> tuple[str, str]:
+        return self.options["settings"], self.options["password"]
+
+    @property
+    def _shape(self) -> "_Shape":
+        told = self.options.get("selection")
+        selection = Selection.heard(told) if told else Selection()
+        return _Shape(selection, int(self.options.get("packed", 0)), int(self.options["tasks"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a batch is given: what of it, packed up to so many bytes (0: not packed), in how many tasks at most."""
+
+    selection: Selection
+    packed: int
+    tasks: int
 
 
 class _Task(InputPartition):
-    """What one task reads; the last one of a batch ends with the marker."""
+    """What one task reads of what lies between two places; the last one of a batch ends with the marker."""
 
-    def __init__(self, share: Sequence[Range], marker: Place | None) -> None:
+    def __init__(self, share: Sequence[Range], after: Place, until: Place, last: bool, room: int) -> None:
         super().__init__(None)
         self.share = tuple(share)
-        self.marker = marker
+        self.after = after
+        self.until = until
+        self.last = last
+        self.room = room
 
 
-class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _Tasks:
+    """The tasks of a batch, and what each gives: the same for a stream and for a batch of its own."""
+
+    def __init__(self, brokers: tuple[str, str], shape: _Shape) -> None:
+        self._brokers = brokers
+        self._shape = shape
+
+    def _planned(self, after: Place, until: Place) -> Sequence[InputPartition]:
+        if after.marker >= until.marker:
+            return []
+        check(_cluster(*self._brokers), after, until)
+        shares = spread(ranges(after, until), self._shape.tasks)
+        room, last = self._shape.packed // len(shares), len(shares) - 1
+        return [_Task(share, after, until, at == last, room) for at, share in enumerate(shares)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task; runs in a worker."""
+        if not isinstance(partition, _Task):
+            raise TypeError("a partition of another source")
+        selection, until = self._shape.selection, partition.until
+        parts = [selection.rows_of(part.rows) for part in _ranges(*self._brokers).read(partition.share)]
+        if partition.last:
+            parts.append(pa.Table.from_batches([progress_row(until.end, until.end, until.newest)]))
+        if self._shape.packed:
+            yield from self._cells(partition, [rows.select(list(selection.columns)) for rows in parts])
+            return
+        for rows in parts:
+            yield from rows.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
+
+    def _cells(self, task: _Task, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
+        if not parts:
+            return
+        rows = pa.concat_tables(parts)
+        if rows.nbytes > task.room:
+            yield too_large(TooLarge(task.after.offset(), task.until.offset(), self._shape.selection.told()))
+        else:
+            yield from pack(rows)
+
+
+class KafkaBatch(_Tasks, DataSourceReader):
+    """All rows between two places, each on its own: for a micro-batch that is too large for cells."""
+
+    def __init__(self, brokers: tuple[str, str], after: Offset, until: Offset, shape: _Shape) -> None:
+        super().__init__(brokers, shape)
+        self._after = after
+        self._until = until
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the batch."""
+        return self._planned(Place.of(self._after), Place.of(self._until))
+
+
+class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches from markers. Spark's checkpoint holds the only position that counts."""
 
-    def __init__(self, settings: str, password: str, after: Offset, limit: int, tasks: int) -> None:
+    def __init__(self, brokers: tuple[str, str], after: Offset, limit: int, shape: _Shape) -> None:
+        super().__init__(brokers, shape)
         self._limit = limit
-        self._settings = settings
-        self._password = password
         self._after = after
-        self._tasks = tasks
         self._target: Place | None = None
 
     def initialOffset(self) -> Where:  # noqa: N802 -- Spark's name
@@ -128,24 +228,10 @@ class KafkaStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Where, end: Where) -> Sequence[InputPartition]:
         """The tasks of one batch."""
-        after, until = Place.of(Offset(start["place"])), Place.of(Offset(end["place"]))
-        if after.marker >= until.marker:
-            return []
-        check(_cluster(self._settings, self._password), after, until)
-        shares = spread(ranges(after, until), self._tasks)
-        return [_Task(share, until if at == len(shares) - 1 else None) for at, share in enumerate(shares)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; runs in a worker."""
-        if not isinstance(partition, _Task):
-            raise TypeError("a partition of another source")
-        for part in _ranges(self._settings, self._password).read(partition.share):
-            yield from part.rows.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
-        if partition.marker is not None:
-            yield progress_row(partition.marker.end, partition.marker.end, partition.marker.newest)
+        return self._planned(Place.of(Offset(start["place"])), Place.of(Offset(end["place"])))
 
     def _log(self) -> KafkaReader | DebeziumReader:
-        return _reader(self._settings, self._password)
+        return _reader(*self._brokers)
 
 
 def spread(whole: Sequence[Range], tasks: int) -> list[list[Range]]:
@@ -185,4 +271,4 @@ def _ranges(settings: str, password: str) -> RangeReader:
     """Kept for the life of the worker: Spark uses it again for the next batch."""
     typed = _typed(settings, password)
     decoded = DebeziumDecoder(typed.placeholder) if isinstance(typed, DebeziumSettings) else envelopes
-    return RangeReader(_cluster(settings, password), decoded)
+    return RangeReader(_cluster(settings, password), decoded, ahead=True)
