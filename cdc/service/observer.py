@@ -18,13 +18,14 @@ from cdc.errors import LogError, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from cdc.service import status
-from cdc.service.health import Reason, has_reached, reasons
+from cdc.service.health import SILENT_AFTER, Reason, has_reached, reasons
 from cdc.service.lag import NO_LAG, Lag, Lags, Moment
 from cdc.service.outlook import Outlook
 from cdc.service.reached import Positions, open_log
 
 _EVERY = 1.0
 _HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond
+_HANGS = "Look at the log's server, or at the disk of the state folder."
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +62,9 @@ class Seen:
 
     def reasons(self, sinks: Sequence[str]) -> list[Reason]:
         """Why the pipeline is not ready, judged now: what was seen long ago counts as silence."""
+        old = time.time() - self.at
+        if self.at and old > SILENT_AFTER:  # a look never takes that long, unless what it looks at hangs
+            return [Reason("log", f"has not answered for {old:.0f} s; what is shown is as old", _HANGS)]
         found = reasons(self.capture, self.apply, tuple(sinks), datetime.now(UTC))
         if self.trouble:
             found.append(Reason("log", self.trouble))

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ from cdc.model import LOG_SCHEMA, Entry, Lsn, format_lsn
 from cdc.service import status
 from cdc.service.http import Server
 from cdc.service.http_guard import guard
+from cdc.service.observer import Seen
 from cdc.service.reached import Positions
 from deploy.local import ports
 from tests.fix_processes import wait_until
@@ -180,6 +182,14 @@ def test_a_log_that_hangs_delays_neither_life_nor_metrics(
         assert time.monotonic() - before < 10
     finally:
         hung.set()
+
+
+def test_a_look_that_is_old_blames_the_log_and_not_the_parts() -> None:
+    now = datetime.now(UTC)
+    capture, apply = ({"state": state, "at": now.isoformat()} for state in ("streaming", "running"))
+    assert Seen(now.timestamp() - 5, capture, apply).reasons(()) == []
+    blamed = Seen(now.timestamp() - 60, capture, apply).reasons(())
+    assert [(reason.part, "has not answered for 6" in reason.message) for reason in blamed] == [("log", True)]
 
 
 def test_another_address_than_loopback_needs_a_token(settings_of: MakeSettings) -> None:
