@@ -14,6 +14,7 @@ from cdc.config import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
 from cdc.log.kafka_between import ranges
 from cdc.log.kafka_client import Cluster
+from cdc.log.kafka_door import greet
 from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import RangeReader
 from cdc.log.kafka_reader import KafkaReader
@@ -354,10 +355,13 @@ def test_readers_never_see_a_marker_before_all_of_its_rows(settings: KafkaSettin
     assert done == 410
 
 
-def test_a_cluster_that_is_not_there_is_named() -> None:
+def test_a_cluster_that_is_not_there_is_named_and_one_that_is_there_is_greeted(settings: KafkaSettings) -> None:
     nowhere = KafkaSettings(bootstrap="127.0.0.1:1", client={"socket.connection.setup.timeout.ms": "1000"})
     with pytest.raises(LogLost):
         Cluster(nowhere, patience=2).admin.names()
+    with pytest.raises(LogLost, match=r"127\.0\.0\.1:1\) did within 0\.5 s"):
+        greet(nowhere, 0.5)
+    greet(settings, 60)
 
 
 def test_a_log_that_is_too_large_loses_its_oldest_read_entries(settings: KafkaSettings, tmp_path: Path) -> None:
