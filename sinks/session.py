@@ -2,8 +2,10 @@
 
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,10 +71,19 @@ def spark_session(
     for name, value in {**_SETTINGS, **_closed(master), **conf, **own}.items():
         builder = builder.config(name, value)
     with _unseen(secrets, scratch):
-        session = builder.getOrCreate()
+        session = _without_handler(builder.getOrCreate)
     session.sparkContext.setLogLevel("ERROR")
     if learn and (jvm := session.sparkContext._jvm) is not None:
         note_classpath(archive, jvm.System.getProperty("java.class.path"))
+    return session
+
+
+def _without_handler(make: Callable[[], SparkSession]) -> SparkSession:
+    """Spark takes Ctrl-C for itself and answers with a traceback; whoever asked for the session keeps its own way."""
+    before = signal.getsignal(signal.SIGINT)
+    session = make()
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
     return session
 
 

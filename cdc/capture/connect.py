@@ -157,9 +157,12 @@ _REFUSALS = (
 def _unreachable(error: psycopg.Error, doing: str) -> SourceError:
     """libpq gives no SQLSTATE for a connection that never came to be: its text is all there is."""
     said = str(error).strip().splitlines()
-    last = next((line.strip() for line in reversed(said) if line.strip()), "no reason given")
+    lines = [line.strip() for line in said if line.strip() and "Is the server running" not in line]
+    last = lines[-1].rpartition(" failed: ")[2].removeprefix("FATAL:").strip() if lines else "no reason given"
     asked = error.pgconn is not None and error.pgconn.needs_password
     if asked or any(refusal in line for refusal in _REFUSALS for line in said):
         remedy = "Check source.user, source.password, source.sslmode and the server's pg_hba.conf."
+        if any("FATAL:  database " in line for line in said):
+            remedy = "Check source.database."
         return SourceRefused(f"{doing} failed: {last}.", remedy)
     return SourceLost(f"{doing} failed: {last}.", "Check that the server runs and can be reached from here.")

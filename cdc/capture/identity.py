@@ -42,6 +42,9 @@ def unfit(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
     unknown = [name for name in table.columns if name not in fact.columns]
     if unknown:
         return f"{fact.table} has no column {unknown[0]}.", "Correct source.tables.columns."
+    unknown = [name for name in table.mask if name not in fact.columns]
+    if unknown:  # a misspelt rule would let through what it is meant to hide
+        return f"{fact.table} has no column {unknown[0]} to mask.", "Correct source.tables.mask."
     uncovered = [name for name in fact.identity_columns if table.columns and name not in table.columns]
     if uncovered:
         return (

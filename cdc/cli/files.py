@@ -91,6 +91,11 @@ def _runnable(settings: Settings, config: Path) -> None:
 
     if not settings.source.tables:
         raise ConfigError(f"{config}: source.tables is empty; nothing would be captured.", "Name one: - public.orders")
+    hashed = [table.name for table in settings.source.tables if "hash" in table.mask.values()]
+    if hashed and not settings.source.mask_key:
+        raise ConfigError(
+            f"{config}: {hashed[0]} has a `hash` mask and source.mask_key is empty.", "Set source.mask_key."
+        )
     guard(settings.http)
 
 

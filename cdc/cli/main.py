@@ -26,7 +26,7 @@ from cdc.cli import (
     why,
 )
 from cdc.cli.screen import ERR, OUT, JsonOption, print_json
-from cdc.errors import MillraceError
+from cdc.errors import EnvironmentFault, MillraceError
 from cdc.service import lean
 
 app = typer.Typer(
@@ -87,11 +87,16 @@ def main() -> None:
         if error.remedy:
             ERR.print(error.remedy, markup=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        ERR.print(f"error: {where}{error.strerror or type(error).__name__}.", style="red", markup=False)
+        ERR.print("Check that path and who may use it; MILLRACE_DEBUG=1 shows where.", markup=False)
+        _traced()
+        sys.exit(EnvironmentFault.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if os.environ.get("MILLRACE_DEBUG"):
-            traceback.print_exc()
+        _traced()
         ERR.print(f"error: unexpected {type(error).__name__}; MILLRACE_DEBUG=1 shows where", style="red", markup=False)
         sys.exit(1)
 
@@ -100,6 +105,11 @@ def program() -> None:
     """`main` in a process of its own, which has no use for pandas: a sixth of the time that a start takes."""
     lean.do_without("pandas")
     main()
+
+
+def _traced() -> None:
+    if os.environ.get("MILLRACE_DEBUG"):
+        traceback.print_exc()
 
 
 if __name__ == "__main__":

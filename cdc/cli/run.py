@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,7 +34,25 @@ def run(
     """
     from cdc.service import daemon
 
-    sys.exit(daemon.run(config, log_format, log_level))
+    code = daemon.run(config, log_format, log_level)
+    if code:
+        _raise_last_word(config, code)
+    sys.exit(code)
+
+
+def _raise_last_word(config: Path, code: int) -> None:
+    """What ended the pipeline, once more, below everything that its parts said on their way out."""
+    from cdc.service import status as files
+    from cdc.service.health import nested
+    from cdc.service.part import settings_from
+
+    for part in ("capture", "apply"):
+        facts = files.read(settings_from(config).state, part)
+        said = nested(facts, "error")
+        if facts.get("state") == "failed" and said.get("message") and not said.get("transient"):
+            error = MillraceError(f"{part}: {said['message']}", str(said.get("remedy", "")))
+            error.exit_code = code
+            raise error
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
