@@ -155,6 +155,12 @@ class Rig:
             log.close()
             assert not following.thread.is_alive()
 
+    def follow(self, *statements: str) -> None:
+        """Run them, each in its own transaction, and have a reader bring them into the log."""
+        with self.following() as following:
+            self.database.execute(*statements)
+            following.reaches(self.now())
+
     # -- as a process of its own
 
     def start(self, fail: str = "", env: Mapping[str, str] | None = None) -> Program:

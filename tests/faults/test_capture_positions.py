@@ -27,9 +27,7 @@ def items(rig: Rig) -> Rig:
 
 
 def _write(rig: Rig, key: int) -> None:
-    with rig.following() as following:
-        rig.database.execute(f"insert into items values ({key}, 'x')")
-        following.reaches(rig.now())
+    rig.follow(f"insert into items values ({key}, 'x')")
 
 
 def _refusal(rig: Rig) -> SourceError:

@@ -14,9 +14,7 @@ def _captured(rig: Rig) -> None:
     """Some rows in the log, then a slot that is lost and changes that nobody saw."""
     rig.capture_tables(ITEMS, "insert into items select g, 'old' from generate_series(1, 20) g", snapshot="initial")
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute("update items set label = 'seen' where id < 5")
-        following.reaches(rig.now())
+    rig.follow("update items set label = 'seen' where id < 5")
     rig.database.execute(
         f"select pg_drop_replication_slot('{rig.source['slot']}')",
         "delete from items where id between 3 and 8",
@@ -37,9 +35,7 @@ def test_a_resync_after_a_lost_slot_restores_equality_with_deletes_made_in_the_g
     rig.wait_caught_up(program)
     assert program.terminate() == 0
     rig.assert_equal()
-    with rig.following() as following:
-        rig.database.execute("delete from items where id = 1")
-        following.reaches(rig.now())
+    rig.follow("delete from items where id = 1")
     rig.assert_equal()
 
 

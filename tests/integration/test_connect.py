@@ -43,9 +43,7 @@ def test_a_role_with_settings_of_its_own_still_sends_the_same_text(rig: Rig) -> 
     )
     try:
         rig.begin()
-        with rig.following() as following:
-            rig.database.execute("update items set id = 2")
-            following.reaches(rig.now())
+        rig.follow("update items set id = 2")
         read, _, written = rig.rows("public.items")
         assert read["after"].replace('"id":1', '"id":2') == written["after"]
         assert '"2026-01-31T08:00:00Z"' in read["after"] and '"2026-01-31"' in read["after"]
@@ -105,10 +103,8 @@ def test_certificates_decide_whether_a_server_is_spoken_to(
     rig.source.update(checked, host="localhost")
     rig.capture_tables("create table items (id int primary key, label text)")
     rig.begin()
-    with rig.following() as following:
-        # More than one TLS record, some of which end inside a message.
-        rig.database.execute("insert into items select g, repeat('x', g % 9000) from generate_series(1, 2000) g")
-        following.reaches(rig.now())
+    # More than one TLS record, some of which end inside a message.
+    rig.follow("insert into items select g, repeat('x', g % 9000) from generate_series(1, 2000) g")
     rig.assert_equal()
     authority.dress(server, "elsewhere.example.com")
     with pytest.raises(SourceRefused), connect(_source(server, **checked)):

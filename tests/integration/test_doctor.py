@@ -46,9 +46,7 @@ def modest(rig: Rig) -> Iterator[Rig]:
 def test_the_least_role_is_enough_and_nothing_is_found_wrong(modest: Rig) -> None:
     assert _failed(modest) == []
     modest.begin()
-    with modest.following() as following:
-        modest.database.execute("insert into items values (1, 'a')")
-        following.reaches(modest.now())
+    modest.follow("insert into items values (1, 'a')")
     modest.assert_equal()
 
 
@@ -138,9 +136,7 @@ def test_a_row_filter_over_the_key_is_published(rig: Rig) -> None:
     rig.capture_tables(ITEMS)
     rig.source["tables"] = [{"name": "public.items", "where": "id > 10", "snapshot": "never"}]
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute("insert into items values (1, 'out'), (11, 'in')")
-        following.reaches(rig.now())
+    rig.follow("insert into items values (1, 'out'), (11, 'in')")
     assert list(rig.folded("public.items")) == ['{"id":11}']
 
 
@@ -168,9 +164,7 @@ def test_a_publication_without_a_list_works_with_a_warning(rig: Rig, scope: str)
     assert _failed(rig) == []
     assert any(item.check == "publication" and item.verdict is Verdict.WARN for item in examine(rig.settings.source))
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute("insert into items values (1, 'a')")
-        following.reaches(rig.now())
+    rig.follow("insert into items values (1, 'a')")
     rig.assert_equal()
 
 
@@ -192,9 +186,7 @@ def test_odd_names_are_quoted_everywhere(rig: Rig) -> None:
     rig.source["publication"] = odd
     assert _failed(rig) == []
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(f"insert into {name} values (1, 'ü')")
-        following.reaches(rig.now())
+    rig.follow(f"insert into {name} values (1, 'ü')")
     rows = rig.rows()
     assert [json.loads(row["after"]) for row in rows] == [{odd: 1, "Größe": "ü"}]
 

@@ -15,13 +15,11 @@ def test_a_table_of_sixteen_hundred_columns_arrives_whole(rig: Rig) -> None:
     columns = ", ".join(f"c{number} smallint" for number in range(1599))
     rig.capture_tables(f"create table wide (id int primary key, {columns})")
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into wide (id, c0, c1598) select g, g, -g from generate_series(1, 50) g",
-            "update wide set c799 = id where id % 2 = 0",
-            "delete from wide where id = 7",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "insert into wide (id, c0, c1598) select g, g, -g from generate_series(1, 50) g",
+        "update wide set c799 = id where id % 2 = 0",
+        "delete from wide where id = 7",
+    )
     rows = rig.folded("public.wide")
     assert len(rows) == 49
     assert all(len(row) == 1600 for row in rows.values())
@@ -43,9 +41,7 @@ def test_identity_and_generated_columns_are_what_the_source_sends(rig: Rig) -> N
         " twice int generated always as (n * 2) stored)",
     )
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute("insert into items (n) values (5), (6)", "update items set n = 7 where n = 5")
-        following.reaches(rig.now())
+    rig.follow("insert into items (n) values (5), (6)", "update items set n = 7 where n = 5")
     found = [json.loads(row["after"]) for row in rig.rows("public.items")]
     assert found == [{"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 1, "n": 7}]
 

@@ -26,17 +26,15 @@ def test_nested_partitions_with_columns_in_another_order_are_one_table(rig: Rig)
         "alter table sales attach partition sales_south for values in ('south')",
     )
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into sales values (1, 'north', '2026-01-05', 1.50), (2, 'south', '2026-01-06', 2.50)",
-            "create table sales_north_2 (at date not null, amount numeric, id int not null, region text not null)",
-            "alter table sales_north attach partition sales_north_2 for values from ('2026-02-01') to ('2026-03-01')",
-            "insert into sales values (3, 'north', '2026-02-05', 3.50)",
-            "update sales set region = 'south' where id = 3",
-            "update sales set amount = amount * 2",
-            "delete from sales where id = 1",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "insert into sales values (1, 'north', '2026-01-05', 1.50), (2, 'south', '2026-01-06', 2.50)",
+        "create table sales_north_2 (at date not null, amount numeric, id int not null, region text not null)",
+        "alter table sales_north attach partition sales_north_2 for values from ('2026-02-01') to ('2026-03-01')",
+        "insert into sales values (3, 'north', '2026-02-05', 3.50)",
+        "update sales set region = 'south' where id = 3",
+        "update sales set amount = amount * 2",
+        "delete from sales where id = 1",
+    )
     assert {row["table"] for row in rig.rows()} == {"public.sales"}
     rig.assert_equal()
 
@@ -44,13 +42,11 @@ def test_nested_partitions_with_columns_in_another_order_are_one_table(rig: Rig)
 def test_a_truncate_of_the_root_empties_the_whole_table(rig: Rig) -> None:
     rig.capture_tables(*EVENTS)
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into events values (1, '2026-01-05', 'a'), (2, '2026-02-05', 'b')",
-            "truncate events",
-            "insert into events values (3, '2026-02-06', 'c')",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "insert into events values (1, '2026-01-05', 'a'), (2, '2026-02-05', 'b')",
+        "truncate events",
+        "insert into events values (3, '2026-02-06', 'c')",
+    )
     assert [row["op"] for row in rig.rows("public.events")].count("t") == 1
     rig.assert_equal()
 

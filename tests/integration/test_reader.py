@@ -29,14 +29,12 @@ def items(rig: Rig) -> Rig:
 
 
 def test_every_kind_of_change_is_in_the_log_once_and_folds_to_the_source(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "insert into items select g, 'l' || g, g / 7.0, 'x' from generate_series(1, 500) g",
-            "update items set label = 'changed' where id % 3 = 0",
-            "delete from items where id % 5 = 0",
-            "update items set id = id + 10000 where id % 7 = 0",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "insert into items select g, 'l' || g, g / 7.0, 'x' from generate_series(1, 500) g",
+        "update items set label = 'changed' where id % 3 = 0",
+        "delete from items where id % 5 = 0",
+        "update items set id = id + 10000 where id % 7 = 0",
+    )
     items.assert_equal()
     items.assert_once_in_order()
 
@@ -53,49 +51,41 @@ def test_a_reader_that_starts_late_finds_everything_committed_meanwhile(items: R
 
 
 def test_a_rolled_back_transaction_and_savepoint_leave_nothing(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "begin; insert into items values (1, 'kept'); savepoint a; insert into items values (2, 'gone');"
-            " rollback to a; insert into items values (3, 'kept'); commit",
-            "begin; insert into items values (4, 'gone'); rollback",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "begin; insert into items values (1, 'kept'); savepoint a; insert into items values (2, 'gone');"
+        " rollback to a; insert into items values (3, 'kept'); commit",
+        "begin; insert into items values (4, 'gone'); rollback",
+    )
     assert sorted(items.folded("public.items")) == ['{"id":1}', '{"id":3}']
     assert len(items.rows("public.items")) == 2
 
 
 def test_an_update_keeps_the_large_column_it_did_not_send(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "alter table items alter big set storage external",
-            "insert into items values (1, 'a', 1, repeat('y', 10000))",
-            "update items set label = 'b'",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "alter table items alter big set storage external",
+        "insert into items values (1, 'a', 1, repeat('y', 10000))",
+        "update items set label = 'b'",
+    )
     last = items.rows("public.items")[-1]
     assert last["unchanged"] == ["big"]
     items.assert_equal()
 
 
 def test_insert_delete_insert_of_one_key_ends_with_the_last(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "begin; insert into items values (1, 'a'); delete from items; insert into items values (1, 'b');"
-            " delete from items; insert into items values (1, 'c'); commit"
-        )
-        following.reaches(items.now())
+    items.follow(
+        "begin; insert into items values (1, 'a'); delete from items; insert into items values (1, 'b');"
+        " delete from items; insert into items values (1, 'c'); commit"
+    )
     items.assert_equal()
     assert [row["op"] for row in items.rows("public.items")] == ["c", "d", "c", "d", "c"]
 
 
 def test_keys_swapped_inside_a_transaction_end_up_swapped(items: Rig) -> None:
     items.database.execute("insert into items values (1, 'one'), (2, 'two')")
-    with items.following() as following:
-        items.database.execute(
-            "begin; update items set id = 3 where id = 1; update items set id = 1 where id = 2;"
-            " update items set id = 2 where id = 3; commit"
-        )
-        following.reaches(items.now())
+    items.follow(
+        "begin; update items set id = 3 where id = 1; update items set id = 1 where id = 2;"
+        " update items set id = 2 where id = 3; commit"
+    )
     items.assert_equal()
 
 
@@ -232,11 +222,7 @@ def test_truncate_of_several_tables_is_one_change_of_each(rig: Rig) -> None:
         "insert into b values (1, 1)",
     )
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into a values (3)", "truncate a restart identity cascade", "insert into a values (4)"
-        )
-        following.reaches(rig.now())
+    rig.follow("insert into a values (3)", "truncate a restart identity cascade", "insert into a values (4)")
     assert [row["table"] for row in rig.rows() if row["op"] == Op.TRUNCATE] == ["public.a", "public.b"]
     assert list(rig.folded("public.a")) == ['{"id":4}']
 
@@ -247,15 +233,13 @@ def test_partitions_arrive_as_their_root_also_when_attached_later(rig: Rig) -> N
         "create table events_1 partition of events for values from ('2026-01-01') to ('2026-02-01')",
     )
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into events values (1, '2026-01-05', 'a')",
-            "create table events_2 (what text, at date not null, id int not null, primary key (id, at))",
-            "alter table events attach partition events_2 for values from ('2026-02-01') to ('2026-03-01')",
-            "insert into events values (2, '2026-02-05', 'b')",
-            "update events set at = '2026-02-06' where id = 1",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "insert into events values (1, '2026-01-05', 'a')",
+        "create table events_2 (what text, at date not null, id int not null, primary key (id, at))",
+        "alter table events attach partition events_2 for values from ('2026-02-01') to ('2026-03-01')",
+        "insert into events values (2, '2026-02-05', 'b')",
+        "update events set at = '2026-02-06' where id = 1",
+    )
     assert {row["table"] for row in rig.rows()} == {"public.events"}
     rig.assert_equal()
 
@@ -276,16 +260,14 @@ def test_prepared_transactions_appear_only_when_committed(private_rig: MakeRig) 
 
 
 def test_schema_changes_inside_a_transaction_decode_each_row_with_its_own_columns(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "begin; insert into items (id, label) values (1, 'before');"
-            " alter table items add column extra text default 'added';"
-            " insert into items (id, label) values (2, 'between');"
-            " alter table items drop column label; alter table items rename extra to other;"
-            " insert into items (id, other) values (3, 'after'); commit",
-            "update items set amount = 5 where id = 1",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "begin; insert into items (id, label) values (1, 'before');"
+        " alter table items add column extra text default 'added';"
+        " insert into items (id, label) values (2, 'between');"
+        " alter table items drop column label; alter table items rename extra to other;"
+        " insert into items (id, other) values (3, 'after'); commit",
+        "update items set amount = 5 where id = 1",
+    )
     rows = items.rows("public.items")
     assert '"label":"before"' in rows[0]["after"] and "extra" not in rows[0]["after"]
     assert '"extra":"added"' in rows[1]["after"]
@@ -294,43 +276,37 @@ def test_schema_changes_inside_a_transaction_decode_each_row_with_its_own_column
 
 
 def test_a_replica_identity_that_changes_at_run_time_is_honoured(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "insert into items values (1, 'a')",
-            "update items set label = 'b'",
-            "alter table items replica identity full",
-            "update items set label = 'c'",
-            "delete from items",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "insert into items values (1, 'a')",
+        "update items set label = 'b'",
+        "alter table items replica identity full",
+        "update items set label = 'c'",
+        "delete from items",
+    )
     rows = items.rows("public.items")
     assert [row["before"] is not None for row in rows] == [False, False, True, True]
     assert {row["key"] for row in rows} == {'{"id":1}'}
 
 
 def test_a_table_dropped_and_made_again_goes_on_under_its_name(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "insert into items values (1, 'old')",
-            "begin; truncate items; drop table items; create table items (id bigint primary key, note jsonb);"
-            f" alter publication {items.settings.source.publication} add table items; commit",
-            "insert into items values (1, '{\"new\": true}')",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "insert into items values (1, 'old')",
+        "begin; truncate items; drop table items; create table items (id bigint primary key, note jsonb);"
+        f" alter publication {items.settings.source.publication} add table items; commit",
+        "insert into items values (1, '{\"new\": true}')",
+    )
     items.assert_equal()
 
 
 def test_views_and_unlogged_tables_beside_do_not_disturb(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "create view v as select * from items",
-            "create materialized view m as select * from items",
-            "create unlogged table u (id int)",
-            "insert into u values (1)",
-            "insert into items values (1, 'a')",
-            "refresh materialized view m",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "create view v as select * from items",
+        "create materialized view m as select * from items",
+        "create unlogged table u (id int)",
+        "insert into u values (1)",
+        "insert into items values (1, 'a')",
+        "refresh materialized view m",
+    )
     assert {row["table"] for row in items.rows()} == {"public.items"}
 
 
@@ -382,14 +358,12 @@ def test_masked_columns_never_reach_the_log(rig: Rig) -> None:
     rig.source["tables"] = [{"name": "public.people", "mask": {"name": "drop", "mail": "hash", "card": "mask"}}]
     rig.source["mask_key"] = "secret key"
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "alter table people replica identity full",
-            "insert into people values (1, 'MARKER-n', 'MARKER-m', 'MARKER-c')",
-            "update people set id = 2",
-            "delete from people",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "alter table people replica identity full",
+        "insert into people values (1, 'MARKER-n', 'MARKER-m', 'MARKER-c')",
+        "update people set id = 2",
+        "delete from people",
+    )
     assert len(rig.rows("public.people")) == 4
     assert "MARKER" not in str(rig.rows())
     assert all(b"MARKER" not in path.read_bytes() for path in rig.state.rglob("*") if path.is_file())
@@ -423,17 +397,15 @@ def test_types_origins_and_messages_of_others_pass_by(rig: Rig) -> None:
         "create table items (id int primary key, mood mood, moods mood[], size positive)",
     )
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "select pg_replication_origin_create('elsewhere')",
-            "select pg_replication_origin_session_setup('elsewhere');"
-            " insert into items values (1, 'good', '{good,bad}', 5)",
-            "alter type mood add value 'odd'",
-            "insert into items values (2, 'odd', '{odd}', 6)",
-            "select pg_replication_origin_session_reset()",
-            "select pg_replication_origin_drop('elsewhere')",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "select pg_replication_origin_create('elsewhere')",
+        "select pg_replication_origin_session_setup('elsewhere');"
+        " insert into items values (1, 'good', '{good,bad}', 5)",
+        "alter type mood add value 'odd'",
+        "insert into items values (2, 'odd', '{odd}', 6)",
+        "select pg_replication_origin_session_reset()",
+        "select pg_replication_origin_drop('elsewhere')",
+    )
     rig.assert_equal()
 
 
@@ -452,15 +424,13 @@ def test_every_replica_identity_folds_to_the_source(rig: Rig, identity: str, key
         f"alter table items replica identity {identity}",
     )
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into items select g, 'c' || g, 'a' from generate_series(1, 20) g",
-            "update items set label = 'b' where id > 10",
-            "update items set code = 'd' || id where id > 15",
-            "update items set id = id + 100 where id < 5",
-            "delete from items where id = 7",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "insert into items select g, 'c' || g, 'a' from generate_series(1, 20) g",
+        "update items set label = 'b' where id > 10",
+        "update items set code = 'd' || id where id > 15",
+        "update items set id = id + 100 where id < 5",
+        "delete from items where id = 7",
+    )
     rig.assert_equal()
     assert {tuple(json.loads(row["key"])) for row in rig.rows()} == {tuple(keys)}
 
@@ -468,13 +438,11 @@ def test_every_replica_identity_folds_to_the_source(rig: Rig, identity: str, key
 def test_a_table_without_a_key_under_full_identity_is_its_own_key(rig: Rig) -> None:
     rig.capture_tables("create table items (a int, b text)", "alter table items replica identity full")
     rig.begin()
-    with rig.following() as following:
-        rig.database.execute(
-            "insert into items values (1, 'x'), (2, 'y'), (3, null)",
-            "update items set b = 'z' where a = 2",
-            "delete from items where a = 1",
-        )
-        following.reaches(rig.now())
+    rig.follow(
+        "insert into items values (1, 'x'), (2, 'y'), (3, null)",
+        "update items set b = 'z' where a = 2",
+        "delete from items where a = 1",
+    )
     rig.assert_equal()
 
 
@@ -498,9 +466,7 @@ def encoded(postgres_server: PostgresServer, make_rig: Callable[[Database], Rig]
 
 def test_a_database_in_another_encoding_arrives_as_utf8(encoded: Callable[[str], Rig]) -> None:
     rig = encoded("LATIN1")
-    with rig.following() as following:
-        rig.database.execute("insert into items values (1, U&'caf\\00e9')")
-        following.reaches(rig.now())
+    rig.follow("insert into items values (1, U&'caf\\00e9')")
     assert json.loads(rig.rows()[0]["after"])["label"] == "café"
 
 
@@ -518,13 +484,11 @@ def test_bytes_that_are_no_text_in_any_encoding_are_a_clear_error(encoded: Calla
 
 
 def test_a_row_of_sixty_megabytes_arrives_whole_beside_small_ones(items: Rig) -> None:
-    with items.following() as following:
-        items.database.execute(
-            "insert into items values (1, 'small')",
-            "insert into items values (2, 'large', 1, repeat('0123456789', 6000000))",
-            "insert into items values (3, 'small')",
-        )
-        following.reaches(items.now())
+    items.follow(
+        "insert into items values (1, 'small')",
+        "insert into items values (2, 'large', 1, repeat('0123456789', 6000000))",
+        "insert into items values (3, 'small')",
+    )
     rows = items.rows("public.items")
     assert [len(row["after"]) > 60_000_000 for row in rows] == [False, True, False]
     assert json.loads(rows[1]["after"])["big"] == "0123456789" * 6_000_000
