@@ -117,7 +117,8 @@ def _print(facts: Mapping[str, Any]) -> None:
         if isinstance(part, Mapping) and part.get("restarts"):
             OUT.print(f"{name}: started again {part['restarts']} time(s), last: {part.get('last_exit')}", markup=False)
     for item in facts["reasons"]:
-        OUT.print(f"! {item['part']}: {item['message']} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
+        said = item["message"] if item["message"].endswith((".", ":", "?", "!")) else f"{item['message']}."
+        OUT.print(f"! {item['part']}: {said} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
 
 
 def wait(

@@ -116,10 +116,12 @@ function drawFlow(flow) {
     make("div", { class: "stores" }, ...flow.sinks.map(storeBox)));
 }
 
-function drawReasons(reasons) {
+function drawReasons(reasons, sinks) {
   $("reasons").replaceChildren(...reasons.map((reason) =>
-    make("li", {}, make("strong", {}, reason.part), `: ${reason.message} ${reason.remedy || ""}`)));
-  say(reasons.length ? "Not ready" : "Everything works", reasons.length ? "bad" : "good");
+    make("li", {}, make("strong", {}, reason.part), `: ${reason.message.replace(/[^.:?!]$/, "$&.")} ${reason.remedy || ""}`)));
+  const late = sinks.filter((sink) => sink.lag_seconds > 60).map((sink) => `${sink.name} is ${duration(sink.lag_seconds)} behind`);
+  if (reasons.length) say("Not ready", "bad");
+  else say(["Everything works", ...late].join("; "), late.length ? "slow" : "good");
 }
 
 function say(text, kind) {
@@ -138,7 +140,8 @@ function drawProgress(flow) {
   }
   for (const job of flow.backfills) {
     const rows = job.rows || 0, estimate = job.estimate || 0;
-    lines.push(bar(`Backfill ${job.id || ""} of ${job.table || (job.tables || []).join(", ")}: ${job.state || ""}, ${number(rows)} rows`, rows, estimate));
+    const [value, most] = job.state === "done" ? [1, 1] : [rows, estimate];
+    lines.push(bar(`Backfill ${job.id || ""} of ${job.table || (job.tables || []).join(", ")}: ${job.state || ""}, ${number(rows)} rows`, value, most));
   }
   $("progress").hidden = !lines.length;
   $("progress-list").replaceChildren(...lines);
@@ -248,7 +251,7 @@ async function refresh() {
     const [ready, flow, history, letters] = await Promise.all([ask("readyz"), ask("v1/flow"), ask("v1/history"), ask("v1/dead-letters")]);
     $("token").hidden = true;
     $("main").hidden = false;
-    drawReasons(ready.body.reasons);
+    drawReasons(ready.body.reasons, flow.body.sinks);
     drawFlow(flow.body);
     drawProgress(flow.body);
     drawTables(flow.body);

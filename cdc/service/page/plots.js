@@ -66,7 +66,7 @@ function drawPlots(history) {
   plot("plot-rate", perSink(rate));
   plot("plot-slow", perSink((sample, at) => at < 0 ? null : sample.slow[at]));
   plot("plot-lag", perSink((sample, at) => at < 0 ? null : sample.seconds[at]));
-  plot("plot-slot", [{ name: "slot", colour: COLOURS[0], points: samples.map((sample) => [sample.time, sample.slot_bytes / 1e6]) }]);
+  plot("plot-slot", [{ name: "slot", colour: "var(--quiet)", points: samples.map((sample) => [sample.time, sample.slot_bytes / 1e6]) }]);
   const legend = document.getElementById("legend");
   legend.replaceChildren(...history.sinks.map((name, at) => {
     const entry = document.createElement("span");
