@@ -7,6 +7,7 @@ TRY_AGAIN when a fresh start may help: that is all its supervisor needs to know.
 import argparse
 import ctypes
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ TRY_AGAIN = 75
 LOG_SECONDS = 5.0
 """For the log's server to answer: a person waits no longer, and a part that begins says soon what it lacks and is
 started again."""
+SUPERVISOR = "MILLRACE_SUPERVISOR"
+"""The variable that tells a part the pid of the process that started it."""
 _PR_SET_PDEATHSIG = 1
 News = Callable[[], Settings | None]
 """The settings of a pipeline file that changed and is to be read again; None most of the time."""
@@ -59,8 +62,13 @@ def _secrets(value: object) -> Iterator[Secret]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel stop this process when the one that started it ends, even by kill -9."""
+    """Have the kernel stop this process when the one that started it ends, even by kill -9.
+
+    The trap: the kernel says nothing of a parent that had ended before it was asked, while Python was still starting.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.environ.get(SUPERVISOR, str(os.getppid())) != str(os.getppid()):
+        raise SystemExit(TRY_AGAIN)
 
 
 def main(part: str, run: Run) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cdc.errors import EnvironmentFault
 from cdc.service.budgets import resident_bytes
+from cdc.service.part import SUPERVISOR
 from cdc.service.restarts import Attempts, is_final
 
 CAPTURE_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
@@ -46,7 +47,8 @@ class Part:
 
     def start(self) -> None:
         """Start it now."""
-        self.process = subprocess.Popen(self.command, env={**os.environ, **self.environment})
+        own = {**self.environment, SUPERVISOR: str(os.getpid())}
+        self.process = subprocess.Popen(self.command, env={**os.environ, **own})
         self.started, self.started_at = time.monotonic(), datetime.now(UTC).isoformat()
         _log.info("%s started, pid %d", self.name, self.process.pid)
 

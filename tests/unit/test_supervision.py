@@ -1,5 +1,6 @@
 """Parts are started again where that can help, and health never lies by silence."""
 
+import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
@@ -50,6 +51,31 @@ def test_a_killed_part_comes_back(tmp_path: Path) -> None:
     stop.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_part_whose_supervisor_died_while_it_was_starting_ends_too(tmp_path: Path) -> None:
+    mark, gate = tmp_path / "pid", tmp_path / "gate"
+    late = f"""
+import os, pathlib, time
+from cdc.service.part import end_with_parent
+pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))
+while not pathlib.Path({str(gate)!r}).exists():
+    time.sleep(0.01)
+end_with_parent()
+time.sleep(600)
+"""
+    supervisor = f"""
+import pathlib, sys
+from cdc.service.supervisor import Part
+Part("late", [sys.executable, "-c", {late!r}]).start()
+while not pathlib.Path({str(mark)!r}).exists() or not pathlib.Path({str(mark)!r}).read_text():
+    pass
+"""
+    subprocess.run(python(supervisor), check=True)
+    part = Path("/proc") / mark.read_text()
+    assert part.exists()
+    gate.touch()
+    wait_until(lambda: not part.exists(), 20, "no orphan")
 
 
 def test_a_final_error_stops_the_others_and_gives_its_code() -> None:
