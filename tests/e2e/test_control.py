@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 import yaml
@@ -15,6 +18,8 @@ from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database, LocalServer
 
 pytestmark = pytest.mark.spark
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+_MONITORING = ("grafana/millrace.json", "prometheus/alerts.yml")
 
 
 @pytest.fixture
@@ -49,6 +54,7 @@ def test_a_paused_sink_a_paused_table_and_a_sink_that_gave_up_stand_still_and_th
     pipeline.reopen()
     daemon = pipeline.start()
     pipeline.settle()
+    sampled = _sampled(pipeline)
     store = redis.Redis.from_url(redis_url, decode_responses=True)
     said(millrace("pause", "opensearch"))
     said(millrace("pause", "public.users"))
@@ -78,11 +84,13 @@ def test_a_paused_sink_a_paused_table_and_a_sink_that_gave_up_stand_still_and_th
     _stops_for_good_and_goes_on(pipeline, millrace, redis_server)
     pipeline.assert_equal()
     _why_tells_what_each_store_holds(millrace)
+    _dashboard_and_alerts_find_what_they_ask_for(pipeline, sampled)
     assert daemon.terminate(60) == 0
 
 
 def _gives_up_soon(facts: dict[str, Any]) -> None:
     redis = next(sink for sink in facts["sinks"] if sink["kind"] == "redis")
+    facts["source"]["wal_room_gb"] = 1
     redis["retry"] = {"attempts": 3, "first_seconds": 0.1, "then": "stop"}
 
 
@@ -103,6 +111,17 @@ def _stops_for_good_and_goes_on(pipeline: Pipeline, millrace: Callable[..., Prog
         said(millrace(command, "redis"))
         wait_until(lambda: state_of(pipeline, "redis").get("state") in ("paused", "running"), 60)
     pipeline.settle()
+
+
+def _dashboard_and_alerts_find_what_they_ask_for(pipeline: Pipeline, before: set[str]) -> None:
+    """Every name is answered by a real daemon, with a sample and not only a heading; a snapshot while it is known."""
+    asked = set(re.findall(r"\bmillrace_\w+", "".join((_DEPLOY / path).read_text() for path in _MONITORING)))
+    assert asked - before - _sampled(pipeline) == set()
+
+
+def _sampled(pipeline: Pipeline) -> set[str]:
+    answer = httpx.get(f"http://127.0.0.1:{pipeline.settings.http.port}/metrics", trust_env=False).raise_for_status()
+    return set(re.findall(r"^(millrace_\w+)[{ ]", answer.text, re.MULTILINE))
 
 
 def _why_tells_what_each_store_holds(millrace: Callable[..., Program]) -> None:
