@@ -95,9 +95,18 @@ class Program:
 
     def end(self) -> None:
         """For clean-up: kill it and whatever is left of its own session."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        for pid in _session(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._child.wait(30)
+
+
+def _session(leader: int) -> Iterator[int]:
+    """The processes of a session, whatever their groups."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(folder.name)) == leader:
+                yield int(folder.name)
 
 
 class RunProgram(Protocol):

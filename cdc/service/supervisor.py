@@ -48,7 +48,8 @@ class Part:
     def start(self) -> None:
         """Start it now."""
         own = {**self.environment, SUPERVISOR: str(os.getpid())}
-        self.process = subprocess.Popen(self.command, env={**os.environ, **own})
+        # A group of its own: Ctrl-C in a terminal is for the supervisor, and would hit Spark's workers in a batch.
+        self.process = subprocess.Popen(self.command, env={**os.environ, **own}, process_group=0)
         self.started, self.started_at = time.monotonic(), datetime.now(UTC).isoformat()
         _log.info("%s started, pid %d", self.name, self.process.pid)
 

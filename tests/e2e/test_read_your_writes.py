@@ -135,10 +135,11 @@ def test_the_documented_example_reads_what_it_wrote_and_a_store_that_does_not_fo
     (example,) = re.findall(r"```python\n(.*?)```", _DOCS.read_text(encoding="utf-8"), re.DOTALL)
     url = next(sink.url for sink in running.settings.sinks if sink.kind == "redis")  # type: ignore[attr-defined]
     client = redis.Redis.from_url(url)
-    monkeypatch.setattr(redis, "Redis", lambda: client)
     dsn = running.database.server.dsn(running.database.name)
     placed = example.replace("http://127.0.0.1:8080", address(running)).replace("dbname=shop", dsn)
-    exec(compile(placed, "docs/http.md", "exec"), {})
+    with monkeypatch.context() as patched:
+        patched.setattr(redis, "Redis", lambda: client)
+        exec(compile(placed, "docs/http.md", "exec"), {})
     assert "new@example.org" in capsys.readouterr().out
     _refuse_what_would_be_stale(running)
 
