@@ -42,6 +42,19 @@ _SETTINGS = {
 # C1 alone: half the CPU for a driver's first minutes of small batches, but a warm fold of a million rows costs 2.8 s
 # of CPU instead of 1.9. A driver that folds much for long is better with -XX:TieredStopAtLevel=4 in its conf.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseParallelGC")
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.console.type = Console
+appender.console.name = stderr
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} spark    %-7p %c{1}: %m%n%ex
+logger.shell.name = org.apache.spark.repl.Main
+logger.shell.level = error
+"""
+"""Also while Spark starts: by default it tells of the machine's name, of native code and of its settings. Its shell's
+level is asked too, though there is no shell: were it another one, Spark would set that and say so."""
 
 
 def spark_session(
@@ -119,7 +132,10 @@ def _property(text: str) -> str:
 
 def _own(classpath: str, flags: Sequence[str], scratch: Path, more: str) -> dict[str, str]:
     """What a pipeline's own settings must not replace. Quoted: a folder's name may hold a space."""
-    ours = (*flags, f"-Dderby.system.home={scratch}", f"-Djava.io.tmpdir={scratch}")
+    logging = scratch / "log4j2.properties"
+    logging.write_text(_LOGGING, encoding="utf-8")
+    places = {"derby.system.home": scratch, "java.io.tmpdir": scratch, "log4j2.configurationFile": logging}
+    ours = (*flags, *(f"-D{name}={place}" for name, place in places.items()))
     return {
         "spark.driver.extraClassPath": classpath,
         _OPTIONS: " ".join([*(f'"{flag}"' for flag in ours), more]).rstrip(),

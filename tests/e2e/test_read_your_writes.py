@@ -2,7 +2,9 @@
 hundred slow clients hold connections to the endpoint."""
 
 import json
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -42,7 +44,9 @@ def running(pipeline: Pipeline) -> Iterator[Pipeline]:
     daemon = pipeline.start()
     pipeline.settle()
     yield pipeline
-    assert daemon.terminate(60) == 0
+    os.killpg(daemon.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+    assert daemon.wait(60) == 0
+    assert "Traceback" not in daemon.said()
 
 
 def address(pipeline: Pipeline) -> str:

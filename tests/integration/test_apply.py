@@ -63,6 +63,7 @@ def test_a_dead_store_does_not_stop_the_others_nor_does_a_huge_transaction_and_s
     assert {item.name: item.reached for item in filled_log.reader.consumers()} == {"redis": huge, "dead": 0}
     assert program.terminate() == 0
     assert status.read(state_dir, "apply")["state"] == "stopped"
+    assert " WARN " not in program.said(), "Spark tells of itself"
 
 
 def test_a_kill_anywhere_in_a_batch_repeats_it_without_effect(
