@@ -50,11 +50,11 @@ appender.console.name = stderr
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} spark    %-7p %c{1}: %m%n%ex
-logger.shell.name = org.apache.spark.repl.Main
-logger.shell.level = error
+logger.spark.name = org.apache.spark
+logger.spark.level = error
 """
-"""Also while Spark starts: by default it tells of the machine's name, of native code and of its settings. Its shell's
-level is asked too, though there is no shell: were it another one, Spark would set that and say so."""
+"""Also while Spark starts: by default it tells of the machine's name, of native code and of its settings. A level that
+Spark does not find for itself, beside the root's, is set to WARN and announced."""
 
 
 def spark_session(
