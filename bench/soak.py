@@ -216,7 +216,7 @@ class Soak:
 
     def _faults(self, settings: Settings, positions: Positions, chance: random.Random) -> None:
         order = _Order(chance, self.kinds)
-        while time.monotonic() - self.began < self.minutes * 60:
+        while time.monotonic() - self.began < self.minutes * 60 or not self._had_all():
             time.sleep(chance.uniform(0.5, 8))
             self.look(settings)
             kinds = [next(order) for _ in range(chance.choice((1, 1, 1, 2)))]
@@ -229,6 +229,10 @@ class Soak:
                 fault.recovery_seconds = took
             self.say(f"{done[0].at:7.1f} s  {', '.join(kinds)}: recovered in {took} s")
             self.look(settings)
+
+    def _had_all(self) -> bool:
+        """Whether every kind of fault has struck: on a slow machine a short run would miss some."""
+        return set(self.kinds) <= {fault.kind for fault in self.faults}
 
     def _judged(self, settings: Settings, committed: int, seconds: float, trouble: str) -> dict[str, Any]:
         found = [] if trouble else [one.facts() for one in differences(settings, (), (), 120)]

@@ -33,6 +33,9 @@ _SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Whoever reads a batch back from disk holds every object since the last reset: with the default of 100 that is
+    # 400 MB of a huge transaction, more than a small driver has.
+    "spark.serializer.objectStreamReset": "1",
     # Hadoop's own local file system forks a chmod for every file: 40 ms instead of 2 for each commit of a micro-batch
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (

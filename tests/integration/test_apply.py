@@ -54,7 +54,12 @@ def test_a_dead_store_does_not_stop_the_others_nor_does_a_huge_transaction_and_s
     filled_log.append([row(1, 20, "two"), row(2, 21, "other")])
     wait_until(lambda: json.loads(client.get("public.items:1") or b"{}").get("label") == "two", 30)
     huge = filled_log.append([row(key, 30, "x" * 50_000) for key in range(3, 6003)])  # 300 MB
-    wait_until(lambda: said(state_dir, "redis").get("changes") == {"public.items": 6003}, 400, "a huge transaction")
+
+    def applied() -> bool:
+        assert program.running(), program.said()[-4000:]
+        return bool(said(state_dir, "redis").get("changes") == {"public.items": 6003})
+
+    wait_until(applied, 120, "a huge transaction")
     wait_until(lambda: {item.name: item.reached for item in filled_log.reader.consumers()}["redis"] == huge, 30)
     assert said(state_dir, "redis")["state"] == "running"
     assert said(state_dir, "redis")["facts"] == {"eviction policy": "noeviction"}
