@@ -65,7 +65,7 @@ def _text(path: Path) -> str:
 
 def _parsed(path: Path, text: str) -> object:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader that refuses more
+        return _Loader(text).get_single_data()
     except _Twice as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(f"{path}, line {line}: {error.problem}.", "Keep one of the two.") from None

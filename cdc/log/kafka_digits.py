@@ -22,7 +22,7 @@ def padded(numbers: Numbers, width: int) -> Texts:
         return np.empty(0, f"V{width}")
     least, most = int(numbers.min()), int(numbers.max())
     if most - least < len(numbers):
-        return _each(np.arange(least, most + 1), width)[numbers - least]
+        return _each(least + np.arange(most - least + 1, dtype=np.int64), width)[numbers - least]
     first = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
     if 2 * len(first) < len(numbers):
         return np.repeat(_each(numbers[first], width), np.diff(first, append=len(numbers)))
