@@ -88,14 +88,11 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 def _runnable(settings: Settings, config: Path) -> None:
     """What `run` would refuse at once, beyond what the file itself can say."""
     from cdc.service.http_guard import guard
+    from snapshots.rows import masking_of
 
     if not settings.source.tables:
         raise ConfigError(f"{config}: source.tables is empty; nothing would be captured.", "Name one: - public.orders")
-    hashed = [table.name for table in settings.source.tables if "hash" in table.mask.values()]
-    if hashed and not settings.source.mask_key:
-        raise ConfigError(
-            f"{config}: {hashed[0]} has a `hash` mask and source.mask_key is empty.", "Set source.mask_key."
-        )
+    masking_of(settings.source)  # raises where a hash has no key
     guard(settings.http)
 
 

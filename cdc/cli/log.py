@@ -213,11 +213,10 @@ def _print_rows(piece: Slice) -> None:
 
 
 def _print_entries(found: list[dict[str, object]]) -> None:
-    rows = [
-        [
-            ", ".join(map(str, cell)) if isinstance(cell, list) else "" if cell is None else cell
-            for cell in item.values()
-        ]
-        for item in found
-    ]
-    print_table(_HEADINGS, rows)
+    print_table(_HEADINGS, [[_cell(value) for value in item.values()] for item in found])
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else value

@@ -46,8 +46,9 @@ def _raise_last_word(config: Path, code: int) -> None:
     from cdc.service.health import nested
     from cdc.service.part import settings_from
 
+    state = settings_from(config).state
     for part in ("capture", "apply"):
-        facts = files.read(settings_from(config).state, part)
+        facts = files.read(state, part)
         said = nested(facts, "error")
         if facts.get("state") == "failed" and said.get("message") and not said.get("transient"):
             error = MillraceError(f"{part}: {said['message']}", str(said.get("remedy", "")))

@@ -6,7 +6,7 @@ The only file that knows librdkafka's error codes; questions about the cluster a
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -126,21 +126,25 @@ def _producer(settings: KafkaConnectionSettings, **options: Option) -> Producer:
         return Producer({**settings.options(), **options, **firm}, logger=_quiet)
 
 
-def _knock(settings: KafkaConnectionSettings, patience: float) -> None:
-    """Raise LogError if the brokers do not let us in, or are not who they should be. A plain door is open."""
-    if settings.security == "plaintext":
-        return
+def admitted(settings: KafkaConnectionSettings, seconds: float) -> bool:
+    """Whether a broker let us in within that time. Raises LogError if one refuses us, or is not who it should be."""
     errors: list[KafkaError] = []
-    client = _producer(settings, error_cb=errors.append)
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        with suppress(KafkaException):
-            client.list_topics(timeout=1.0)
-            return
-        client.poll(0)
-        for error in errors:
-            if error.code() in _REFUSED:
-                raise in_our_words(error, "logging in")
+    deadline = time.monotonic() + seconds
+    with closing(_producer(settings, error_cb=errors.append)) as client:
+        while time.monotonic() < deadline:
+            with suppress(KafkaException):
+                client.list_topics(timeout=min(1.0, seconds))
+                return True
+            client.poll(0)
+            for refusal in (said for error in errors if not (said := in_our_words(error, "logging in")).transient):
+                raise refusal
+    return False
+
+
+def _knock(settings: KafkaConnectionSettings, patience: float) -> None:
+    """Raise LogError if the brokers do not let us in. A plain door is open; one that is silent is kafka-python's."""
+    if settings.security != "plaintext":
+        admitted(settings, patience)
 
 
 def introduce(producer: Producer, topic: Topic) -> None:

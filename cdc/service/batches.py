@@ -59,7 +59,7 @@ class Batches:
         with self._lock:
             if self._reached is None:
                 self._reached = self._position()
-                self._number = max((line.batch for line in _lines(self._paths)), default=0)
+                self._number = _newest(self._paths)
             self._number += 1
             line = {"batch": self._number, "after": format_lsn(self._reached), "reached": format_lsn(reached)}
             more = {"at": datetime.now(UTC).isoformat(), "held": sorted(map(str, held))}
@@ -106,10 +106,19 @@ def _append(paths: tuple[Path, Path], line: str) -> None:
         file.write(line)
 
 
+def _newest(paths: tuple[Path, Path]) -> int:
+    """The last batch's number: of forty thousand lines one is parsed, before the first row of a start is there."""
+    lines = filter(None, (_parsed(text) for path in reversed(paths) for text in reversed(_texts(path))))
+    return next((line.batch for line in lines), 0)
+
+
 def _lines(paths: tuple[Path, Path]) -> Iterator[Line]:
     for path in paths:
-        if path.exists():
-            yield from filter(None, map(_parsed, path.read_text(encoding="utf-8").splitlines()))
+        yield from filter(None, map(_parsed, _texts(path)))
+
+
+def _texts(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def _parsed(text: str) -> Line | None:
