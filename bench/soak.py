@@ -109,7 +109,7 @@ class Soak:
         return pid if pid in watch.marked(self.mark) else 0
 
     def clean_up(self) -> None:
-        """For servers that live on: drop the shop, its slot and the stores' rows."""
+        """For servers that live on: drop the shop, its slot, the pipeline's state and the lake."""
         settings = settings_from(pipeline.config_path(self.servers.home))
         with pipeline.connect(self.servers, "postgres") as admin:
             admin.execute(
@@ -240,12 +240,12 @@ class Soak:
         code = self.stop() if self._daemon is not None and self._daemon.poll() is None else None
         with suppress(TimeoutError):
             wait(lambda: not watch.marked(self.mark), "all processes to be gone", 20)
-        left = len(watch.marked(self.mark))
+        left = [_command(pid) for pid in watch.marked(self.mark)]
         grown = watch.growth(self.samples)
         failures = [
             *([trouble] if trouble else []),
             *(f"{facts['table']} in {facts['sink']} differs" for facts in wrong),
-            *([f"{left} process(es) left behind"] if left else []),
+            *([f"{len(left)} process(es) left behind: {'; '.join(left)}"] if left else []),
             *([f"the daemon ended with {code}"] if code not in (0, None) else []),
             *(f"{fault.kind} ended with {fault.exit_code}" for fault in self.faults if fault.wrong),
             *growths(grown),
@@ -260,7 +260,7 @@ class Soak:
             "faults": summary(self.faults),
             "injected": [asdict(fault) for fault in self.faults],
             "growth": grown,
-            "processes_left": left,
+            "processes_left": len(left),
             "failures": failures,
         }
 
@@ -284,6 +284,13 @@ def _program(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return f"{pid} {' '.join(words)[:80].strip()}"
+    return f"{pid} (gone by now)"
 
 
 def main() -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 from cdc import logs
 from cdc.config import Settings
 from cdc.errors import MillraceError
-from cdc.service import status
+from cdc.service import signals, status
 from cdc.service.budgets import DiskBudget, MemoryBudget, limits_of
 from cdc.service.http import Server
-from cdc.service.part import secrets_in, setter, settings_from
+from cdc.service.part import secrets_in, settings_from
 from cdc.service.reload import Plan, plan
 from cdc.service.supervisor import StateLock, Supervisor, parts_of
 
@@ -33,8 +33,7 @@ def run(config: Path, log_format: logs.LogFormat, log_level: str) -> int:
 
     configure(settings)
     stop, again = threading.Event(), threading.Event()
-    for number, event in ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, again)):
-        signal.signal(number, setter(event))
+    signals.hear({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
     with StateLock(settings.state), Front(settings) as front:
         supervisor = Supervisor(parts_of(config, log_format, log_level))
         daemon = Daemon(config, settings, supervisor, front, again, configure)

@@ -10,10 +10,10 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from pydantic import BaseModel
 
@@ -23,13 +23,15 @@ from cdc.config import Settings
 from cdc.errors import MillraceError
 from cdc.pipeline_file import load
 from cdc.secret import Secret
-from cdc.service import status
+from cdc.service import signals, status
 from sinks import registry
 
 TRY_AGAIN = 75
 LOG_SECONDS = 5.0
 """For the log's server to answer: a person waits no longer, and a part that begins says soon what it lacks and is
 started again."""
+STOP_SECONDS = 45.0
+"""For a part to end in by itself, when nobody is left to end it: its supervisor has less patience."""
 SUPERVISOR = "MILLRACE_SUPERVISOR"
 """The variable that tells a part the pid of the process that started it."""
 _PR_SET_PDEATHSIG = 1
@@ -80,15 +82,15 @@ def main(part: str, run: Run) -> int:
     parser.add_argument("--log-level", default="INFO")
     options = parser.parse_args()
     logs.configure(part, options.log_format, options.log_level)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, setter(stop))
+    stop, again = threading.Event(), threading.Event()
+    signals.hear({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
+    threading.Thread(target=_end_in_time, args=(part, stop), name="deadline", daemon=True).start()
     settings: Settings | None = None
     try:
         settings = settings_from(options.config)
         logs.configure(part, options.log_format, options.log_level, secrets_in(settings))
         cdc.log.knock(settings, LOG_SECONDS)
-        run(settings, stop, _news(options.config))
+        run(settings, stop, _news(options.config, again))
     except MillraceError as error:
         return _ended(part, settings, error)
     except Exception:
@@ -97,10 +99,18 @@ def main(part: str, run: Run) -> int:
     return 0
 
 
-def _news(config: Path) -> News:
+def _end_in_time(part: str, stop: threading.Event) -> None:
+    """End by force what was asked to end and does not: whoever asked may be gone, and nobody else would do it."""
+    stop.wait()
+    time.sleep(STOP_SECONDS)
+    _log.critical("%s does not stop and ends by force; nothing is lost, its batch is applied again", part)
+    if os.getpgrp() == os.getpid():  # Spark's processes too
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _news(config: Path, asked: threading.Event) -> News:
     """Reads the file again after SIGHUP. What cannot be read changes nothing: the daemon has said so already."""
-    asked = threading.Event()
-    signal.signal(signal.SIGHUP, setter(asked))
 
     def news() -> Settings | None:
         if not asked.is_set():
@@ -113,15 +123,6 @@ def _news(config: Path) -> News:
             return None
 
     return news
-
-
-def setter(event: threading.Event) -> Callable[[int, FrameType | None], None]:
-    """A signal's handler that sets an event."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        event.set()
-
-    return handle
 
 
 def _ended(part: str, settings: Settings | None, error: MillraceError) -> int:

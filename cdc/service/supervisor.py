@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ CAPTURE_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX"
 """Arrow's own allocator and glibc's arenas reserve address space by the gigabyte, which a hard limit counts; plain
 malloc also costs less system time."""
 _LEAST_SECONDS = 5.0
+_REST_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -44,12 +46,15 @@ class Part:
     started_at: str = ""
     due: float = 0.0
     kill_at: float | None = None
+    group: int = 0
 
     def start(self) -> None:
-        """Start it now."""
+        """Start it now, after whatever is left of the last one."""
+        _end_rest(self.group, 0.0)
         own = {**self.environment, SUPERVISOR: str(os.getpid())}
         # A group of its own: Ctrl-C in a terminal is for the supervisor, and would hit Spark's workers in a batch.
         self.process = subprocess.Popen(self.command, env={**os.environ, **own}, process_group=0)
+        self.group = self.process.pid
         self.started, self.started_at = time.monotonic(), datetime.now(UTC).isoformat()
         _log.info("%s started, pid %d", self.name, self.process.pid)
 
@@ -89,6 +94,7 @@ class Part:
             self.process.kill()
             self.process.wait()
         self.process = None
+        _end_rest(self.group, _REST_SECONDS)
 
     def facts(self) -> dict[str, object]:
         """What there is to know of it, for the daemon's status."""
@@ -96,6 +102,17 @@ class Part:
         resident = 0 if pid is None else resident_bytes(pid)
         facts = {"pid": pid, "restarts": self.restarts, "rss_bytes": resident, "started_at": self.started_at}
         return {**facts, "last_exit": self.reason}
+
+
+def _end_rest(group: int, seconds: float) -> None:
+    """Kill what a part that ended has left of its group, after so many seconds to go by itself: a JVM may hang."""
+    deadline = time.monotonic() + seconds
+    with suppress(ProcessLookupError):
+        while group and time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        if group:
+            os.killpg(group, signal.SIGKILL)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Parts are started again where that can help, and health never lies by silence."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -94,6 +95,74 @@ def test_a_part_that_ignores_the_request_to_stop_is_killed_at_the_deadline() -> 
     assert process is not None
     assert Supervisor([deaf], grace=0.5).run(stop) == 0
     assert process.poll() is not None
+
+
+def _left(mark: Path) -> bool:
+    """Whether the process whose pid is written there runs; a zombie does not."""
+    stat = Path("/proc", mark.read_text(), "stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_what_a_killed_part_leaves_behind_is_ended_before_it_starts_again(tmp_path: Path) -> None:
+    mark, starts = tmp_path / "pid", tmp_path / "starts"
+    code = f"""
+import os, pathlib, subprocess, sys, time
+starts, mark = pathlib.Path({str(starts)!r}), pathlib.Path({str(mark)!r})
+if not starts.exists():
+    starts.touch()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    mark.write_text(str(child.pid))
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+    part, stop = Part("part", python(code)), threading.Event()
+    thread = threading.Thread(target=Supervisor([part], grace=0.5).run, args=(stop,))
+    thread.start()
+    wait_until(lambda: part.restarts == 1 and part.process is not None, 20, "a second start")
+    wait_until(lambda: not _left(mark), 20, "nothing of the first one")
+    stop.set()
+    thread.join(20)
+
+
+def test_a_part_that_hangs_with_nobody_to_kill_it_ends_itself_and_all_it_started(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    code = f"""
+import pathlib, subprocess, sys, threading, time
+from cdc.service import part
+part.STOP_SECONDS = 0.3
+sys.argv = ["part", "--config", {str(tmp_path / "millrace.yaml")!r}]
+def hang(_path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pathlib.Path({str(mark)!r}).write_text(str(child.pid))
+    threading.Event().wait()
+part.settings_from = hang
+sys.exit(part.main("part", None))
+"""
+    process = subprocess.Popen(python(code), process_group=0)
+    wait_until(lambda: mark.exists() and mark.read_text(), 20, "a child")
+    process.terminate()
+    assert process.wait(20) == -signal.SIGKILL
+    wait_until(lambda: not _left(mark), 20, "no orphan")
+
+
+def test_a_signal_is_heard_wherever_the_main_thread_is(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = f"""
+import pathlib, signal, threading
+from cdc.service import signals
+stop, again = threading.Event(), threading.Event()
+signals.hear({{signal.SIGTERM: stop, signal.SIGHUP: again}})
+pathlib.Path({str(ready)!r}).touch()
+while not stop.is_set():
+    again.wait(0)
+    again.clear()
+"""
+    process = subprocess.Popen(python(code))
+    wait_until(ready.exists, 20, "a process that listens")
+    for _ in range(20_000):
+        process.send_signal(signal.SIGHUP)
+    process.terminate()
+    assert process.wait(20) == 0
 
 
 def test_a_second_daemon_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
