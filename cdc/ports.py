@@ -107,6 +107,8 @@ class Consumer:
     offset: Offset
     reached: Lsn
     at: datetime
+    order: int
+    """Where the offset lies: of two readers of a log, the one with the smaller number has read less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,12 @@ class LogReader(Protocol):
     def lags(self) -> Sequence[Lag]:
         """How far each registered reader is behind."""
 
-    def commit(self, consumer: str, reached: Lsn) -> None:
-        """Record that a reader has applied everything up to that LSN; registers it. Never goes back."""
+    def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
+        """Record that a reader has applied everything up to an offset, which brings it to that LSN; registers it.
+
+        Never goes back. The trap: entries may share an LSN (those of a snapshot do), so without the offset only the
+        first of those that end there is taken as read.
+        """
 
     def forget(self, consumer: str) -> None:
         """Release what retention keeps for this reader."""

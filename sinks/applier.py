@@ -128,7 +128,7 @@ class Applier:
             failpoint.reached("sink.after_apply")
             if folded.reached:
                 self._note(folded.reached, self.held)  # before the position: what crashes in between is applied again
-                self._log.commit(self.name, folded.reached)
+                self._log.commit(self.name, folded.reached, folded.offset)
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest
             self.status.batches += 1

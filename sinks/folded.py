@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
-from cdc.ports import Batch, Schemas
+from cdc.ports import Batch, Offset, Schemas
 from sinks.fold import FOLDED
 from sinks.fold_arrow import ranked
 from sinks.raw_json import splice
@@ -25,11 +25,15 @@ SchemaOf = Callable[[TableId, int], TableSchema]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A folded batch: how far it brings a sink, and one batch per table and schema, schemas in order."""
+    """A folded batch: how far it brings a sink, and one batch per table and schema, schemas in order.
+
+    `offset` is the same as `reached`, told exactly: entries of the log may share an LSN.
+    """
 
     reached: Lsn
     newest: datetime | None
     batches: Sequence[Batch]
+    offset: Offset | None = None
 
     def only(self, tables: Sequence[TableId]) -> "Folded":
         """Without the tables that are not wanted; empty means all."""
@@ -54,6 +58,7 @@ def joined(several: Sequence[Folded]) -> Folded:
         max(folded.reached for folded in several),
         max((folded.newest for folded in several if folded.newest), default=None),
         list(_batches(below, cuts, lambda table, number: schemas[table, number])),
+        next((folded.offset for folded in reversed(several) if folded.offset), None),
     )
 
 
@@ -62,11 +67,12 @@ def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     marker = pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))
     markers, changes = rows.filter(marker), rows.filter(pc.invert(marker))
     reached = pc.max(markers.column("version")).as_py() or ZERO_LSN
+    offset = next((Offset(text) for text in markers.column("after").to_pylist() if text), None)
     truncates = pc.equal(changes.column("op"), pa.scalar("t"))
     cuts = {row["table"]: row for row in changes.filter(truncates).to_pylist()}
     below = _after_truncates(changes.filter(pc.invert(truncates)), cuts)
     newest = pc.max(rows.column("commit_ts")).as_py()
-    return Folded(Lsn(reached), newest, list(_batches(below, cuts, schemas.get)))
+    return Folded(Lsn(reached), newest, list(_batches(below, cuts, schemas.get)), offset)
 
 
 def merged(rows: pa.Table) -> pa.Table:

@@ -260,7 +260,7 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     try:
         for piece in range(last + 1):
             folded = gather(rows if piece == 0 else _piece(whole, piece), log.schemas)
-            yield folded if piece == last else replace(folded, reached=ZERO_LSN)
+            yield folded if piece == last else replace(folded, reached=ZERO_LSN, offset=None)
     finally:
         whole.unpersist()
 

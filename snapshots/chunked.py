@@ -75,7 +75,7 @@ class Backfills:
         """A crash came between the last rows of the first snapshot and the note that it was whole."""
         identity = slot.SourceIdentity.of_mark(log.progress().marks[slot.MARK])
         marks = self._whole(identity.consistent_point)
-        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, marks))
+        log.append(Entry(LOG_SCHEMA.empty_table(), max(log.progress().end, identity.consistent_point), marks))
 
     def _whole(self, exact: Lsn) -> dict[str, str]:
         self._interrupted, self.history_exact_from = False, format_lsn(exact)
@@ -164,7 +164,10 @@ class Backfills:
         with self._changed:
             self._jobs |= {job.id: job for job in jobs}
             self._changed.notify_all()
-        return [Entry(LOG_SCHEMA.empty_table(), self._end, dict(job.mark() for job in jobs))]
+        marks = dict(job.mark() for job in jobs)
+        for job in jobs:
+            marks |= self._closing(job, self._end)
+        return [Entry(LOG_SCHEMA.empty_table(), self._end, marks)]
 
     def _begun_anew(self, job: Job, lsn: Lsn) -> Sequence[Entry]:
         """Every row that the log has of the table so far is over, in the same instant as that is noted."""
@@ -206,11 +209,14 @@ class Backfills:
         return job
 
     def _closing(self, job: Job, lsn: Lsn) -> dict[str, str]:
-        """With the last chunk of a snapshot that was cut short, history is exact from here on."""
+        """With the end of what a snapshot that was cut short had left, however it ends, history is exact from here on.
+
+        A table whose backfill failed or was cancelled says so itself; nobody waits for its rows.
+        """
         left = [other for other in self._jobs.values() if other.automatic and not other.fresh and other.open]
-        if not self._interrupted or left or job.fresh or not job.automatic or job.state is not State.DONE:
+        if not self._interrupted or left or job.fresh or not job.automatic:
             return {}
-        return self._whole(lsn)
+        return self._whole(Lsn(lsn + 1))  # a commit before this chunk may end at the mark's own LSN
 
     # -- the thread that reads tables
 

@@ -3,14 +3,15 @@
 Exact at the slot's consistent point: what committed before is in it, what commits after is in the stream, nothing is in
 both. Workers import the snapshot before anybody starts to stream, since that ends it. No lock beyond ACCESS SHARE.
 
-A crash leaves whole pieces in the log. Those of an unfinished chunk are read again, with the same version and the
+Its entries end one below that point, and only the last one at it: whoever has reached the point has every row. A crash
+leaves whole pieces in the log. Those of an unfinished chunk are read again, with the same version and the
 same or newer content, and change nothing twice; what is left is read in chunks beside the stream (`snapshots.chunked`).
 """
 
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ PIECE_BYTES = 64 * 2**20
 """One segment of the log: enough rows for Parquet to pay, few enough that all workers' pieces fit into memory."""
 STATE_MARK = "snapshot"
 EXACT_MARK = "history_exact_from"
-"""From this LSN on the log's history is exact; before it, some rows were read beside the stream."""
+"""From this LSN on the log's history is exact; before it, some rows were read beside the stream. Empty until then."""
+_NO_MARKS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class SnapshotProgress:
 
 
 Report = Callable[[SnapshotProgress], None]
+Ending = Callable[[int], tuple[pa.Table, Mapping[str, str]]]
+"""Given the number of rows that were read: what the last entry holds besides, rows and marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +104,27 @@ def run_initial(
     writer: LogWriter,
     report: Report = lambda progress: None,
     stopping: threading.Event | None = None,
+    *,
+    marks: Mapping[str, str] = _NO_MARKS,
+    ending: Ending | None = None,
 ) -> bool:
     """Append every row of every table whose `snapshot` is `initial`; on return True all of it is durable.
 
-    Call it while the slot's connection idles, and start to stream afterwards. Raises SourceRefused where a table may
-    not be read in full, before anything is appended. Returns False, early, when `stopping` is set: what is missing is
-    then for the next start, in chunks beside the stream.
+    Call it while the slot's connection idles, and start to stream afterwards. `marks` become durable with the first
+    entry. Raises SourceRefused where a table may not be read in full, before anything is appended. Returns False,
+    early, when `stopping` is set: what is missing is then for the next start, in chunks beside the stream.
     """
     source = settings.source
     with _joined(source, slot) as coordinator:
         jobs = _prepare(coordinator, source, writer)
         stamp = Stamp(slot.restart_lsn, Lsn(slot.consistent_point - 1), _now(coordinator))
-        _begin(writer, slot, jobs)
+        _begin(writer, slot, jobs, marks)
         with ExitStack() as stack:
             connections = [stack.enter_context(_joined(source, slot)) for _ in range(_workers(source, jobs))]
             _read_all(connections, jobs, _Appender(writer, slot, stamp, jobs, report), stopping)
     whole = all(job.plan.finished for job in jobs.values())
     if whole:
-        _end(writer, slot, jobs)
+        _end(writer, slot, jobs, ending)
     return whole
 
 
@@ -157,18 +164,22 @@ def _now(connection: Connection) -> datetime:
     return now
 
 
-def _begin(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job]) -> None:
-    marks = {mark_name(name): job.plan.mark() for name, job in jobs.items()}
-    _mark(writer, slot, {STATE_MARK: json.dumps({"state": "reading"}), **marks})
+def _begin(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job], marks: Mapping[str, str]) -> None:
+    plans = {mark_name(name): job.plan.mark() for name, job in jobs.items()}
+    state = {STATE_MARK: json.dumps({"state": "reading"}), EXACT_MARK: ""}
+    writer.append(Entry(LOG_SCHEMA.empty_table(), _meanwhile(slot), {**marks, **state, **plans}))
 
 
-def _end(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job]) -> None:
-    done = json.dumps({"state": "done", "rows": sum(job.plan.rows for job in jobs.values())})
-    _mark(writer, slot, {STATE_MARK: done, EXACT_MARK: format_lsn(slot.consistent_point)})
+def _end(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job], ending: Ending | None) -> None:
+    count = sum(job.plan.rows for job in jobs.values())
+    rows, marks = (LOG_SCHEMA.empty_table(), _NO_MARKS) if ending is None else ending(count)
+    state = {STATE_MARK: json.dumps({"state": "done", "rows": count}), EXACT_MARK: format_lsn(slot.consistent_point)}
+    writer.append(Entry(rows, slot.consistent_point, {**marks, **state}))
 
 
-def _mark(writer: LogWriter, slot: SlotCreated, marks: dict[str, str]) -> None:
-    writer.append(Entry(LOG_SCHEMA.empty_table(), slot.consistent_point, marks))
+def _meanwhile(slot: SlotCreated) -> Lsn:
+    """Where entries end before the last one: nobody may take the snapshot for whole."""
+    return Lsn(slot.consistent_point - 1)
 
 
 def _read_all(
@@ -266,7 +277,7 @@ class _Appender:
         rows = log_rows(job.readable.layout.schema, piece.rows, self._stamp, self._rows)
         plan = job.plan.advanced(rows.num_rows, piece.chunk.number if piece.last else None)
         failpoint.reached("snapshot.before_append")
-        self._writer.append(Entry(rows, self._slot.consistent_point, {mark_name(piece.table): plan.mark()}))
+        self._writer.append(Entry(rows, _meanwhile(self._slot), {mark_name(piece.table): plan.mark()}))
         failpoint.reached("snapshot.after_append")
         job.plan = plan
         self._rows += rows.num_rows

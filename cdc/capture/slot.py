@@ -133,8 +133,8 @@ def _hurry(seconds: float) -> None:
 def check(stored: SourceIdentity, slot: SlotFacts | None, server: ServerIdentity, durable: Lsn) -> None:
     """Raise unless streaming on from `durable`, the log's end, skips nothing.
 
-    The slot may be behind the log: a crash came before the confirmation. It may never be ahead of it: everything
-    that is confirmed was durable in the log before.
+    The slot may be behind the log: a crash came before the confirmation. It may never be ahead of it, but for where it
+    began: everything else that is confirmed was durable in the log before.
     """
     if error := _mismatch(stored, slot, server, durable):
         raise error
@@ -168,7 +168,7 @@ def _unfit(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, dura
         )
     if slot.plugin != "pgoutput":
         return SourceRefused(f"Slot {slot.name} uses plugin {slot.plugin or 'none'}, not pgoutput.", RESYNC)
-    if slot.confirmed > durable:
+    if slot.confirmed > max(durable, stored.consistent_point):
         return PositionMismatch(
             f"Slot {slot.name} is confirmed up to {format_lsn(slot.confirmed)}, beyond the log's end "
             f"{format_lsn(durable)}: it was made anew or moved by hand, and the changes between are not in the log.",

@@ -127,12 +127,10 @@ class DebeziumReader(PlaceReader):
         newest = self.newest()
         return [lag_of(consumer, [newest]) for consumer in self.consumers()]
 
-    def commit(self, consumer: str, reached: Lsn) -> None:
+    def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
         """Record how far a reader is; the connector's topics have their own retention, which does not look at it."""
         self._ensure("consumers")
-        self._consumers.commit(
-            consumer, reached, self.newest().offset() if reached >= self._newest.end else self.start()
-        )
+        self._consumers.commit(consumer, reached, self.start() if offset is None else offset)
 
     def _topics(self) -> list[str]:
         """Those of tables: the connector's own have fewer parts, ours begin with millrace."""

@@ -32,13 +32,16 @@ class Positions:
         """Move a reader forward; never back."""
         with self._lock:
             self._catch_up()
-            known = self._known.get(name)
-            if known is not None and known.reached >= reached:
-                return
+            known, order = self._known.get(name), Place.of(offset).marker
+            if known is not None:
+                if known.reached >= reached and known.order >= order:
+                    return
+                reached = max(reached, known.reached)
+                offset, order = (offset, order) if order > known.order else (known.offset, known.order)
             now = datetime.now(UTC)
             data = {"offset": offset, "reached": reached, "at": now.isoformat()}
             self._cluster.publish(self._topic, name.encode(), json.dumps(data).encode())
-            self._known[name] = Consumer(name, offset, reached, now)
+            self._known[name] = Consumer(name, offset, reached, now, order)
 
     def forget(self, name: str) -> None:
         """Remove a reader."""
@@ -57,14 +60,13 @@ class Positions:
                 self._known.pop(name, None)
                 continue
             data = json.loads(message.value)
-            at = datetime.fromisoformat(data["at"])
-            self._known[name] = Consumer(name, Offset(data["offset"]), Lsn(data["reached"]), at)
+            at, offset = datetime.fromisoformat(data["at"]), Offset(data["offset"])
+            self._known[name] = Consumer(name, offset, Lsn(data["reached"]), at, Place.of(offset).marker)
 
 
 def lag_of(consumer: Consumer, places: Sequence[Place]) -> Lag:
     """How far a consumer is behind the last of these places."""
-    read = Place.of(consumer.offset).marker
-    unread = [place for place in places if place.marker > read and place.end > consumer.reached]
+    unread = [place for place in places if place.marker > consumer.order]
     head = places[-1].end if places else consumer.reached
     now = (datetime.now(UTC) - EPOCH).total_seconds()
     seconds = max(now - unread[0].newest / 1e6, 0.0) if unread and unread[0].newest else 0.0

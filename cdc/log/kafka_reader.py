@@ -89,11 +89,11 @@ class KafkaReader(PlaceReader):
         places = self.places()
         return [lag_of(consumer, places) for consumer in self.consumers()]
 
-    def commit(self, consumer: str, reached: Lsn) -> None:
-        """Record how far a reader is.
-
-        Chunks of a snapshot share an LSN: of the markers that say exactly this one only the first is taken as read.
-        """
+    def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
+        """Record how far a reader is."""
+        if offset is not None:
+            self._consumers.commit(consumer, reached, offset)
+            return
         found = Place()
         for place in self.places():
             if place.end <= reached:

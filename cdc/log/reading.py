@@ -115,18 +115,21 @@ class SegmentReader:
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered reader."""
-        return [Consumer(item.name, offset_of(item.sequence), item.reached, item.at) for item in self._consumers.all()]
+        return [
+            Consumer(item.name, offset_of(item.sequence), item.reached, item.at, item.sequence)
+            for item in self._consumers.all()
+        ]
 
     def lags(self) -> Sequence[Lag]:
         """How far each registered reader is behind the head."""
         view, now = self.view(), datetime.now(UTC)
         return [_lag(item, view, now) for item in self._consumers.all()]
 
-    def commit(self, consumer: str, reached: Lsn) -> None:
-        """Record how far a reader has applied the log.
-
-        Chunks of a snapshot share an LSN: of the entries that end exactly there only the first is taken as read.
-        """
+    def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
+        """Record how far a reader has applied the log."""
+        if offset is not None:
+            self._consumers.commit(consumer, sequence_of(offset), reached)
+            return
         view = self.view()
         low = bisect_left(view.chain.kept, reached, key=lambda segment: segment.end)
         cut = _first(view, lambda item: item.end >= reached, low)
@@ -199,7 +202,7 @@ def _read_up_to(cut: content.Cut, reached: Lsn) -> int:
 
 
 def _lag(item: Reached, view: View, now: datetime) -> Lag:
-    unread = [segment for segment in view.chain.kept if segment.end > item.reached]
+    unread = [segment for segment in view.chain.kept if segment.stop > item.sequence]
     entries = sum(segment.stop - max(segment.start - 1, item.sequence) for segment in unread)
     oldest = next((segment.newest for segment in unread if segment.newest), None)
     seconds = 0.0 if oldest is None else max((now - _EPOCH).total_seconds() - oldest / 1e6, 0.0)

@@ -1,7 +1,7 @@
 """The capture process: publication, slot, first snapshot, then the stream, all into the log. No JVM.
 
 The order matters: publication before slot (a slot never sees one that is younger), the slot's identity into the log
-before the first row, the snapshot before the stream.
+with the first entry, the snapshot before the stream.
 """
 
 import logging
@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import cdc.log
 from cdc.capture import publication, slot, watch
@@ -27,7 +28,7 @@ from cdc.service.capture_status import CaptureStatus
 from cdc.service.following import Following, publish, refuse_unready
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
-from snapshots.initial import run_initial
+from snapshots.initial import EXACT_MARK, Ending, run_initial
 from snapshots.rows import masking_of
 
 INTENT_MARK = "source.intent"
@@ -56,6 +57,7 @@ class Capture:
 
     def run(self) -> None:
         """Begin if the log is new or to be filled anew, then follow the stream."""
+        self.status.history_exact_from = self.log.progress().marks.get(EXACT_MARK, "")
         fresh = slot.MARK not in self.log.progress().marks or resync.wanted(self.log)
         self.preflight(fresh)
         before = self._published_before()
@@ -94,13 +96,12 @@ class Capture:
         settings = resync.whole(self.settings) if again else self.settings
         self._claim()
         self.status.say("creating slot")
+        self.status.history_exact_from = ""
         with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
             marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), publication.MARK: published.mark()}
-            self.log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, marks))
+            more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
             self.status.say("snapshot")
-            whole = run_initial(settings, made, self.log, self.status.snapshot, self.stop)
-        if again and whole:
-            resync.finish(settings, self.log, made)
+            run_initial(settings, made, self.log, self.status.snapshot, self.stop, marks=marks, ending=more)
 
     def _claim(self) -> None:
         """Make sure that the slot about to be made is ours: drop one that we left, refuse one of somebody else."""

@@ -25,6 +25,8 @@ class CaptureStatus:
     def __init__(self, state: Path) -> None:
         self._folder = state
         self._state, self._trouble = "starting", ""
+        self.history_exact_from: str | None = None
+        """As the log knew it at the start: what counts until backfills go on with it; None while the log is unknown."""
         self._snapshot: SnapshotProgress | None = None
         self._reader: Reader | None = None
         self._watch: Watch | None = None
@@ -74,6 +76,8 @@ class CaptureStatus:
             facts["slot_safe_bytes"] = self._watch.seen.safe_bytes
             facts["source_lsn"] = self._watch.seen.source_lsn
             facts["looked_at"] = self._watch.seen.at
+        if self.history_exact_from is not None:
+            facts["history_exact_from"] = self.history_exact_from
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
             facts["history_exact_from"] = self._backfills.history_exact_from

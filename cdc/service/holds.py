@@ -49,7 +49,8 @@ class Holds:
     def _hold(self, table: TableId) -> None:
         with self.applier.turn:
             known = self._consumers().get(self.sink)
-            self.log.commit(consumer_name(self.sink, table), known.reached if known else ZERO_LSN)
+            place = (known.reached, known.offset) if known else (ZERO_LSN, None)
+            self.log.commit(consumer_name(self.sink, table), *place)
             self.applier.held |= {table}
         _log.info("sink %s: %s is held", self.sink, table)
 
@@ -76,7 +77,7 @@ class Holds:
             if rows.num_rows:
                 batch = gather(ranked(rows), self.log.schemas)
                 self.applier.catch_up(replace(batch, reached=ZERO_LSN))
-            self.log.commit(consumer_name(self.sink, table), piece.end)
+            self.log.commit(consumer_name(self.sink, table), piece.end, piece.offset)
             changes, place = changes + rows.num_rows, piece.offset
         return place, changes
 

@@ -37,10 +37,14 @@ class Positions:
         return tuple(asked) or self._sinks
 
     def reached(self) -> dict[str, Lsn]:
-        """The LSN up to which each sink has applied everything, tables that are held back included."""
-        consumers = self._reader.consumers()
+        """The LSN up to which each sink has applied everything, tables that are held back included.
+
+        0 until it has the whole first snapshot: older rows may be anywhere in it.
+        """
+        consumers, exact = self._reader.consumers(), exact_from(status.read(self._state, "capture"))
         applied = {consumer.name: consumer.reached for consumer in consumers}
-        return {name: _least(applied.get(name, ZERO_LSN), held_from(name, consumers)) for name in self._sinks}
+        found = {name: _least(applied.get(name, ZERO_LSN), held_from(name, consumers)) for name in self._sinks}
+        return {name: ZERO_LSN if exact is None or reached < exact else reached for name, reached in found.items()}
 
     def head(self) -> Lsn:
         """The LSN up to which the log is complete."""
@@ -90,6 +94,12 @@ def last_said(settings: Settings, trouble: LogLost) -> Known:
     said = {sink.name: nested(apply, "sinks", sink.name).get("reached") for sink in settings.sinks}
     reached = {name: parse_lsn(text) if isinstance(text, str) else ZERO_LSN for name, text in said.items()}
     return Known(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, reached, trouble)
+
+
+def exact_from(capture: Mapping[str, object]) -> Lsn | None:
+    """Where capture says that the log's snapshot ends; None while it has not ended, 0 where nobody takes one."""
+    said = capture.get("history_exact_from", "0/0")
+    return parse_lsn(said) if isinstance(said, str) and said else None
 
 
 def _least(reached: Lsn, held: Lsn | None) -> Lsn:

@@ -5,7 +5,7 @@ rows that the snapshot did not bring, which were deleted while nobody looked. Th
 that is cut short begins again at the next start.
 """
 
-import json
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,6 @@ from cdc.config import Settings
 from cdc.errors import PositionMismatch
 from cdc.model import LOG_SCHEMA, Entry, Op, format_lsn, parse_lsn
 from cdc.ports import LogWriter
-from snapshots.initial import STATE_MARK
 
 MARK = "resync"
 _WANTED, _DONE = "wanted", "done"
@@ -59,12 +58,11 @@ def refuse_older_server(connection: psycopg.Connection[tuple[Any, ...]], log: Lo
         )
 
 
-def finish(settings: Settings, log: LogWriter, made: SlotCreated) -> None:
-    """Remove from every table what the snapshot did not bring, and note that the resync is done, in one instant."""
+def ending(settings: Settings, log: LogWriter, made: SlotCreated, first: int) -> tuple[pa.Table, Mapping[str, str]]:
+    """For the snapshot's last entry: what removes the rows that it did not bring, and the note that all is done."""
     swept = {str(table.name) for table in settings.source.tables if table.snapshot != "never"}
     schemas = [schema for schema in log.schemas.newest() if str(schema.table) in swept]
     count = len(schemas)
-    first = int(json.loads(log.progress().marks.get(STATE_MARK, "{}")).get("rows", 0))
     columns: dict[str, pa.Array[Any]] = {
         "table": pa.array([str(schema.table) for schema in schemas], pa.string()),
         "op": pa.array([Op.TRUNCATE.value] * count, pa.string()),
@@ -76,4 +74,4 @@ def finish(settings: Settings, log: LogWriter, made: SlotCreated) -> None:
         "schema_id": pa.array([schema.id for schema in schemas], pa.int32()),
     }
     arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
-    log.append(Entry(pa.Table.from_arrays(arrays, schema=LOG_SCHEMA), made.consistent_point, {MARK: _DONE}))
+    return pa.Table.from_arrays(arrays, schema=LOG_SCHEMA), {MARK: _DONE}

@@ -105,7 +105,7 @@ class Sharing:
         self._crew = crew({lag.consumer: lag for lag in self._log.lags() if lag.consumer in ready})
         if not self._crew:
             return
-        last = min((places[name] for name in self._crew), key=lambda place: place.reached)
+        last = min((places[name] for name in self._crew), key=lambda place: place.order)
         limit = min(willing[name].sink.max_batch_changes for name in self._crew)
         convoy = Convoy(self._log, self._checkpoints, last.reached)
         self._started = time.monotonic()

@@ -285,6 +285,22 @@ def test_lag_is_counted_in_bytes_entries_and_seconds(writer: LogWriter, reader: 
     assert (lags["abreast"].bytes, lags["abreast"].entries, lags["abreast"].seconds) == (0, 0, 0.0)
 
 
+def test_a_reader_among_entries_that_share_an_lsn_is_where_its_offset_says(
+    writer: LogWriter, reader: LogReader
+) -> None:
+    for chunk in range(3):
+        writer.append(Entry(rows(99, chunk, op="r"), Lsn(100), {"chunk": str(chunk)}))
+    second = list(reader.read(reader.start()))[1]
+    reader.commit("lake", second.end, second.offset)
+    reader.commit("lake", second.end)
+    reader.commit("cache", second.end)
+    places = {item.name: item for item in reader.consumers()}
+    assert [piece.rows["key"].to_pylist() for piece in reader.read(places["lake"].offset)] == [['{"id": 2}']]
+    assert places["cache"].order < places["lake"].order
+    lags = {lag.consumer: lag for lag in reader.lags()}
+    assert [(lags[name].bytes, lags[name].entries) for name in ("lake", "cache")] == [(0, 1), (0, 2)]
+
+
 # One writer
 
 

@@ -9,7 +9,8 @@ import pytest
 from cdc.capture import slot
 from cdc.model import parse_lsn
 from snapshots.initial import EXACT_MARK, STATE_MARK
-from tests.backfill_scene import marks
+from snapshots.requests import steer
+from tests.backfill_scene import SAY, marks
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
 
@@ -64,10 +65,24 @@ def test_a_snapshot_cut_short_is_finished_in_chunks_beside_the_stream(four_table
     assert parse_lsn(kept[EXACT_MARK]) > max(chunks)
 
 
+def test_what_a_snapshot_cut_short_has_left_may_be_cancelled_and_nobody_waits_for_it(four_tables: Rig) -> None:
+    rig = four_tables
+    dies(rig.start("snapshot.after_append:kill@3"))
+    with rig.database.connect(autocommit=False) as locker:
+        locker.execute(f"lock table {', '.join(TABLES)} in access exclusive mode")
+        program = rig.start()
+        wait_until(lambda: backfills(rig, program), 60, "what is left is under way")
+        assert rig.status()["history_exact_from"] == ""
+        rig.ask(SAY, steer("cancel", "all"))
+        wait_until(lambda: rig.status()["history_exact_from"], 60, "the rest is given up")
+        assert {job["state"] for job in backfills(rig, program)} == {"cancelled"}
+    assert program.terminate() == 0
+
+
 def test_a_crash_behind_the_last_rows_leaves_an_exact_snapshot(four_tables: Rig) -> None:
     rig = four_tables
     dies(rig.start(f"snapshot.after_append:kill@{len(TABLES)}"))
-    assert EXACT_MARK not in marks(rig)
+    assert marks(rig)[EXACT_MARK] == ""
     program = rig.start()
     rig.wait_caught_up(program)
     assert backfills(rig, program) == []

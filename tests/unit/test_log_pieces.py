@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import LogCorrupt
 from cdc.log import content
-from cdc.log.reading import SegmentReader
+from cdc.log.reading import SegmentReader, offset_of
 from cdc.log.segments import SegmentSettings, SegmentWriter
 from cdc.log.spark.pieces import Piece, advance, few, pieces, progress_row, reached, read, spread
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Entry
@@ -104,6 +104,7 @@ def test_the_marker_says_where_the_batch_ends(root: Path, writer: SegmentWriter)
     for end in (1, 5, 10, 12):
         row = progress_row(*reached(view, end)).to_pylist()[0]
         assert (row["table"], row["op"], row["version"], row["key"]) == (PROGRESS_TABLE, "m", 100 * end + 10, None)
+        assert row["after"] == offset_of(end)
     with pytest.raises(LogCorrupt, match="beyond the end"):
         reached(view, 13)
 

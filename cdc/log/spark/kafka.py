@@ -153,7 +153,7 @@ class _Tasks:
         selection, until = self._shape.selection, partition.until
         parts = [selection.rows_of(part.rows) for part in _ranges(*self._brokers).read(partition.share)]
         if partition.last:
-            parts.append(pa.Table.from_batches([progress_row(until.end, until.end, until.newest)]))
+            parts.append(pa.Table.from_batches([progress_row(until.end, until.end, until.newest, until.offset())]))
         if self._shape.packed:
             yield from self._cells(partition, [rows.select(list(selection.columns)) for rows in parts])
             return

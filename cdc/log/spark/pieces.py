@@ -12,6 +12,7 @@ from cdc.log.folder import View
 from cdc.log.names import Segment, after, parse
 from cdc.log.reading import SegmentReader, cuts_of, offset_of, require_kept
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Op
+from cdc.ports import Offset
 
 _CHUNK_ROWS = 10_000
 """Rows that travel to the JVM at once: larger batches only cost memory there."""
@@ -140,17 +141,17 @@ def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from table.to_batches(max_chunksize=_CHUNK_ROWS)
 
 
-def reached(view: View, end: int) -> tuple[int, int, int]:
-    """What the marker of a batch that ends at a sequence number says: end LSN, last commit LSN, newest time."""
+def reached(view: View, end: int) -> tuple[int, int, int, Offset]:
+    """What the marker of a batch that ends at a sequence number says: end LSN, last commit LSN, newest time, offset."""
     segment = next(iter(after(view.chain.kept, end - 1)), None)
     if segment is None:
         raise LogCorrupt(f"Offset {end} is beyond the end of the log ({view.chain.head}).", "Remove the checkpoint.")
     cut = next(cut for cut in cuts_of(view, segment) if cut.sequence >= end)
-    return cut.end, min(segment.last, cut.end), cut.newest
+    return cut.end, min(segment.last, cut.end), cut.newest, offset_of(end)
 
 
-def progress_row(end: int, commit_lsn: int, newest: int) -> pa.RecordBatch:
-    """A PROGRESS_TABLE row: complete up to `end`."""
+def progress_row(end: int, commit_lsn: int, newest: int, offset: Offset) -> pa.RecordBatch:
+    """A PROGRESS_TABLE row: complete up to `end`, and, where entries share an LSN, up to the offset in `after`."""
     values = {
         "table": PROGRESS_TABLE,
         "op": Op.MESSAGE.value,
@@ -158,6 +159,7 @@ def progress_row(end: int, commit_lsn: int, newest: int) -> pa.RecordBatch:
         "commit_lsn": commit_lsn,
         "ordinal": 0,
         "xid": 0,
+        "after": offset,
         "commit_ts": newest,
         "schema_id": 0,
     }

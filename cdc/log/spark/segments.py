@@ -26,6 +26,7 @@ from cdc.log.reading import SegmentReader
 from cdc.log.spark import pieces
 from cdc.log.spark.pieces import Piece
 from cdc.model import LOG_SCHEMA
+from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
 _DEFAULT_ROWS = 50_000
@@ -82,7 +83,7 @@ def _let_workers_import(spark: SparkSession) -> None:
 class _Share(InputPartition):
     """What one task reads; the last one of a batch ends with the marker."""
 
-    def __init__(self, root: str, share: Sequence[Piece], marker: tuple[int, int, int] | None) -> None:
+    def __init__(self, root: str, share: Sequence[Piece], marker: tuple[int, int, int, Offset] | None) -> None:
         super().__init__(None)
         self.root = root
         self.share = tuple(share)
