@@ -150,6 +150,17 @@ class LogReader(Protocol):
         micro-batch only as long as the log's slices do.
         """
 
+    def packed(
+        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
+    ) -> "DataFrame":
+        """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only.
+
+        They pass Spark unopened, as a few blobs of Arrow: for whoever wants the rows themselves in the driver.
+        """
+
+    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+
     def consumers(self) -> Sequence[Consumer]:
         """Every registered reader."""
 

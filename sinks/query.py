@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,27 +50,6 @@ _PLAIN = {
 
 
 _NEEDED = (*FOLDED.names, "ordinal")
-
-
-@runtime_checkable
-class Weighs(Protocol):
-    """A log that knows the size of its micro-batches before they are read."""
-
-    def is_small(self, batch: "DataFrame") -> bool:
-        """Whether the rows of a micro-batch can be held in memory without a thought, unfolded."""
-
-
-@runtime_checkable
-class Packs(Protocol):
-    """A log whose micro-batches may pass Spark as Arrow, unopened, and are folded by Arrow in the driver."""
-
-    def packed(
-        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
-    ) -> "DataFrame":
-        """The micro-batches of `LogReader.frame`, of some columns and tables (none: all), for `unpacked` only."""
-
-    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
-        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +103,11 @@ def stream(
     session = spark.newSession()  # settings of its own, which other queries and Delta's merges do not share
     for name, value in _PLAIN.items():
         session.conf.set(name, value)
-    frame = _frame(session, log, reading)
+    frame = log.packed(session, reading.after, reading.limit, _NEEDED, reading.tables)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", reading.name)
     writer = frame.writeStream.queryName(reading.name).foreachBatch(batch)
     writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
     return writer.trigger(processingTime=f"{reading.trigger_seconds} seconds").start()
-
-
-def _frame(session: "SparkSession", log: LogReader, reading: Reading) -> "DataFrame":
-    if isinstance(log, Packs):
-        return log.packed(session, reading.after, reading.limit, _NEEDED, reading.tables)
-    frame = log.frame(session, reading.after, limit=reading.limit)
-    if not reading.tables:
-        return frame
-    return frame.where(frame["table"].isin([PROGRESS_TABLE, *map(str, reading.tables)]))
 
 
 def position(log: LogReader, name: str) -> Consumer:
@@ -246,7 +216,7 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     """
     from pyspark import StorageLevel
 
-    rows = _held(changes, log)
+    rows = log.unpacked(changes)
     if isinstance(rows, pa.Table):
         yield gather(ranked(rows), log.schemas)
         return
@@ -263,15 +233,6 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
             yield folded if piece == last else replace(folded, reached=ZERO_LSN, offset=None)
     finally:
         whole.unpersist()
-
-
-def _held(changes: "DataFrame", log: LogReader) -> "pa.Table | DataFrame":
-    """The rows themselves, where they can be held in memory without a thought, unfolded."""
-    if isinstance(log, Packs):
-        return log.unpacked(changes)
-    if isinstance(log, Weighs) and log.is_small(changes):
-        return changes.select(*_NEEDED).toArrow()
-    return changes
 
 
 def _piece(whole: "DataFrame", piece: int) -> "pa.Table":

@@ -19,7 +19,7 @@ from cdc.log.folder import LogFolder, View
 from cdc.log.names import Segment
 from cdc.log.names import after as after_sequence
 from cdc.log.schemas import FolderSchemas
-from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn, TableId
 from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 
 if TYPE_CHECKING:
@@ -143,14 +143,23 @@ class SegmentReader:
         """A streaming DataFrame of the log."""
         from cdc.log.spark.segments import frame
 
-        return frame(spark, self._folder.root, sequence_of(self.start() if after is None else after), limit)
+        return frame(spark, self._folder.root, self.start() if after is None else after, limit)
 
-    @staticmethod
-    def is_small(batch: "DataFrame") -> bool:
-        """Whether a micro-batch of `frame` is a few thousand rows in a few hundred kilobytes of files."""
-        from cdc.log.spark.segments import is_small
+    def packed(
+        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
+    ) -> "DataFrame":
+        """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only."""
+        from cdc.log.spark.cells import Selection
+        from cdc.log.spark.segments import packed
 
-        return is_small(batch)
+        selection = Selection(tuple(columns), tuple(map(str, tables)))
+        return packed(spark, self._folder.root, self.start() if after is None else after, limit, selection)
+
+    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+        from cdc.log.spark.segments import rows_of
+
+        return rows_of(batch, self._folder.root)
 
 
 def require_kept(view: View, position: int) -> None:

@@ -465,3 +465,35 @@ def test_a_new_stream_may_begin_in_the_middle(
     seen = drain(reader.frame(spark, after=reader.seek(Lsn(210))), tmp_path / "checkpoint")
     assert commits(seen.rows()) == [300] * 3 + [400] * 50
     assert seen.marks()[-1] == 410
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("largest", [1 << 20, 100], ids=["held", "too large to hold"])
+def test_packed_batches_hold_the_rows_that_were_asked_for(
+    writer: LogWriter,
+    reader: LogReader,
+    spark: "SparkSession",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    largest: int,
+) -> None:
+    monkeypatch.setattr("cdc.log.spark.cells.LARGEST", largest)
+    writer.append(entry(1))
+    writer.append(Entry(rows(200, 1, 2, table="public.others"), Lsn(210)))
+    writer.append(entry(3))
+    columns, found = ["table", "op", "key", "after", "version"], list[pa.Table]()
+
+    def keep(batch: "DataFrame", _number: int) -> None:
+        held = reader.unpacked(batch)
+        assert isinstance(held, pa.Table) == (largest > 100)
+        found.append(held if isinstance(held, pa.Table) else held.select(*columns).toArrow())
+
+    frame = reader.packed(spark, None, 0, columns, [TableId("public", "items")])
+    query = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(keep)
+    query.trigger(availableNow=True).start().awaitTermination(120)
+    held = pa.concat_tables(found)
+    assert held.column_names == columns
+    markers = held.filter(pc.field("table") == PROGRESS_TABLE).to_pylist()
+    assert [(row["version"], row["after"]) for row in markers] == [(310, reader.head()[0])]
+    changes = held.filter(pc.field("table") != PROGRESS_TABLE).sort_by([("version", "ascending"), ("key", "ascending")])
+    assert changes.to_pylist() == history(1, 3).select(columns).to_pylist()

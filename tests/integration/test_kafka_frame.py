@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
-from cdc.model import PROGRESS_TABLE, TableId
+from cdc.model import PROGRESS_TABLE
 from cdc.ports import Offset
 from cdc.secret import Secret
 from tests.fix_servers import LocalServer
@@ -63,34 +62,6 @@ def test_a_stream_has_every_row_and_ends_each_batch_with_a_marker(
     assert drain(spark, reader, tmp_path / "checkpoint") == []
     (third,) = drain(spark, reader, tmp_path / "other", after=reader.seek(30))  # type: ignore[arg-type]
     assert len(third) == 4
-
-
-@pytest.mark.parametrize("largest", [1 << 20, 100], ids=["held", "too large to hold"])
-def test_packed_batches_hold_the_rows_that_were_asked_for(
-    spark: "SparkSession", settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
-) -> None:
-    monkeypatch.setattr("cdc.log.spark.kafka.LARGEST", largest)
-    log = writer(settings, tmp_path)
-    log.append(entry(10, *(change(number, 10, table=f"public.t{number % 2}", note="1.50") for number in range(40))))
-    log.append(entry(20, change(1, 20, "d", table="public.t1")))
-    reader, columns = KafkaReader(settings), ["table", "op", "key", "after", "version"]
-    found: list[pa.Table] = []
-
-    def keep(rows: "DataFrame", _number: int) -> None:
-        held = reader.unpacked(rows)
-        found.append(held if isinstance(held, pa.Table) else held.select(*columns).toArrow())
-
-    frame = reader.packed(spark, None, 0, columns, [TableId("public", "t1")])
-    stream = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(keep)
-    stream.trigger(availableNow=True).start().awaitTermination()
-    rows = pa.concat_tables(found)
-    assert rows.column_names == columns
-    assert [row["version"] for row in rows.to_pylist() if row["table"] == PROGRESS_TABLE] == [20]
-    changes = [row for row in rows.to_pylist() if row["table"] != PROGRESS_TABLE]
-    expected = pa.concat_tables([part.rows.select(columns) for part in reader.read(reader.start())]).to_pylist()
-    in_order = sorted(changes, key=lambda row: (row["version"], int(row["key"][6:-1])))
-    assert in_order == [row for row in expected if row["table"] == "public.t1"]
-    reader.close()
 
 
 def test_what_retention_removed_unread_stops_the_stream(

@@ -129,7 +129,8 @@ def test_a_random_history_ends_in_the_state_of_the_source(pipeline: Pipeline) ->
 
 def test_a_batch_taken_in_pieces_ends_in_the_same_state(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinks.query._PIECE_BYTES", 1000)
-    monkeypatch.setattr("cdc.log.reading.SegmentReader.is_small", lambda _log, _batch: False)
+    monkeypatch.setattr("cdc.log.spark.cells.LARGEST", 1000)
+    pipeline.restart()
     history = History(ITEMS, INTEGERS, random.Random(11)).write(120)
     reach(pipeline, pipeline.log.append(history.rows))
     pipeline.check(ITEMS, history.state())

@@ -10,7 +10,7 @@ from cdc.errors import LogCorrupt
 from cdc.log import content
 from cdc.log.reading import SegmentReader, offset_of
 from cdc.log.segments import SegmentSettings, SegmentWriter
-from cdc.log.spark.pieces import Piece, advance, few, pieces, progress_row, reached, read, spread
+from cdc.log.spark.pieces import Piece, advance, pieces, progress_row, reached, read, spread
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Entry
 from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history
@@ -37,8 +37,7 @@ def writer(root: Path) -> Iterator[SegmentWriter]:
 
 
 def table(root: Path, whole: list[Piece]) -> pa.Table:
-    batches = [batch for piece in whole for batch in read(root, piece)]
-    return pa.Table.from_batches(batches, LOG_SCHEMA)
+    return pa.concat_tables([LOG_SCHEMA.empty_table(), *(rows for piece in whole for rows in read(root, piece))])
 
 
 def test_a_batch_takes_whole_entries_up_to_its_limit(root: Path, writer: SegmentWriter) -> None:
@@ -114,14 +113,3 @@ def test_rows_that_retention_removed_are_an_error(root: Path, writer: SegmentWri
     with pytest.raises(LogCorrupt, match="removed by retention"):
         pieces(SegmentReader(root).view(), 0, 12)
     assert commits(table(root, pieces(SegmentReader(root).view(), 12, 12))) == []
-
-
-def test_a_batch_is_small_by_its_rows_and_its_bytes_and_not_if_its_files_have_gone(
-    root: Path, writer: SegmentWriter
-) -> None:
-    whole = pieces(SegmentReader(root).view(), 0, 12)
-    size = sum(path.stat().st_size for place in {piece.place for piece in whole} for path in content.paths(Path(place)))
-    assert few(whole, 36, size)
-    assert not few(whole, 35, size)
-    assert not few(whole, 36, size - 1)
-    assert not few([Piece(0, 1, 0, 3, str(root / "merged-away"), 0)], 36, size)

@@ -6,7 +6,7 @@ driver does. What would be too much for a driver is not packed: a cell says so i
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Self
 
@@ -14,10 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
+from cdc.ports import Offset
 
 LARGEST = 64 << 20
 """Bytes of rows that are packed at most; compressed, a driver's JVM holds a third of it."""
 _CELL = 8 << 20
+_CHUNK_ROWS = 10_000
+"""Rows that travel to the JVM at once where they are not packed: larger batches only cost memory there."""
 
 _CELLS: dict[str, pa.DataType] = {
     "rows": pa.binary(),
@@ -37,6 +40,10 @@ class Selection:
 
     columns: Sequence[str] = tuple(LOG_SCHEMA.names)
     tables: Sequence[str] = ()
+
+    def packing(self) -> dict[str, str]:
+        """The options of a source that packs what is selected."""
+        return {"packed": str(LARGEST), "selection": self.told()}
 
     def told(self) -> str:
         """As an option says it."""
@@ -62,6 +69,43 @@ class TooLarge:
     after: str
     until: str
     selection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a source gives rows: what of them, packed up to so many bytes (0: not packed), in how many tasks at most."""
+
+    selection: Selection
+    packed: int
+    tasks: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """As the options of a source say it."""
+        told = options.get("selection")
+        selection = Selection.heard(told) if told else Selection()
+        return cls(selection, int(options.get("packed", 0)), int(options["tasks"]))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what Spark is given."""
+        return PACKED if self.packed else LOG_SCHEMA
+
+    def given(self, rows: Iterable[pa.Table], after: Offset, until: Offset, tasks: int) -> Iterator[pa.RecordBatch]:
+        """What one of so many tasks gives of its rows, which lie between two offsets."""
+        if not self.packed:
+            for table in rows:
+                yield from self.selection.rows_of(table).combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
+            return
+        held, room = [], self.packed // tasks
+        for table in rows:
+            held.append(self.selection.rows_of(table).select(list(self.selection.columns)))
+            room -= held[-1].nbytes
+            if room < 0:
+                yield too_large(TooLarge(after, until, self.selection.told()))
+                return
+        if held:
+            yield from pack(pa.concat_tables(held))
 
 
 def pack(rows: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -8,8 +8,8 @@ hold a transaction's marker without some of its rows; and its JSON functions wri
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -27,10 +27,9 @@ from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import Range, RangeReader, envelopes
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaConnectionSettings, KafkaSettings
-from cdc.log.spark.cells import LARGEST, PACKED, Selection, TooLarge, pack, too_large, unpack
+from cdc.log.spark.cells import Selection, Shape, TooLarge, unpack
 from cdc.log.spark.pieces import progress_row
 from cdc.log.spark.segments import register
-from cdc.model import LOG_SCHEMA
 from cdc.ports import Offset
 from cdc.secret import Secret
 
@@ -38,7 +37,6 @@ _FORMAT = "millrace_kafka"
 _BATCH_MESSAGES = 50_000
 _TASK_MESSAGES = 20_000
 """Least messages of a task: below this a second task costs more than it saves."""
-_CHUNK_ROWS = 10_000
 
 Where = dict[str, str]
 
@@ -52,7 +50,7 @@ def packed(
     spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int, selection: Selection
 ) -> DataFrame:
     """The same in cells of Arrow, of some columns and tables only. `rows_of` takes a micro-batch apart."""
-    options = {**_options(spark, settings, after, limit), "packed": str(LARGEST), "selection": selection.told()}
+    options = {**_options(spark, settings, after, limit), **selection.packing()}
     return spark.readStream.format(_FORMAT).options(**options).load()
 
 
@@ -88,53 +86,40 @@ class KafkaSource(DataSource):
 
     def schema(self) -> StructType:
         """The log's; or that of the cells, for a packed stream."""
-        return from_arrow_schema(PACKED if "packed" in self.options else LOG_SCHEMA)
+        return from_arrow_schema(Shape.of(self.options).schema)
 
     def streamReader(self, schema: StructType) -> "KafkaStream":  # noqa: N802 -- Spark's name
         """One per query, in a process of its own beside the driver."""
-        return KafkaStream(self._brokers, Offset(self.options["after"]), int(self.options["limit"]), self._shape)
+        return KafkaStream(
+            self._brokers, Offset(self.options["after"]), int(self.options["limit"]), Shape.of(self.options)
+        )
 
     def reader(self, schema: StructType) -> "KafkaBatch":
         """Everything between two offsets."""
         places = Offset(self.options["after"]), Offset(self.options["until"])
-        return KafkaBatch(self._brokers, *places, self._shape)
+        return KafkaBatch(self._brokers, *places, Shape.of(self.options))
 
     @property
     def _brokers(self) -> tuple[str, str]:
         return self.options["settings"], self.options["password"]
 
-    @property
-    def _shape(self) -> "_Shape":
-        told = self.options.get("selection")
-        selection = Selection.heard(told) if told else Selection()
-        return _Shape(selection, int(self.options.get("packed", 0)), int(self.options["tasks"]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """How a batch is given: what of it, packed up to so many bytes (0: not packed), in how many tasks at most."""
-
-    selection: Selection
-    packed: int
-    tasks: int
-
 
 class _Task(InputPartition):
     """What one task reads of what lies between two places; the last one of a batch ends with the marker."""
 
-    def __init__(self, share: Sequence[Range], after: Place, until: Place, last: bool, room: int) -> None:
+    def __init__(self, share: Sequence[Range], after: Place, until: Place, last: bool, tasks: int) -> None:
         super().__init__(None)
         self.share = tuple(share)
         self.after = after
         self.until = until
         self.last = last
-        self.room = room
+        self.tasks = tasks
 
 
 class _Tasks:
     """The tasks of a batch, and what each gives: the same for a stream and for a batch of its own."""
 
-    def __init__(self, brokers: tuple[str, str], shape: _Shape) -> None:
+    def __init__(self, brokers: tuple[str, str], shape: Shape) -> None:
         self._brokers = brokers
         self._shape = shape
 
@@ -143,37 +128,24 @@ class _Tasks:
             return []
         check(_cluster(*self._brokers), after, until)
         shares = spread(ranges(after, until), self._shape.tasks)
-        room, last = self._shape.packed // len(shares), len(shares) - 1
-        return [_Task(share, after, until, at == last, room) for at, share in enumerate(shares)]
+        last = len(shares) - 1
+        return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task; runs in a worker."""
         if not isinstance(partition, _Task):
             raise TypeError("a partition of another source")
-        selection, until = self._shape.selection, partition.until
-        parts = [selection.rows_of(part.rows) for part in _ranges(*self._brokers).read(partition.share)]
-        if partition.last:
-            parts.append(pa.Table.from_batches([progress_row(until.end, until.end, until.newest, until.offset())]))
-        if self._shape.packed:
-            yield from self._cells(partition, [rows.select(list(selection.columns)) for rows in parts])
-            return
-        for rows in parts:
-            yield from rows.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
-
-    def _cells(self, task: _Task, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
-        if not parts:
-            return
-        rows = pa.concat_tables(parts)
-        if rows.nbytes > task.room:
-            yield too_large(TooLarge(task.after.offset(), task.until.offset(), self._shape.selection.told()))
-        else:
-            yield from pack(rows)
+        until = partition.until
+        rows = (part.rows for part in _ranges(*self._brokers).read(partition.share))
+        marker = [progress_row(until.end, until.end, until.newest, until.offset())] if partition.last else []
+        parts = chain(rows, marker)
+        yield from self._shape.given(parts, partition.after.offset(), until.offset(), partition.tasks)
 
 
 class KafkaBatch(_Tasks, DataSourceReader):
     """All rows between two places, each on its own: for a micro-batch that is too large for cells."""
 
-    def __init__(self, brokers: tuple[str, str], after: Offset, until: Offset, shape: _Shape) -> None:
+    def __init__(self, brokers: tuple[str, str], after: Offset, until: Offset, shape: Shape) -> None:
         super().__init__(brokers, shape)
         self._after = after
         self._until = until
@@ -186,7 +158,7 @@ class KafkaBatch(_Tasks, DataSourceReader):
 class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches from markers. Spark's checkpoint holds the only position that counts."""
 
-    def __init__(self, brokers: tuple[str, str], after: Offset, limit: int, shape: _Shape) -> None:
+    def __init__(self, brokers: tuple[str, str], after: Offset, limit: int, shape: Shape) -> None:
         super().__init__(brokers, shape)
         self._limit = limit
         self._after = after

@@ -14,9 +14,6 @@ from cdc.log.reading import SegmentReader, cuts_of, offset_of, require_kept
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Op
 from cdc.ports import Offset
 
-_CHUNK_ROWS = 10_000
-"""Rows that travel to the JVM at once: larger batches only cost memory there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -79,16 +76,6 @@ def _piece(view: View, segment: Segment, start: int, end: int) -> Piece:
     return Piece(max(start, segment.start - 1), min(end, segment.stop), 0, rows, place, base)
 
 
-def few(whole: Sequence[Piece], rows: int, size: int) -> bool:
-    """Whether these are at most so many rows, in files of at most so many bytes; a file that is gone was merged."""
-    if sum(piece.rows for piece in whole) > rows:
-        return False
-    try:
-        return sum(_size(Path(place)) for place in {piece.place for piece in whole}) <= size
-    except FileNotFoundError:
-        return False
-
-
 def spread(whole: Sequence[Piece], tasks: int, least: int) -> list[list[Piece]]:
     """Cut pieces into at most `tasks` shares of at least `least` rows: a task costs more than reading a few rows."""
     total = sum(piece.rows for piece in whole)
@@ -108,16 +95,15 @@ def spread(whole: Sequence[Piece], tasks: int, least: int) -> list[list[Piece]]:
     return shares
 
 
-def read(root: Path, piece: Piece) -> Iterator[pa.RecordBatch]:
+def read(root: Path, piece: Piece) -> Iterator[pa.Table]:
     """The rows of a piece, wherever they lie by now."""
     done = 0
     try:
         for table in _planned(piece):
-            yield from _batches(table)
+            yield table
             done += table.num_rows
     except FileNotFoundError:
-        for table in _searched(root, piece, piece.low + done):
-            yield from _batches(table)
+        yield from _searched(root, piece, piece.low + done)
 
 
 def _planned(piece: Piece) -> Iterator[pa.Table]:
@@ -137,10 +123,6 @@ def _searched(root: Path, piece: Piece, low: int) -> Iterator[pa.Table]:
             yield part.rows.slice(first, last - first)
 
 
-def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    yield from table.to_batches(max_chunksize=_CHUNK_ROWS)
-
-
 def reached(view: View, end: int) -> tuple[int, int, int, Offset]:
     """What the marker of a batch that ends at a sequence number says: end LSN, last commit LSN, newest time, offset."""
     segment = next(iter(after(view.chain.kept, end - 1)), None)
@@ -150,7 +132,7 @@ def reached(view: View, end: int) -> tuple[int, int, int, Offset]:
     return cut.end, min(segment.last, cut.end), cut.newest, offset_of(end)
 
 
-def progress_row(end: int, commit_lsn: int, newest: int, offset: Offset) -> pa.RecordBatch:
+def progress_row(end: int, commit_lsn: int, newest: int, offset: Offset) -> pa.Table:
     """A PROGRESS_TABLE row: complete up to `end`, and, where entries share an LSN, up to the offset in `after`."""
     values = {
         "table": PROGRESS_TABLE,
@@ -164,4 +146,4 @@ def progress_row(end: int, commit_lsn: int, newest: int, offset: Offset) -> pa.R
         "schema_id": 0,
     }
     columns = [pa.array([values.get(field.name)], field.type) for field in LOG_SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
+    return pa.Table.from_arrays(columns, schema=LOG_SCHEMA)

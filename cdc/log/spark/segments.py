@@ -1,16 +1,18 @@
 """The segment log as a Spark stream: offsets are sequence numbers, nothing is listed but the hot folder.
 
-See docs/adr/0003-spark-source.md for why it is a Python data source.
+See docs/adr/0003-spark-source.md for why it is a Python data source. `frame` brings rows of LOG_SCHEMA; `packed` the
+same micro-batches as Arrow in a few cells, which the JVM only carries.
 """
 
 import os
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -22,10 +24,10 @@ from pyspark.sql.types import StructType
 
 from cdc.errors import LogCorrupt
 from cdc.log.folder import View
-from cdc.log.reading import SegmentReader
+from cdc.log.reading import SegmentReader, offset_of, sequence_of
 from cdc.log.spark import pieces
+from cdc.log.spark.cells import Selection, Shape, TooLarge, unpack
 from cdc.log.spark.pieces import Piece
-from cdc.model import LOG_SCHEMA
 from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
@@ -38,26 +40,37 @@ _GLANCE = 0.01
 each question at once."""
 _TASK_ROWS = 20_000
 """Least rows of a task: below this a second task costs more than it saves."""
-_SMALL_ROWS, _SMALL_BYTES = 5_000, 512 << 10
-"""What is folded without Spark: rows, and bytes on disk, which may be ten times as many in memory."""
 
 
-def frame(spark: SparkSession, root: Path, after: int, limit: int = 0) -> DataFrame:
-    """The stream after a sequence number; `limit` rows a micro-batch (0: 50,000)."""
-    register(spark, SegmentSource)
-    options = {
-        "root": str(root.absolute()),
-        "after": str(after),
-        "limit": str(limit or _DEFAULT_ROWS),
-        "tasks": str(spark.sparkContext.defaultParallelism),
-    }
+def frame(spark: SparkSession, root: Path, after: Offset, limit: int = 0) -> DataFrame:
+    """The stream after an offset; `limit` rows a micro-batch (0: 50,000)."""
+    return spark.readStream.format(_FORMAT).options(**_options(spark, root, after, limit)).load()
+
+
+def packed(spark: SparkSession, root: Path, after: Offset, limit: int, selection: Selection) -> DataFrame:
+    """The same in cells of Arrow, of some columns and tables only. `rows_of` takes a micro-batch apart."""
+    options = {**_options(spark, root, after, limit), **selection.packing()}
     return spark.readStream.format(_FORMAT).options(**options).load()
 
 
-def is_small(batch: DataFrame) -> bool:
-    """Whether a micro-batch has few rows and bytes: only then it is a single partition, marker and all."""
-    partitions: int = batch._jdf.queryExecution().toRdd().getNumPartitions()
-    return partitions == 1
+def rows_of(batch: DataFrame, root: Path) -> pa.Table | DataFrame:
+    """The rows of a packed micro-batch; where they are too many to hold, a DataFrame that reads them again."""
+    found = unpack(batch.toArrow())
+    if not isinstance(found, TooLarge):
+        return found
+    spark = batch.sparkSession
+    options = {**_options(spark, root, Offset(found.after)), "until": found.until, "selection": found.selection}
+    return spark.read.format(_FORMAT).options(**options).load()
+
+
+def _options(spark: SparkSession, root: Path, after: Offset, limit: int = 0) -> dict[str, str]:
+    register(spark, SegmentSource)
+    return {
+        "root": str(root.absolute()),
+        "after": after,
+        "limit": str(limit or _DEFAULT_ROWS),
+        "tasks": str(spark.sparkContext.defaultParallelism),
+    }
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> None:
@@ -81,13 +94,17 @@ def _let_workers_import(spark: SparkSession) -> None:
 
 
 class _Share(InputPartition):
-    """What one task reads; the last one of a batch ends with the marker."""
+    """What one task reads of what lies between two offsets; the last one of a batch ends with the marker."""
 
-    def __init__(self, root: str, share: Sequence[Piece], marker: tuple[int, int, int, Offset] | None) -> None:
+    def __init__(
+        self, share: Sequence[Piece], after: int, until: int, marker: tuple[int, int, int, Offset] | None, tasks: int
+    ) -> None:
         super().__init__(None)
-        self.root = root
         self.share = tuple(share)
+        self.after = offset_of(after)
+        self.until = offset_of(until)
         self.marker = marker
+        self.tasks = tasks
 
 
 class SegmentSource(DataSource):
@@ -99,24 +116,33 @@ class SegmentSource(DataSource):
         return _FORMAT
 
     def schema(self) -> StructType:
-        """Always the log's."""
-        return from_arrow_schema(LOG_SCHEMA)
+        """The log's; or that of the cells, for a packed stream."""
+        return from_arrow_schema(Shape.of(self.options).schema)
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 -- Spark's name
         """One per query, in a process of its own beside the driver."""
-        options = self.options
-        return SegmentStream(Path(options["root"]), int(options["after"]), int(options["limit"]), int(options["tasks"]))
+        return SegmentStream(self._root, self._after, int(self.options["limit"]), Shape.of(self.options))
+
+    def reader(self, schema: StructType) -> "SegmentBatch":
+        """Everything between two offsets."""
+        until = sequence_of(Offset(self.options["until"]))
+        return SegmentBatch(self._root, self._after, until, Shape.of(self.options))
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.options["root"])
+
+    @property
+    def _after(self) -> int:
+        return sequence_of(Offset(self.options["after"]))
 
 
-class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches from the names of segments. Spark's checkpoint holds the only position that counts."""
+class _Shares:
+    """The tasks of a batch, and what each gives: the same for a stream and for a batch of its own."""
 
-    def __init__(self, root: Path, after: int, limit: int, tasks: int) -> None:
+    def __init__(self, root: Path, shape: Shape) -> None:
         self._root = root
-        self._after = after
-        self._limit = limit
-        self._tasks = tasks
-        self._target: int | None = None
+        self._shape = shape
         self._reader: SegmentReader | None = None
 
     def _segments(self) -> SegmentReader:
@@ -124,6 +150,47 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._reader is None:
             self._reader = SegmentReader(self._root)
         return self._reader
+
+    def _planned(self, after: int, until: int) -> Sequence[InputPartition]:
+        if after >= until:
+            return []
+        view = self._segments().view()
+        shares = pieces.spread(pieces.pieces(view, after, until), self._shape.tasks, _TASK_ROWS)
+        marker, count = pieces.reached(view, until), len(shares)
+        return [
+            _Share(share, after, until, marker if at == count - 1 else None, count) for at, share in enumerate(shares)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task; runs in a worker."""
+        if not isinstance(partition, _Share):
+            raise TypeError("a partition of another source")
+        rows = (table for piece in partition.share for table in pieces.read(self._root, piece))
+        marker = [] if partition.marker is None else [pieces.progress_row(*partition.marker)]
+        yield from self._shape.given(chain(rows, marker), partition.after, partition.until, partition.tasks)
+
+
+class SegmentBatch(_Shares, DataSourceReader):
+    """All rows between two offsets, each on its own: for a micro-batch that is too large for cells."""
+
+    def __init__(self, root: Path, after: int, until: int, shape: Shape) -> None:
+        super().__init__(root, shape)
+        self._after = after
+        self._until = until
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the batch."""
+        return self._planned(self._after, self._until)
+
+
+class SegmentStream(_Shares, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches from the names of segments. Spark's checkpoint holds the only position that counts."""
+
+    def __init__(self, root: Path, after: int, limit: int, shape: Shape) -> None:
+        super().__init__(root, shape)
+        self._after = after
+        self._limit = limit
+        self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """Where a query without a checkpoint begins."""
@@ -166,22 +233,4 @@ class SegmentStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The tasks of one batch."""
-        if start["sequence"] >= end["sequence"]:
-            return []
-        view = self._segments().view()
-        whole = pieces.pieces(view, start["sequence"], end["sequence"])
-        shares = pieces.spread(whole, self._tasks, _TASK_ROWS)
-        if len(shares) == 1 and not pieces.few(whole, _SMALL_ROWS, _SMALL_BYTES):
-            shares.append([])  # see is_small
-        last = len(shares) - 1
-        marker = pieces.reached(view, end["sequence"])
-        return [_Share(str(self._root), share, marker if at == last else None) for at, share in enumerate(shares)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; runs in a worker."""
-        if not isinstance(partition, _Share):
-            raise TypeError("a partition of another source")
-        for piece in partition.share:
-            yield from pieces.read(Path(partition.root), piece)
-        if partition.marker is not None:
-            yield pieces.progress_row(*partition.marker)
+        return self._planned(start["sequence"], end["sequence"])
