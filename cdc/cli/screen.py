@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,9 +88,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
 
 
 def _short(cell: str) -> str:
-    """A time to the second: microseconds and offset are for machines, which read a pipe or JSON."""
+    """A time to the second, and today's without its date: the rest is for machines, which read a pipe or JSON."""
     found = _TIME.fullmatch(cell)
-    return f"{found[1]} {found[2]}Z" if found else cell
+    if found is None:
+        return cell
+    today = datetime.now(UTC).date().isoformat()
+    return f"{found[2]}Z" if found[1] == today else f"{found[1]} {found[2]}Z"
 
 
 def section(facts: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -46,7 +46,7 @@ def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         )
         for facts in found
     ]
-    print_table(("table", "state", "captured", *(sink.name for sink in settings.sinks), "newest commit"), rows)
+    print_table(("table", "state", "captured", *(sink.name for sink in settings.sinks), "last commit"), rows)
 
 
 def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:

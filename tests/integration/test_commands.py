@@ -157,7 +157,7 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_gets_headings(config: Path) -> N
         pytest.skip("script(1) is not installed")
     typed = [script, "-qec", " ".join(command), "/dev/null"]
     seen = subprocess.run(typed, env=environment, capture_output=True, text=True, check=True, timeout=60, input="")
-    assert "newest commit" in seen.stdout
+    assert "last commit" in seen.stdout
     assert _ESCAPE in seen.stdout
 
 
