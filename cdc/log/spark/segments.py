@@ -32,8 +32,8 @@ from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
 _DEFAULT_ROWS = 50_000
-_BATCH_BYTES = 64 << 20
-"""Bytes on disk of one micro-batch: JSON images inflate five- to tenfold, and two batches live at once."""
+_BATCH_BYTES = 12 << 20
+"""Bytes on disk of one micro-batch: JSON images inflate five- to tenfold, and what cells cannot hold is read twice."""
 _PATIENCE = 0.2
 _GLANCE = 0.01
 """An idle query looks every 10 ms and answers Spark five times a second: 2.4 % of a core, against 6.1 % when it answers
