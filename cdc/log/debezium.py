@@ -20,8 +20,8 @@ from cdc.log.debezium_schemas import DebeziumSchemas
 from cdc.log.debezium_seek import offset_before
 from cdc.log.kafka_admin import Places, Topic
 from cdc.log.kafka_between import check, distance, ranges
+from cdc.log.kafka_client import greet
 from cdc.log.kafka_consumers import lag_of
-from cdc.log.kafka_door import greet
 from cdc.log.kafka_envelope import join_table, topic_of
 from cdc.log.kafka_places import PlaceReader
 from cdc.log.kafka_position import EPOCH, Extent, Place, topics_of

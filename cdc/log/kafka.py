@@ -5,7 +5,7 @@ See docs/kafka.md for the topics and their settings, docs/adr/0008-kafka-log.md 
 
 from cdc.config import Settings
 from cdc.errors import ConfigError
-from cdc.log.kafka_door import greet
+from cdc.log.kafka_client import greet
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.log.kafka_writer import KafkaWriter

@@ -126,25 +126,31 @@ def _producer(settings: KafkaConnectionSettings, **options: Option) -> Producer:
         return Producer({**settings.options(), **options, **firm}, logger=_quiet)
 
 
-def admitted(settings: KafkaConnectionSettings, seconds: float) -> bool:
-    """Whether a broker let us in within that time. Raises LogError if one refuses us, or is not who it should be."""
+def greet(settings: KafkaConnectionSettings, seconds: float) -> None:
+    """Raise LogError if no broker lets us in within that time: its refusal, or LogLost if none answers at all."""
     errors: list[KafkaError] = []
     deadline = time.monotonic() + seconds
     with closing(_producer(settings, error_cb=errors.append)) as client:
         while time.monotonic() < deadline:
             with suppress(KafkaException):
                 client.list_topics(timeout=min(1.0, seconds))
-                return True
+                return
             client.poll(0)
             for refusal in (said for error in errors if not (said := in_our_words(error, "logging in")).transient):
                 raise refusal
-    return False
+    # A broker that asks for a certificate and gets none only hangs up.
+    asked = settings.security.endswith("ssl") and not settings.certificate
+    raise LogLost(
+        f"Kafka does not answer: no broker of log.bootstrap ({settings.bootstrap}) did within {seconds:g} s.",
+        "Start the brokers, or correct log.bootstrap and log.security; the pipeline then goes on by itself."
+        + (" If they ask for a certificate, name ours in log.certificate and log.key." if asked else ""),
+    )
 
 
 def _knock(settings: KafkaConnectionSettings, patience: float) -> None:
-    """Raise LogError if the brokers do not let us in. A plain door is open; one that is silent is kafka-python's."""
+    """Raise LogError if the brokers do not let us in. A plain door is open; kafka-python says if nobody is there."""
     if settings.security != "plaintext":
-        admitted(settings, patience)
+        greet(settings, patience)
 
 
 def introduce(producer: Producer, topic: Topic) -> None:

@@ -13,8 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 from cdc.config import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
 from cdc.log.kafka_between import ranges
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_door import greet
+from cdc.log.kafka_client import Cluster, greet
 from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import RangeReader
 from cdc.log.kafka_reader import KafkaReader

@@ -28,6 +28,7 @@ from kafka.admin import (
 from pydantic import ValidationError
 
 from cdc.errors import LogError
+from cdc.log.kafka_client import greet
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaSettings
 from cdc.model import Lsn
@@ -78,41 +79,99 @@ class TlsKafka(Kafka):
             return False
 
 
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Signs certificates, and starts brokers that have one. Files lie where brokers, as another user, can read them."""
+
+    signs: trustme.CA
+    folder: Path
+    servers: ExitStack
+    home: Path
+
+    @property
+    def file(self) -> Path:
+        """What to trust."""
+        return self.folder / "ca.pem"
+
+    def broker(self, protocol: str = "SSL", **more: str) -> LocalServer:
+        """A broker whose listener speaks a protocol with TLS; underscores in further settings are dots."""
+        store = self.issue("broker")
+        settings = {
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,PLAINTEXT:{protocol}",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(store),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.file),
+            **{name.replace("_", "."): value for name, value in more.items()},
+        }
+        return LocalServer(_own_servers(self.servers, TlsKafka(settings, ca=str(self.file)), self.home), "kafka")
+
+    def issue(self, name: str, password: str = "") -> Path:
+        """A key and its certificate in one file."""
+        issued, file = self.signs.issue_cert(HOST), self.folder / f"{name}.pem"
+        key = _pkcs8(issued.private_key_pem.bytes(), password)
+        file.write_bytes(key + b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        file.chmod(0o644)
+        return file
+
+
 @pytest.fixture
-def tls(private_servers: ExitStack, session_home: Path, tmp_path: Path) -> tuple[LocalServer, Path]:
-    """A broker with a certificate of its own authority, and that authority's file."""
-    authority = trustme.CA()
-    issued = authority.issue_cert(HOST)
+def authority(private_servers: ExitStack, session_home: Path) -> Authority:
     folder = session_home / "certificates"
     folder.mkdir(mode=0o755, exist_ok=True)
-    store, trust = folder / "broker.pem", folder / "ca.pem"
-    store.write_bytes(_pkcs8(issued.private_key_pem.bytes()) + b"".join(pem.bytes() for pem in issued.cert_chain_pems))
-    authority.cert_pem.write_to_path(str(trust))
-    for file in (store, trust):
-        file.chmod(0o644)
-    settings = {
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:SSL",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(store),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(trust),
-    }
-    server = TlsKafka(settings, ca=str(trust))
-    return LocalServer(_own_servers(private_servers, server, session_home), "kafka"), trust
+    made = Authority(trustme.CA(), folder, private_servers, session_home)
+    made.signs.cert_pem.write_to_path(str(made.file))
+    made.file.chmod(0o644)
+    return made
 
 
-def _pkcs8(pem: bytes) -> bytes:
+def _pkcs8(pem: bytes, password: str) -> bytes:
     """The only form of a key that Java reads."""
     key = serialization.load_pem_private_key(pem, None)
-    form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    locked = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+
+
+def test_brokers_that_ask_for_a_certificate_are_given_ours(
+    authority: Authority, topic_prefix: str, tmp_path: Path
+) -> None:
+    server = authority.broker(ssl_client_auth="required")
+    own = authority.issue("client", password="planted-key-83d1")
+    stranger = KafkaSettings(bootstrap=server.url, prefix=topic_prefix, security="ssl", ca=str(authority.file))
+    files = {"certificate": str(own), "key": str(own), "key_password": Secret("planted-key-83d1")}
+    settings = stranger.model_copy(update=files)
+    writer(settings, tmp_path).append(batch(10, 3))
+    assert KafkaReader(settings).head()[1] == 10
+    with pytest.raises(LogError) as caught:
+        greet(stranger, 5)
+    assert "log.certificate" in str(caught.value)
+    assert "83d1" not in str(caught.value)
+
+
+def test_passwords_go_over_tls_and_a_wrong_one_is_refused(
+    authority: Authority, topic_prefix: str, tmp_path: Path
+) -> None:
+    users = SASL["listener.name.plaintext.plain.sasl.jaas.config"]
+    server = authority.broker(
+        "SASL_SSL",
+        sasl_enabled_mechanisms="PLAIN",
+        sasl_mechanism_inter_broker_protocol="PLAIN",
+        listener_name_plaintext_plain_sasl_jaas_config=users,
+    )
+    told = {"security": "sasl_ssl", "mechanism": "PLAIN", "user": WRITER, "ca": str(authority.file)}
+    settings = KafkaSettings(bootstrap=server.url, prefix=topic_prefix, password=Secret(WRITER), **told)
+    writer(settings, tmp_path).append(batch(10, 3))
+    assert KafkaReader(settings).head()[1] == 10
+    with pytest.raises(LogError) as caught:
+        KafkaReader(settings.model_copy(update={"password": Secret("wrong")})).head()
+    assert not caught.value.transient
 
 
 def test_changes_go_over_tls_and_a_stranger_is_not_spoken_to(
-    tls: tuple[LocalServer, Path], topic_prefix: str, tmp_path: Path
+    authority: Authority, topic_prefix: str, tmp_path: Path
 ) -> None:
-    server, trust = tls
-    settings = KafkaSettings(bootstrap=server.url, prefix=topic_prefix, security="ssl", ca=str(trust))
+    server = authority.broker()
+    settings = KafkaSettings(bootstrap=server.url, prefix=topic_prefix, security="ssl", ca=str(authority.file))
     writer(settings, tmp_path).append(batch(10, 3))
     assert KafkaReader(settings).head()[1] == 10
     other = tmp_path / "other.pem"
