@@ -111,8 +111,9 @@ def _print(facts: Mapping[str, Any]) -> None:
         OUT.print(f"history: exact from {exact} on")
     rows = []
     for name, behind in facts["behind_bytes"].items():
-        lag = "not started" if behind is None else f"{behind:,} bytes behind"
-        rows.append((name, nested(facts["apply"], "sinks", name).get("state", "not running"), lag))
+        sink = nested(facts["apply"], "sinks", name)
+        begun = "in the first snapshot" if sink.get("batches") else "not started"
+        rows.append((name, sink.get("state", "not running"), begun if behind is None else f"{behind:,} bytes behind"))
     print_table(("sink", "state", "lag"), rows)
     for name, part in nested(facts["daemon"], "parts").items():
         if isinstance(part, Mapping) and part.get("restarts"):

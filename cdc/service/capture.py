@@ -97,6 +97,7 @@ class Capture:
         self._claim()
         self.status.say("creating slot")
         self.status.history_exact_from = ""
+        self.status.publish()  # before any row: nobody may take what the stores are about to get for all of it
         with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
             marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), publication.MARK: published.mark()}
             more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None

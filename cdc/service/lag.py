@@ -33,9 +33,10 @@ class Trail:
         if len(self._lsns) > _LONGEST_TRAIL:
             del self._lsns[1:-1:2], self._times[1:-1:2]
 
-    def newest(self) -> Lsn:
-        """Where it is."""
-        return self._lsns[-1] if self._lsns else ZERO_LSN
+    def after(self, reached: Lsn) -> int:
+        """Bytes between a position and where it is. A store with nothing yet lacks what came since it was first seen:
+        counted from 0, it would be all the WAL that the server ever wrote."""
+        return self._lsns[-1] - (reached or self._lsns[0]) if self._lsns else 0
 
     def beyond(self, reached: Lsn) -> float | None:
         """When the oldest place beyond a position was committed; None if there is none."""
@@ -124,7 +125,7 @@ class Lags:
         since = trail.beyond(reached)
         if since is None:
             return self.capture
-        return Lag(trail.newest() - reached, max(moment.now - since, self.capture.seconds))
+        return Lag(trail.after(reached), max(moment.now - since, self.capture.seconds))
 
 
 def _newest(moment: Moment) -> dict[str, tuple[Lsn, float]]:

@@ -153,6 +153,13 @@ def test_a_sink_that_stands_still_is_further_behind_each_second() -> None:
     assert lags.tables["redis", "public.a"].bytes == 201
 
 
+def test_a_sink_with_nothing_yet_is_not_behind_by_all_the_wal_there_ever_was() -> None:
+    lags = Lags()
+    for second, head in ((0, 500), (10, 520)):
+        lags.look(moment(_START + second, said(_START + second), head=head, reached=0))
+    assert lags.sinks["redis"] == Lag(20, 10)
+
+
 def test_a_table_that_has_everything_is_not_behind_though_its_neighbour_is() -> None:
     lags = Lags()
     stamp = datetime.fromtimestamp(_START, UTC).isoformat()

@@ -79,7 +79,8 @@ function pauseButton(target, paused) {
 
 function storeBox(sink) {
   const behind = sink.lag_seconds > 0.5 || sink.lag_bytes > 0;
-  const lines = [[behind ? duration(sink.lag_seconds) : "up to date", behind ? `behind, ${bytes(sink.lag_bytes)} of WAL` : "", behind && sink.lag_seconds > 30 ? "slow" : ""],
+  const lacks = sink.reached === "0/0" ? "the first snapshot" : `${bytes(sink.lag_bytes)} of WAL`;
+  const lines = [[behind ? duration(sink.lag_seconds) : "up to date", behind ? `behind, ${lacks}` : "", behind && sink.lag_seconds > 30 ? "slow" : ""],
     [number(sink.changes), `changes applied, last batch ${duration(sink.batch_ms / 1000)}`]];
   if (sink.dead_letters) lines.push([number(sink.dead_letters), "set aside", "bad"]);
   if (sink.held.length) lines.push([sink.held.join(", "), "held back", "slow"]);
