@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc.config import Settings
+from cdc.model import Entry, Lsn
 from cdc.service.lanes import Lanes
 from cdc.service.pauses import Paused
 from sinks import memory, pace
@@ -16,7 +17,7 @@ from sinks.memory import Store
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeDisk
-from tests.histories import INTEGERS, History, cut, images, table
+from tests.histories import INTEGERS, History, cut, images, log_table, table
 from tests.integration.test_query import Fickle, row
 
 if TYPE_CHECKING:
@@ -209,3 +210,30 @@ def test_lost_checkpoints_skip_nothing(make_fleet: Callable[..., Fleet], state_d
         end = fleet.log.append(rows)
     fleet.reach(end)
     fleet.check(history.state())
+
+
+def test_a_restart_among_entries_that_share_an_lsn_skips_nothing_for_the_one_that_is_behind(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    """As in a first snapshot: both have reached the same LSN, but one of them with a piece less."""
+    fleet = make_fleet(("cache", "lake"))
+    pieces = [[row(number, 10, f"piece {number}")] for number in range(3)]
+
+    def append(number: int) -> None:
+        fleet.log.writer.append(Entry(log_table(pieces[number]), Lsn(100), {"piece": str(number)}))
+
+    def orders() -> dict[str, int]:
+        return {item.name: item.order for item in fleet.log.reader.consumers()}
+
+    append(0)
+    fleet.until(lambda: set(orders().values()) == {1}, "both have the first piece")
+    fleet.sinks["lake"].down = True
+    append(1)
+    append(2)
+    fleet.until(lambda: orders() == {"cache": 3, "lake": 1}, "one of them has the others too")
+    fleet.restart(lambda: setattr(fleet.sinks["lake"], "down", False))
+    fleet.reach(fleet.log.append([row(9, 200, "after")]))
+    expected = {number: f"piece {number}" for number in range(3)} | {9: "after"}
+    fleet.check(
+        {f'{{"id":{key}}}': f'{{"id":{key},"label":"{text}","big":"{text}"}}' for key, text in expected.items()}
+    )
