@@ -25,7 +25,7 @@ from cdc.capture.tally import Tally
 from cdc.capture.transactions import Assembler
 from cdc.capture.wire import Wire
 from cdc.config import SourceSettings
-from cdc.errors import SlotBusy, SourceError, SourceLost
+from cdc.errors import SlotBusy, SourceError, SourceLost, SourceRefused
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import Clock, LogWriter
 
@@ -186,13 +186,21 @@ class Reader:
         replication = connect(self._source, "millrace capture", replication=True)
         wire = Wire(replication, self._clock, silence)
         try:
-            self._check_slot(slot.identify(replication), after)
-            wire.start(self._source.slot, self._source.publication, after)
+            server = slot.identify(replication)
+            self._check_slot(server, after)
+            self._start(wire, server, after)
             self._sender = replication.info.backend_pid
         except BaseException:
             wire.close()
             raise
         return wire
+
+    def _start(self, wire: Wire, server: slot.ServerIdentity, after: Lsn) -> None:
+        try:
+            wire.start(self._source.slot, self._source.publication, after)
+        except SourceRefused:
+            self._check_slot(server, after)  # dropped since the last look: then that is what has to be said
+            raise
 
     def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
         """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
