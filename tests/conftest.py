@@ -1,6 +1,7 @@
 """Fixtures come from the fix_*.py files beside this one."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -13,3 +14,6 @@ pytest.register_assert_rewrite(*pytest_plugins)
 # No test asserts a time: machines are shared. In CI the examples are the same in every run.
 hypothesis.settings.register_profile("millrace", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("millrace")
+
+# A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
