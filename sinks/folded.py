@@ -71,7 +71,7 @@ def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     truncates = pc.equal(changes.column("op"), pa.scalar("t"))
     cuts = {row["table"]: row for row in changes.filter(truncates).to_pylist()}
     below = _after_truncates(changes.filter(pc.invert(truncates)), cuts)
-    newest = pc.max(rows.column("commit_ts")).as_py()
+    newest = pc.max(changes.column("commit_ts")).as_py()
     return Folded(Lsn(reached), newest, list(_batches(below, cuts, schemas.get)), offset)
 
 

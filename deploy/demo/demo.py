@@ -115,7 +115,7 @@ class Demo:
                     name,
                     str(facts.get("state", "starting")),
                     sum(map(count, nested(facts, "changes").values())),
-                    max(0, head - lsn),
+                    max(0, head - lsn) if lsn else None,
                 )
             )
         captured = count(capture.get("changes_total")) + count(nested(capture, "snapshot").get("rows"))

@@ -11,12 +11,12 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """One store, as it stands."""
+    """One store, as it stands. `lag_bytes` is None until it has the first snapshot."""
 
     name: str
     state: str
     changes: int
-    lag_bytes: int
+    lag_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class View:
 
 
 def _lag(view: SinkView) -> str:
+    if view.lag_bytes is None:
+        return "no snapshot"
     if not view.lag_bytes:
         return "up to date"
     return f"{view.lag_bytes / 1e6:,.1f} MB" if view.lag_bytes >= 1e6 else f"{view.lag_bytes / 1e3:,.1f} kB"
