@@ -72,6 +72,10 @@ position is a short text that can go into a cookie or a header. Commit before yo
 transaction covers nothing of it. With `synchronous_commit` off in the session the insert position is taken, since the
 commit may not have been written yet; where it was off for the transaction only (`set local`), pass `asynchronous=True`.
 For OpenSearch read the document by its id: a search sees it after the index's next refresh.
+
+A sink has reached nothing until it holds the whole first snapshot, also where that was cut short and goes on in chunks:
+a row from before may be in its last piece. What is waited for besides are changes: rows that `millrace backfill` or the
+mode `incremental` is still reading are not.
 """
 
 

@@ -1,10 +1,12 @@
 """The command line as people meet it: sentences, exit codes, JSON on request."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cdc.cli import reference_http
 from cdc.cli.reference import reference
 from tests.fix_processes import Program, RunProgram
 
@@ -83,5 +85,9 @@ def test_every_command_has_an_example(millrace: RunProgram) -> None:
         assert f"Example: millrace {command}" in helped.said()
 
 
-def test_the_configuration_reference_is_current() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == reference(), "run: make docs"
+@pytest.mark.parametrize(
+    ("name", "generated"),
+    [("configuration", reference), ("http", reference_http.http), ("metrics", reference_http.metrics)],
+)
+def test_the_references_are_current(name: str, generated: Callable[[], str]) -> None:
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == generated(), "run: make docs"
