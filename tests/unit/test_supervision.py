@@ -141,7 +141,7 @@ sys.exit(part.main("part", None))
     process = subprocess.Popen(python(code), process_group=0)
     wait_until(lambda: mark.exists() and mark.read_text(), 20, "a child")
     process.terminate()
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
     wait_until(lambda: not _left(mark), 20, "no orphan")
 
 
@@ -162,7 +162,7 @@ while not stop.is_set():
     for _ in range(20_000):
         process.send_signal(signal.SIGHUP)
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
 
 
 def test_a_second_daemon_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
