@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from cdc.log.spark.source import LogSource
+
 
 class PlaceReader(ABC):
     """Cheap to make: nothing is connected before the first question. One thread at a time asks."""
@@ -40,25 +42,22 @@ class PlaceReader(ABC):
 
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
         """Micro-batches that begin and end at places."""
-        from cdc.log.spark.kafka import stream
-
-        return stream(spark, self._cluster.settings, after if after is not None else self.start(), limit)
+        return self._source().frame(spark, self.start() if after is None else after, limit)
 
     def packed(
         self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
     ) -> "DataFrame":
         """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only."""
-        from cdc.log.spark.cells import Selection
-        from cdc.log.spark.kafka import packed
-
-        selection = Selection(tuple(columns), tuple(map(str, tables)))
-        return packed(spark, self._cluster.settings, after if after is not None else self.start(), limit, selection)
+        return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
         """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
-        from cdc.log.spark.kafka import rows_of
+        return self._source().unpacked(batch)
 
-        return rows_of(batch, self._cluster.settings)
+    def _source(self) -> "LogSource":
+        from cdc.log.spark.kafka import source
+
+        return source(self._cluster.settings)
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered reader."""

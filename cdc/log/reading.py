@@ -25,6 +25,8 @@ from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from cdc.log.spark.source import LogSource
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSES = 20
 
@@ -141,25 +143,22 @@ class SegmentReader:
 
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
         """A streaming DataFrame of the log."""
-        from cdc.log.spark.segments import frame
-
-        return frame(spark, self._folder.root, self.start() if after is None else after, limit)
+        return self._source().frame(spark, self.start() if after is None else after, limit)
 
     def packed(
         self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
     ) -> "DataFrame":
         """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only."""
-        from cdc.log.spark.cells import Selection
-        from cdc.log.spark.segments import packed
-
-        selection = Selection(tuple(columns), tuple(map(str, tables)))
-        return packed(spark, self._folder.root, self.start() if after is None else after, limit, selection)
+        return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
         """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
-        from cdc.log.spark.segments import rows_of
+        return self._source().unpacked(batch)
 
-        return rows_of(batch, self._folder.root)
+    def _source(self) -> "LogSource":
+        from cdc.log.spark.segments import source
+
+        return source(self._folder.root)
 
 
 def require_kept(view: View, position: int) -> None:

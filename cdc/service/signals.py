@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import FrameType
 
 
-def hear(events: Mapping[signal.Signals, threading.Event]) -> None:
+def hear(events: Mapping[int, threading.Event]) -> None:
     """From now on each of the signals sets its event. For the main thread, once in a process."""
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)
@@ -27,8 +27,8 @@ def _leave_it_to_the_ear(_number: int, _frame: FrameType | None) -> None:
     """Only to replace the default, which would end the process."""
 
 
-def _listen(ear: int, events: Mapping[signal.Signals, threading.Event]) -> None:
+def _listen(ear: int, events: Mapping[int, threading.Event]) -> None:
     while True:
         for number in os.read(ear, 512):
-            if event := events.get(signal.Signals(number)):
+            if event := events.get(number):
                 event.set()

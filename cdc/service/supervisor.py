@@ -106,13 +106,14 @@ class Part:
 
 def _end_rest(group: int, seconds: float) -> None:
     """Kill what a part that ended has left of its group, after so many seconds to go by itself: a JVM may hang."""
+    if not group:
+        return
     deadline = time.monotonic() + seconds
     with suppress(ProcessLookupError):
-        while group and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             os.killpg(group, 0)
             time.sleep(0.05)
-        if group:
-            os.killpg(group, signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
 
 
 @dataclass(slots=True)

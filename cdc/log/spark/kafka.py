@@ -2,8 +2,6 @@
 
 Why not Spark's own Kafka source: it asks each partition for its newest offset at a moment of its own, so a batch can
 hold a transaction's marker without some of its rows; and its JSON functions write numbers anew, which loses digits.
-
-`stream` brings rows of LOG_SCHEMA; `packed` the same micro-batches as Arrow in a few cells, which the JVM only carries.
 """
 
 import json
@@ -12,7 +10,6 @@ from functools import cache
 from itertools import chain
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -27,9 +24,9 @@ from cdc.log.kafka_position import Place
 from cdc.log.kafka_ranges import Range, RangeReader, envelopes
 from cdc.log.kafka_reader import KafkaReader
 from cdc.log.kafka_settings import KafkaConnectionSettings, KafkaSettings
-from cdc.log.spark.cells import Selection, Shape, TooLarge, unpack
+from cdc.log.spark.cells import Shape
 from cdc.log.spark.pieces import progress_row
-from cdc.log.spark.segments import register
+from cdc.log.spark.source import LogSource
 from cdc.ports import Offset
 from cdc.secret import Secret
 
@@ -41,39 +38,12 @@ _TASK_MESSAGES = 20_000
 Where = dict[str, str]
 
 
-def stream(spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int = 0) -> DataFrame:
-    """The stream after an offset, so many messages a micro-batch (0: 50,000)."""
-    return spark.readStream.format(_FORMAT).options(**_options(spark, settings, after, limit)).load()
-
-
-def packed(
-    spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int, selection: Selection
-) -> DataFrame:
-    """The same in cells of Arrow, of some columns and tables only. `rows_of` takes a micro-batch apart."""
-    options = {**_options(spark, settings, after, limit), **selection.packing()}
-    return spark.readStream.format(_FORMAT).options(**options).load()
-
-
-def rows_of(batch: DataFrame, settings: KafkaConnectionSettings) -> pa.Table | DataFrame:
-    """The rows of a packed micro-batch; where they are too many to hold, a DataFrame that reads them again."""
-    found = unpack(batch.toArrow())
-    if not isinstance(found, TooLarge):
-        return found
-    spark = batch.sparkSession
-    options = {**_options(spark, settings, Offset(found.after)), "until": found.until, "selection": found.selection}
-    return spark.read.format(_FORMAT).options(**options).load()
-
-
-def _options(spark: SparkSession, settings: KafkaConnectionSettings, after: Offset, limit: int = 0) -> dict[str, str]:
-    register(spark, KafkaSource)
-    return {
-        "settings": settings.model_dump_json(exclude={"password", "key_password"}),
-        # Spark redacts options of this name wherever it shows them.
-        "password": json.dumps([settings.password.reveal(), settings.key_password.reveal()]),
-        "after": after,
-        "limit": str(limit or _BATCH_MESSAGES),
-        "tasks": str(spark.sparkContext.defaultParallelism),
-    }
+def source(settings: KafkaConnectionSettings) -> LogSource:
+    """The source that reads a log's topics."""
+    told = settings.model_dump_json(exclude={"password", "key_password"})
+    # Spark redacts options of this name wherever it shows them.
+    secret = json.dumps([settings.password.reveal(), settings.key_password.reveal()])
+    return LogSource(KafkaSource, {"settings": told, "password": secret}, _BATCH_MESSAGES)
 
 
 class KafkaSource(DataSource):

@@ -1,17 +1,14 @@
 """The segment log as a Spark stream: offsets are sequence numbers, nothing is listed but the hot folder.
 
-See docs/adr/0003-spark-source.md for why it is a Python data source. `frame` brings rows of LOG_SCHEMA; `packed` the
-same micro-batches as Arrow in a few cells, which the JVM only carries.
+See docs/adr/0003-spark-source.md for why it is a Python data source.
 """
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -26,8 +23,9 @@ from cdc.errors import LogCorrupt
 from cdc.log.folder import View
 from cdc.log.reading import SegmentReader, offset_of, sequence_of
 from cdc.log.spark import pieces
-from cdc.log.spark.cells import Selection, Shape, TooLarge, unpack
+from cdc.log.spark.cells import Shape
 from cdc.log.spark.pieces import Piece
+from cdc.log.spark.source import LogSource
 from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
@@ -42,55 +40,9 @@ _TASK_ROWS = 20_000
 """Least rows of a task: below this a second task costs more than it saves."""
 
 
-def frame(spark: SparkSession, root: Path, after: Offset, limit: int = 0) -> DataFrame:
-    """The stream after an offset; `limit` rows a micro-batch (0: 50,000)."""
-    return spark.readStream.format(_FORMAT).options(**_options(spark, root, after, limit)).load()
-
-
-def packed(spark: SparkSession, root: Path, after: Offset, limit: int, selection: Selection) -> DataFrame:
-    """The same in cells of Arrow, of some columns and tables only. `rows_of` takes a micro-batch apart."""
-    options = {**_options(spark, root, after, limit), **selection.packing()}
-    return spark.readStream.format(_FORMAT).options(**options).load()
-
-
-def rows_of(batch: DataFrame, root: Path) -> pa.Table | DataFrame:
-    """The rows of a packed micro-batch; where they are too many to hold, a DataFrame that reads them again."""
-    found = unpack(batch.toArrow())
-    if not isinstance(found, TooLarge):
-        return found
-    spark = batch.sparkSession
-    options = {**_options(spark, root, Offset(found.after)), "until": found.until, "selection": found.selection}
-    return spark.read.format(_FORMAT).options(**options).load()
-
-
-def _options(spark: SparkSession, root: Path, after: Offset, limit: int = 0) -> dict[str, str]:
-    register(spark, SegmentSource)
-    return {
-        "root": str(root.absolute()),
-        "after": after,
-        "limit": str(limit or _DEFAULT_ROWS),
-        "tasks": str(spark.sparkContext.defaultParallelism),
-    }
-
-
-def register(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make a source known to a session and to its workers.
-
-    Spark looks whether the name is taken in the thread's active session, not in the one that registers: with another
-    session active that has the source, it would refuse it here and then not find it.
-    """
-    _let_workers_import(spark)
-    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
-    spark.dataSource.register(source)
-
-
-def _let_workers_import(spark: SparkSession) -> None:
-    """Workers unpickle our classes by name; they need our folder on their path wherever the driver was started."""
-    ours = str(Path(__file__).parents[3])
-    environment = spark.sparkContext.environment
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    if ours not in paths:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, ours]))
+def source(root: Path) -> LogSource:
+    """The source that reads the log in a folder."""
+    return LogSource(SegmentSource, {"root": str(root.absolute())}, _DEFAULT_ROWS)
 
 
 class _Share(InputPartition):
