@@ -1,5 +1,7 @@
 """Which transaction each row of a feed belongs to, and its place in it: one context per Begin, BeginPrepare or
-StreamStart, from there to its end. The last one stays open over feeds."""
+StreamStart, from there to its end. The last one stays open over feeds.
+
+Also where the transaction before it ended: no change may have a version below that (docs/adr/0013-versions.md)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cdc.capture.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
-from cdc.capture.frames import Frames
+from cdc.capture.frames import COMMIT, Frames
 from cdc.capture.reading import POSTGRES_EPOCH
 from cdc.capture.spans import Flags, Places
 from cdc.errors import DecodeError
+from cdc.model import Lsn
 
 _CLOSER = {ord("B"): ord("C"), ord("b"): ord("P"), ord("S"): ord("E")}
 _OPENS, _CLOSES = np.zeros(256, np.uint8), np.zeros(256, np.bool_)
@@ -30,6 +33,26 @@ class Placed:
     commit_ts: Places
     xid: Places
     ordinal: Places
+    previous: Places
+    """The end of the transaction committed before; 0 in a streamed block, whose place is known only at its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The messages of a feed that end a transaction, and where; `ends` has the end before the feed in front."""
+
+    messages: Places
+    ends: Places
+
+    def before(self, message: Places) -> Places:
+        """The end of the last transaction that ended before each of these messages."""
+        return self.ends[np.searchsorted(self.messages, message)]
+
+    def along_with(self, messages: Places, ends: Places) -> "_Ends":
+        """These ends and others, in stream order."""
+        every = np.concatenate((self.messages, messages))
+        order = np.argsort(every)
+        return _Ends(every[order], np.concatenate((self.ends[:1], np.concatenate((self.ends[1:], ends))[order])))
 
 
 @dataclass(slots=True)
@@ -42,6 +65,10 @@ class Contexts:
     commit_ts: int = 0
     xid: int = 0
     ordinal: int = 0
+    previous: int = 0
+    """The end of the transaction committed before the open one."""
+    ended: int = 0
+    """The end of the newest committed transaction; before the first one, the log's end."""
     streamed: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -72,29 +99,46 @@ class Contexts:
         if outside.any():
             raise DecodeError(f"Message {int(rows[np.argmax(outside)])} of the feed is a row outside a transaction", 0)
 
-    def place(self, frames: Frames, found: Mapping[int, Event], counts: Places, message: Places) -> Placed:
+    def place(self, frames: Frames, found: dict[int, Event], counts: Places, message: Places) -> Placed:
         """Number the rows (`counts`: rows per message, `message`: each row's message) and move on to the feed's end."""
         kind = frames.kind
         openers = frames.of(_OPENERS)
         before = np.cumsum(counts) - counts
         first = np.concatenate(([0], before[openers]))
         size = np.diff(np.concatenate((first, [len(message)])))
-        lsn, ts, xid, carry = (np.zeros(len(openers) + 1, np.int64) for _ in range(4))
-        lsn[0], ts[0], xid[0], carry[0] = self.commit_lsn, self.commit_ts, self.xid, self.ordinal
+        lsn, ts, xid, carry, previous = (np.zeros(len(openers) + 1, np.int64) for _ in range(5))
+        lsn[0], ts[0], xid[0], carry[0], previous[0] = (
+            self.commit_lsn, self.commit_ts, self.xid, self.ordinal, self.previous
+        )  # fmt: skip
         plain = np.flatnonzero(kind[openers] == ord("B"))
         at = frames.start[openers[plain]]
         lsn[plain + 1] = frames.u64(at + 1)
         ts[plain + 1] = frames.u64(at + 9) + POSTGRES_EPOCH
         xid[plain + 1] = frames.u32(at + 17)
+        ends = self._ends(frames, found)
+        previous[plain + 1] = ends.before(openers[plain])
         if len(plain) < len(openers) or self.streaming:
             self._follow(found, openers, (lsn, ts, xid, carry), size)
         context = np.searchsorted(openers, message, side="right")
         ordinal = np.arange(len(message)) - first[context] + carry[context]
-        placed = Placed(lsn[context], ts[context], xid[context], ordinal)
+        placed = Placed(lsn[context], ts[context], xid[context], ordinal, previous[context])
         self.commit_lsn, self.commit_ts, self.xid = int(lsn[-1]), int(ts[-1]), int(xid[-1])
+        self.previous, self.ended = int(previous[-1]), int(ends.ends[-1])
         self.ordinal = int(carry[-1] + size[-1])
         self._close(frames)
         return placed
+
+    def _ends(self, frames: Frames, found: dict[int, Event]) -> "_Ends":
+        """Where transactions end in this feed; tells each StreamCommit where the one before it ended."""
+        commits = frames.of(COMMIT)
+        ends = _Ends(commits, np.concatenate(([self.ended], frames.u64(frames.start[commits] + 10))))
+        streamed = {index: event for index, event in found.items() if isinstance(event, StreamCommit)}
+        if streamed:
+            at = np.array(sorted(streamed), np.int64)
+            ends = ends.along_with(at, np.array([streamed[index].end_lsn for index in at.tolist()], np.int64))
+            for index, before in zip(at.tolist(), ends.before(at).tolist(), strict=True):
+                found[index] = streamed[index]._replace(previous=Lsn(before))
+        return ends
 
     def _follow(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from cdc.capture import events
-from cdc.capture.frames import Frames, flags_of_kinds
+from cdc.capture.frames import BEGIN, COMMIT, Frames
 from cdc.capture.reading import POSTGRES_EPOCH, Reading
 from cdc.capture.spans import Places
 
@@ -117,9 +117,6 @@ PARSERS: dict[str, Callable[[Reading], Control | None]] = {
     "O": origin,
     "Y": type_name,
 }
-
-
-BEGIN, COMMIT = flags_of_kinds("B"), flags_of_kinds("C")
 
 
 def ordered(frames: Frames, found: Mapping[int, events.Event], counts: Places) -> list[events.Event]:

@@ -6,7 +6,7 @@ Plain tuples, because a stream of small transactions makes two of them per row. 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cdc.model import Lsn, TableSchema
+from cdc.model import ZERO_LSN, Lsn, TableSchema
 
 
 class Begin(NamedTuple):
@@ -51,6 +51,8 @@ class StreamCommit(NamedTuple):
     row: int = 0
     schemas: Mapping[int, int] = {}
     """The recorded ids by the provisional ones that its rows carry."""
+    previous: Lsn = ZERO_LSN
+    """Where the transaction committed before it ended: none of its rows has a version below."""
 
 
 class StreamAbort(NamedTuple):

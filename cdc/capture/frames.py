@@ -109,3 +109,6 @@ def flags_of_kinds(kinds: str) -> Flags:
     flags = np.zeros(256, np.bool_)
     flags[np.frombuffer(kinds.encode(), np.uint8)] = True
     return flags
+
+
+BEGIN, COMMIT = flags_of_kinds("B"), flags_of_kinds("C")

@@ -9,9 +9,11 @@ it. So a transaction's rows are `rows.slice(begin.row, commit.row - begin.row)`,
 one slice up to the last Commit's `row`, and nobody touches a row. A transaction may span feeds; so may a block of a
 streamed one. `ordinal` counts a transaction's rows over feeds.
 
+- `version` is the greater of the change's own LSN and the end of the transaction committed before: see
+  docs/adr/0013-versions.md. Two changes of one transaction may have the same.
 - `commit_lsn` and `commit_ts` come from Begin. In a streamed block they are 0: the caller fills them in at
-  StreamCommit, after leaving out the rows whose `subxid` was aborted. `decoded.subxids` gives each row's own
-  (sub)transaction; for rows that are not streamed it is the transaction's.
+  StreamCommit, after leaving out the rows whose `subxid` was aborted, and raises `version` to its `previous`.
+  `decoded.subxids` gives each row's own (sub)transaction; for rows that are not streamed it is the transaction's.
 - A key change is two rows, `d` of the old key and `c` of the new one, same version, adjacent ordinals. The trap: the
   `c` may have `unchanged` columns, whose values are stored under the old key (never under FULL, which sends them).
 - `before` is there only where identity FULL sends it. `unchanged` is NULL where every column was sent.
@@ -43,14 +45,14 @@ from cdc.capture.events import (
     StreamPrepare,
     StreamStart,
 )
-from cdc.capture.frames import Frames, flags_of_kinds, join
+from cdc.capture.frames import BEGIN, COMMIT, Frames, flags_of_kinds, join
 from cdc.capture.layout import Layout
 from cdc.capture.mask import NO_MASK, Masking
 from cdc.capture.reading import Reading
 from cdc.capture.relations import Catalog, Keys, Relations
 from cdc.capture.spans import Places
 from cdc.errors import DecodeError
-from cdc.model import LOG_SCHEMA
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 from cdc.ports import Schemas
 
 PART = 64 << 20
@@ -71,7 +73,8 @@ class Decoder:
 
     `schemas` records every new table schema (masked); `catalog` finds types that are not Postgres's own; `keys` finds
     the primary key of a table with identity FULL; `parallel` says that the stream was started with
-    `streaming 'parallel'` (protocol 4), whose aborts are longer.
+    `streaming 'parallel'` (protocol 4), whose aborts are longer; `after` is where the stream was started: no transaction
+    that ended later is in the log.
     """
 
     def __init__(
@@ -81,9 +84,10 @@ class Decoder:
         keys: Keys = lambda _: (),
         masking: Masking = NO_MASK,
         parallel: bool = False,
+        after: Lsn = ZERO_LSN,
     ) -> None:
         self._relations = Relations(schemas, catalog, keys, masking)
-        self._contexts = Contexts()
+        self._contexts = Contexts(ended=after)
         self._parsers = dict(control.PARSERS)
         if parallel:
             self._parsers["A"] = control.parallel_abort
@@ -205,7 +209,7 @@ _CHANGES = flags_of_kinds("IUD")
 _ROWS = flags_of_kinds("IUDT")
 _TURNS = flags_of_kinds("RcAp")
 _RARE = flags_of_kinds("SEcAbPKrpMOY")
-_SIZES = (("B", control.BEGIN, 21), ("C", control.COMMIT, 26))
+_SIZES = (("B", BEGIN, 21), ("C", COMMIT, 26))
 
 
 def _check_kinds(frames: Frames) -> None:
@@ -265,7 +269,7 @@ def _table(groups: Sequence[tuple[Layout, Changes]], frames: Frames, message: Pl
         columns = [take(pa.concat_arrays(column), order) for column in zip(*parts, strict=True)]
     arrays = [
         *columns[:-1],
-        pa.array(frames.lsn[message]),
+        pa.array(np.maximum(frames.lsn[message], placed.previous)),
         pa.array(placed.commit_lsn),
         pa.array(placed.ordinal),
         pa.array(placed.xid),

@@ -173,7 +173,7 @@ class Reader:
         return Stream(
             wire,
             self._handoff,
-            Decoder(self._log.schemas, lookups.type_of, lookups.key_of, self._masking),
+            Decoder(self._log.schemas, lookups.type_of, lookups.key_of, self._masking, after=after),
             Assembler(after, _OPEN_BYTES, lambda: Overflow(self._scratch)),
             self._clock,
             listener=self._listener,

@@ -26,7 +26,7 @@ from cdc.capture.events import (
     StreamStop,
 )
 from cdc.errors import DecodeError, SourceRefused
-from cdc.model import LOG_SCHEMA, Entry, Lsn
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 
 _PLAIN = frozenset({Begin, Commit, RelationChanged})
 
@@ -48,12 +48,14 @@ class Aside(Protocol):
 class Stamp:
     """What the rows of a streamed transaction learn at its commit, and which subtransactions did not survive.
 
-    `schemas` are the ids of its new schemas by the provisional ones in the rows.
+    `previous` is where the transaction committed before it ended; `schemas` are the ids of its new schemas by the
+    provisional ones in the rows.
     """
 
     xid: int
     commit_lsn: Lsn
     commit_ts: int
+    previous: Lsn = ZERO_LSN
     aborted: frozenset[int] = frozenset()
     schemas: Mapping[int, int] = field(default_factory=dict)
 
@@ -65,6 +67,7 @@ class Stamp:
         count = rows.num_rows
         when = pa.scalar(self.commit_ts, LOG_SCHEMA.field("commit_ts").type)
         stamps = {
+            "version": pa.array(np.maximum(rows["version"].to_numpy(), self.previous)),
             "commit_lsn": pa.array(np.full(count, self.commit_lsn, np.int64)),
             "ordinal": pa.array(np.arange(ordinal, ordinal + count)),
             "xid": pa.array(np.full(count, self.xid, np.int64)),
@@ -219,7 +222,14 @@ class Assembler:
                 self._abort(event)
             case StreamCommit() if event.xid in self._streams:
                 whole = self._streams.pop(event.xid)
-                stamp = Stamp(event.xid, event.commit_lsn, event.commit_ts, frozenset(whole.aborted), event.schemas)
+                stamp = Stamp(
+                    event.xid,
+                    event.commit_lsn,
+                    event.commit_ts,
+                    event.previous,
+                    frozenset(whole.aborted),
+                    event.schemas,
+                )
                 return self._committed(whole, event.end_lsn, stamp)
             case LogicalMessage():
                 return self._said(event)
