@@ -37,11 +37,12 @@ _NEWEST_FIRST = f"partition by {_KEY} order by {_AGE}"
 _OP = "case when op in ('d', 't', 'm') then op else 'u' end as op"
 # Older changes of a partial key weigh nothing, so that they share the sum of the newest one and stay beside it.
 _WEIGHT = "case when place = 1 then 200 + ifnull(octet_length(after), 0) else 0 end"
-_ROWS = ["`table`", "key", "op", "after", "unchanged", "version", "commit_lsn", "commit_ts", "schema_id", "place"]
+_ROWS = ["`table`", "key", "op", "after", "unchanged", "version", "commit_lsn", "commit_ts", "schema_id"]
+_PLACED = [*_ROWS, "ordinal", "place"]
 
 
 def fold(changes: "DataFrame") -> "DataFrame":
-    """LOG_SCHEMA to the columns of FOLDED and `place`: 1 for the newest change of a key, 2 and on for older ones.
+    """LOG_SCHEMA to the columns of FOLDED, `ordinal`, and `place`: 1 for the newest change of a key, 2 and on for older.
 
     Older ones are there only for keys whose newest change is partial. Truncates and progress markers have no key, and
     so come out as one row per table. `bytes` is the size of the batch up to and including the row's key; the marker,
@@ -50,7 +51,7 @@ def fold(changes: "DataFrame") -> "DataFrame":
     (docs/adr/0010-fold.md).
     """
     lean = changes.where(f"op <> 'm' or `table` = '{PROGRESS_TABLE}'").selectExpr(
-        f"`table` = '{PROGRESS_TABLE}' as marker", "ordinal", *_ROWS[:2], _OP, *_ROWS[3:-1]
+        f"`table` = '{PROGRESS_TABLE}' as marker", "ordinal", *_ROWS[:2], _OP, *_ROWS[3:]
     )
     ranked = lean.coalesce(1).selectExpr(
         "*",
@@ -58,4 +59,4 @@ def fold(changes: "DataFrame") -> "DataFrame":
         f"first_value(size(unchanged) > 0) over ({_NEWEST_FIRST}) as partial",
     )
     up_to_here = f"order by {_KEY}, {_AGE} rows between unbounded preceding and current row"
-    return ranked.where("place = 1 or partial").selectExpr(*_ROWS, f"sum({_WEIGHT}) over ({up_to_here}) as bytes")
+    return ranked.where("place = 1 or partial").selectExpr(*_PLACED, f"sum({_WEIGHT}) over ({up_to_here}) as bytes")

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def ranked(changes: pa.Table) -> pa.Table:
-    """LOG_SCHEMA to the columns of FOLDED and `place`, as `sinks.fold.fold` gives them for `sinks.folded.gather`."""
+    """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`, as `sinks.fold.fold` gives them."""
     rows = changes.filter((pc.field("op") != "m") | (pc.field("table") == PROGRESS_TABLE)).combine_chunks()
     group = _groups(rows)
     newest_first: list[tuple[str, Literal["ascending", "descending"]]] = [("group", "ascending")]
@@ -29,7 +29,7 @@ def ranked(changes: pa.Table) -> pa.Table:
     place = np.arange(len(order)) - np.repeat(firsts, np.diff(firsts, append=len(order))) + 1
     partial = _partial(rows)[order]
     kept = (place == 1) | np.repeat(partial[firsts], np.diff(firsts, append=len(order)))
-    found = rows.take(order[kept]).select(FOLDED.names)
+    found = rows.take(order[kept]).select([*FOLDED.names, "ordinal"])
     found = found.set_column(found.column_names.index("op"), "op", _op(found["op"]))
     return found.append_column("place", pa.array(place[kept]))
 

@@ -51,7 +51,9 @@ def joined(several: Sequence[Folded]) -> Folded:
     cuts: dict[str, Row] = {}
     for batch in batches:
         if batch.truncated > cuts.get(str(batch.schema.table), {"version": 0})["version"]:
-            cuts[str(batch.schema.table)] = {"version": batch.truncated, "schema_id": batch.schema.id}
+            # Rows of the truncate's own transaction were told apart from it when their batch was folded.
+            cut = {"version": batch.truncated, "commit_lsn": 0, "ordinal": 0, "schema_id": batch.schema.id}
+            cuts[str(batch.schema.table)] = cut
     rows = pa.concat_tables([FOLDED.empty_table(), *(batch.rows for batch in batches)])
     below = _after_truncates(ranked(rows.append_column("ordinal", pa.array(np.arange(rows.num_rows)))), cuts)
     return Folded(
@@ -93,16 +95,18 @@ def _deaths(below: pa.Table, rows: pa.Table) -> pa.Table:
     """The deletes under those of `rows` that are still partial: of a key that another row took over.
 
     They must reach the store before them. Folded away, they would leave the row that is gone, and its large columns
-    would be kept for the one that has its key now.
+    would be kept for the one that has its key now. Their version is below the row's, also where one transaction gave
+    both the same: the store would ignore the second. Every earlier transaction's version is still smaller.
     """
     deletes = below.filter(pc.equal(below.column("op"), pa.scalar("d")))
     partial = _partial(rows).to_pylist() if deletes.num_rows else []
-    schema_ids = {(row["table"], row["key"]): row["schema_id"] for row in partial}
+    taken_over = {(row["table"], row["key"]): row for row in partial}
     found: dict[tuple[str, str], Row] = {}
     for row in deletes.sort_by([("place", "descending")]).select(FOLDED.names).to_pylist() if partial else ():
         key = (row["table"], row["key"])
-        if key in schema_ids:
-            found[key] = {**row, "schema_id": schema_ids[key]}
+        if (new := taken_over.get(key)) is not None:
+            version = min(row["version"], new["version"] - 1)
+            found[key] = {**row, "version": version, "schema_id": new["schema_id"]}
     return pa.Table.from_pylist(list(found.values()), schema=FOLDED)
 
 
@@ -122,12 +126,11 @@ def _filled(row: Row, older: Sequence[Row]) -> Row:
 
 
 def _after_truncates(rows: pa.Table, cuts: Mapping[str, Row]) -> pa.Table:
+    """Without what a truncate removed: older versions, and earlier rows of its own transaction with the same version."""
     for table, cut in cuts.items():
-        gone = pc.and_(
-            pc.equal(rows.column("table"), pa.scalar(table)),
-            pc.less(rows.column("version"), pa.scalar(cut["version"])),
-        )
-        rows = rows.filter(pc.invert(gone))
+        tied = (pc.field("version") == cut["version"]) & (pc.field("commit_lsn") == cut["commit_lsn"])
+        earlier = (pc.field("version") < cut["version"]) | (tied & (pc.field("ordinal") < cut["ordinal"]))
+        rows = rows.filter(~((pc.field("table") == table) & earlier))
     return rows
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ITEMS = table()
-PLACED = pa.schema([*FOLDED, pa.field("place", pa.int32())])
+PLACED = pa.schema([*FOLDED, pa.field("ordinal", pa.int64()), pa.field("place", pa.int32())])
 seeds = st.integers(0, 2**32)
 
 
@@ -70,6 +70,9 @@ def test_the_delete_below_a_partial_row_goes_to_the_store_before_it() -> None:
     first, second = gather(ranked(rows), Registry()).batches
     assert [(row["op"], row["version"]) for row in first.rows.to_pylist()] == [("d", 8)]
     assert [(row["op"], row["version"]) for row in second.rows.to_pylist()] == [("u", 9)]
+    tied = [change("d", key, 9, ordinal=0), change("u", key, 9, key, ["big"], ordinal=1)]
+    versions = [batch.rows["version"].to_pylist() for batch in gather(ranked(tied), Registry()).batches]
+    assert versions == [[8], [9]], "with one version for both, the store would ignore the row"
     whole = [change("d", key, 8), change("u", key, 9, '{"id":1,"big":"x"}'), change("u", key, 10, key, ["big"])]
     assert len(gather(ranked(whole), Registry()).batches) == 1
 
@@ -163,6 +166,15 @@ def test_rows_of_two_schemas_come_in_two_batches_and_the_truncate_comes_first() 
     rows.append(change("c", '{"id":2}', 10, '{"id":2,"new":1}', schema_id=2))
     batches = gather(ranked(rows), Registry()).batches
     assert [(batch.schema.id, batch.rows.num_rows, batch.truncated) for batch in batches] == [(1, 1, 8), (2, 1, 0)]
+
+
+def test_a_truncate_removes_earlier_rows_of_its_own_transaction_though_their_versions_are_equal() -> None:
+    """A transaction that was overtaken gives all its changes one version: their order in the log decides."""
+    rows = [change("c", '{"id":1}', 9, '{"id":1}', ordinal=0), change("c", '{"id":2}', 9, '{"id":2}', ordinal=1)]
+    rows += [change("t", None, 9, ordinal=2), change("c", '{"id":2}', 9, '{"id":2,"n":1}', ordinal=3)]
+    keys, truncated = result(rows)
+    assert ({key: row[1] for key, row in keys.items()}, truncated) == ({'{"id":2}': '{"id":2,"n":1}'}, 9)
+    assert shown(gather(ranked_by_arrow(log_table(rows)), Registry())) == (keys, truncated)
 
 
 @pytest.mark.spark
