@@ -25,6 +25,7 @@ from cdc.capture.events import (
     StreamStart,
     StreamStop,
 )
+from cdc.capture.net_effect import settled, settled_parts, shows_deleted_rows
 from cdc.errors import DecodeError, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 
@@ -92,9 +93,14 @@ class Large:
     end: Lsn
     aside: Aside
     stamp: Stamp | None = None
+    unsettled: bool = False
+    """Whether its net effect may lack some of its changes (`cdc.capture.net_effect`)."""
 
     def parts(self) -> Iterator[pa.Table]:
         """Its rows in log order."""
+        return settled_parts(self._stamped) if self.unsettled else self._stamped()
+
+    def _stamped(self) -> Iterator[pa.Table]:
         ordinal = 0
         for rows in self.aside.read():
             kept = rows if self.stamp is None else self.stamp.apply(rows, ordinal)
@@ -118,12 +124,14 @@ class _Rows:
     aside: Aside | None = None
     aborted: set[int] = field(default_factory=set)
     messages: list[LogicalMessage] = field(default_factory=list)
+    unsettled: bool = False
 
     def add(self, rows: pa.Table) -> None:
         if not rows.num_rows:
             return
         if self.aside is not None:
             self.aside.write(rows)
+            self.unsettled = self.unsettled or shows_deleted_rows(rows)
         else:
             self.tables.append(rows)
             self.size += rows.nbytes
@@ -131,6 +139,7 @@ class _Rows:
     def set_aside(self, aside: Aside) -> None:
         for rows in self.tables:
             aside.write(rows)
+            self.unsettled = self.unsettled or shows_deleted_rows(rows)
         self.aside, self.tables, self.size = aside, [], 0
 
     def discard(self) -> None:
@@ -139,9 +148,9 @@ class _Rows:
 
     def complete(self, end: Lsn, stamp: Stamp | None = None) -> Entry | Large:
         if self.aside is not None:
-            return Large(end, self.aside, stamp)
+            return Large(end, self.aside, stamp, self.unsettled)
         rows = pa.concat_tables(self.tables) if self.tables else LOG_SCHEMA.empty_table()
-        return Entry(rows if stamp is None else stamp.apply(rows, 0), end)
+        return Entry(settled(rows if stamp is None else stamp.apply(rows, 0)), end)
 
 
 class Assembler:
@@ -197,7 +206,7 @@ class Assembler:
         while commits and commits[0].end_lsn <= self._after:
             taken = commits.pop(0).row
         if commits:
-            items.append(Entry(rows.slice(taken, commits[-1].row - taken), commits[-1].end_lsn))
+            items.append(Entry(settled(rows.slice(taken, commits[-1].row - taken)), commits[-1].end_lsn))
             taken = commits[-1].row
         if type(next((event for event in reversed(events) if type(event) is not RelationChanged), None)) is Begin:
             self._open = _Rows()

@@ -115,14 +115,16 @@ def facts_of(source: Mapping[str, object], offset: int, op: str) -> dict[str, ob
 
     A snapshot row has version 0: the connector stamps it with the slot's consistent point, above changes that were
     written before it and are streamed after it. `commit_lsn` is the end of the last commit before this transaction:
-    the connector does not say where the transaction itself commits, and this is in commit order too.
+    the connector does not say where the transaction itself commits, and this is in commit order too. No change has a
+    version below it (docs/adr/0013-versions.md).
     """
     lsn = _number(source["lsn"])
-    committed = json.loads(str(source.get("sequence") or "[null,null]"))[0]
+    before = json.loads(str(source.get("sequence") or "[null,null]"))[0]
+    committed = lsn if before is None else int(before)
     return {
         "table": join_table(str(source["schema"]), str(source["table"])),
-        "version": 0 if op == Op.READ.value else lsn,
-        "commit_lsn": int(committed) if committed is not None else lsn,
+        "version": 0 if op == Op.READ.value else max(lsn, committed),
+        "commit_lsn": committed,
         "ordinal": offset,
         "xid": _number(source.get("txId")),
         "commit_ts": _number(source.get("ts_us")) or _number(source["ts_ms"]) * 1000,

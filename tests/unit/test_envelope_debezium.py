@@ -62,6 +62,13 @@ def test_images_keep_every_digit_and_blank() -> None:
     assert (row["version"], row["commit_lsn"], row["ordinal"], row["xid"]) == (300, 200, 0, 7)
 
 
+def test_a_change_that_a_commit_overtook_is_newer_than_that_commit() -> None:
+    """The connector gives a change's own LSN and the end of the commit before its transaction."""
+    deleted = message("null", op="d", before='{"id":1}', lsn=300, sequence='["200","300"]')
+    inserted = message('{"id":1}', op="c", lsn=250, sequence='["320","250"]')
+    assert [row["version"] for row in rows(deleted, inserted)] == [300, 320]
+
+
 def test_a_number_may_have_as_many_digits_as_postgres_gives_it() -> None:
     image = f'{{"id":1,"n":{"9" * 131_072},"u":"__debezium_unavailable_value"}}'
     (row,) = rows(message(image))
