@@ -139,20 +139,21 @@ def _write(rig: Rig, seed: int, keys: int, stop: threading.Event) -> None:
 def replayed(rig: Rig, guarded: bool) -> dict[str, dict[str, Any]]:
     """What a consumer makes of the log: one that compares versions, as the stores do, or one for which the last wins.
 
-    Both refuse a partial row that they have nothing to keep from.
+    Both refuse a partial row that they have nothing to keep from. Of one transaction's changes with the same version
+    the last one counts, as in a batch.
     """
-    state: dict[str, tuple[int, dict[str, Any] | None]] = {}
+    state: dict[str, tuple[int, int, dict[str, Any] | None]] = {}
     for row in rig.rows("public.items"):
-        version, held = state.get(row["key"], (-1, None))
-        if guarded and row["version"] <= version:
+        version, commit, held = state.get(row["key"], (-1, -1, None))
+        if guarded and row["version"] <= version and (row["version"], row["commit_lsn"]) != (version, commit):
             continue
         image: dict[str, Any] | None = None if row["op"] == "d" else json.loads(row["after"])
         if row["unchanged"]:
             if held is None:
                 continue
             image = {**held, **(image or {})}
-        state[row["key"]] = (row["version"], image)
-    return {key: image for key, (_, image) in state.items() if image is not None}
+        state[row["key"]] = (row["version"], row["commit_lsn"], image)
+    return {key: image for key, (*_, image) in state.items() if image is not None}
 
 
 def assert_right(rig: Rig) -> None:
