@@ -42,7 +42,7 @@ _PLACED = [*_ROWS, "ordinal", "place"]
 
 
 def fold(changes: "DataFrame") -> "DataFrame":
-    """LOG_SCHEMA to the columns of FOLDED, `ordinal`, and `place`: 1 for the newest change of a key, 2 and on for older.
+    """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`: 1 for the newest change of a key, 2 and on for older.
 
     Older ones are there only for keys whose newest change is partial. Truncates and progress markers have no key, and
     so come out as one row per table. `bytes` is the size of the batch up to and including the row's key; the marker,

@@ -126,7 +126,7 @@ def _filled(row: Row, older: Sequence[Row]) -> Row:
 
 
 def _after_truncates(rows: pa.Table, cuts: Mapping[str, Row]) -> pa.Table:
-    """Without what a truncate removed: older versions, and earlier rows of its own transaction with the same version."""
+    """Without what a truncate removed: older versions, and of equal ones the earlier rows of its own transaction."""
     for table, cut in cuts.items():
         tied = (pc.field("version") == cut["version"]) & (pc.field("commit_lsn") == cut["commit_lsn"])
         earlier = (pc.field("version") < cut["version"]) | (tied & (pc.field("ordinal") < cut["ordinal"]))

@@ -220,11 +220,17 @@ class Rig:
     def folded(self, table: str) -> dict[str, Image]:
         """The image of each key after every change in the order of versions, which is what stores come to.
 
-        A row read by a backfill can be in the log behind a change with a greater version, and fill its gaps.
+        A row read by a backfill can be in the log behind a change with a greater version, and fill its gaps. Of one
+        transaction's changes with the same version their order in the log decides; what is not of a transaction (rows
+        that were read, and the truncate before them) has no such order.
         """
+
+        def order(row: dict[str, Any]) -> tuple[int, int, int, bool]:
+            streamed = row["xid"] > 0
+            return row["version"], row["commit_lsn"] * streamed, row["ordinal"] * streamed, row["op"] != "t"
+
         images: dict[str, Image] = {}
-        rows = self.rows(table)
-        for row in sorted(rows, key=lambda row: (row["version"], row["op"] != "t")):
+        for row in sorted(self.rows(table), key=order):
             if row["op"] == "t":
                 images.clear()
             elif row["op"] == "d":

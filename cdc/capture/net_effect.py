@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+Array = Any
+"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 
@@ -128,7 +130,7 @@ def _kept(changes: list[dict[str, Any]]) -> int:
     return len(changes) if ended else 0
 
 
-def _full_deletes(rows: pa.Table) -> Any:
+def _full_deletes(rows: pa.Table) -> Array:
     return pc.and_(pc.equal(rows["op"], pa.scalar("d")), pc.is_valid(rows["before"]))
 
 
@@ -136,13 +138,13 @@ def _ops(rows: pa.Table, op: str) -> Flags:
     return np.asarray(pc.equal(rows["op"], pa.scalar(op)))
 
 
-def _codes(column: Any) -> Numbers:
+def _codes(column: Array) -> Numbers:
     coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     codes: Numbers = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
-def _hashes(keys: Any) -> NDArray[np.uint64]:
+def _hashes(keys: Array) -> NDArray[np.uint64]:
     """A number for each key, to spread keys over passes: any would do, as long as equal keys get the same."""
     texts = keys.combine_chunks().fill_null("")
     spans = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)

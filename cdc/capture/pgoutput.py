@@ -73,8 +73,8 @@ class Decoder:
 
     `schemas` records every new table schema (masked); `catalog` finds types that are not Postgres's own; `keys` finds
     the primary key of a table with identity FULL; `parallel` says that the stream was started with
-    `streaming 'parallel'` (protocol 4), whose aborts are longer; `after` is where the stream was started: no transaction
-    that ended later is in the log.
+    `streaming 'parallel'` (protocol 4), whose aborts are longer; `after` is where the stream was started: every
+    transaction that ended up to there is in the log, and none that ended later.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Decoder:
         catalog: Catalog,
         keys: Keys = lambda _: (),
         masking: Masking = NO_MASK,
+        *,
         parallel: bool = False,
         after: Lsn = ZERO_LSN,
     ) -> None:

@@ -22,7 +22,7 @@ def _versions(frames: list[bytes], cuts: tuple[int, ...] = (), after: Lsn = AFTE
         for item in assembler.take(decoded.rows, decoded.events, decoded.subxids):
             assert isinstance(item, (Entry, Large))
             for part in [item.rows] if isinstance(item, Entry) else item.parts():
-                found += part["version"].to_pylist()
+                found += part["version"].to_numpy().tolist()
     return found
 
 
