@@ -34,6 +34,10 @@ A row with a non-empty `unchanged` is partial: these columns are absent from `af
 _KEY = "marker, `table`, key"
 _AGE = "version desc, commit_lsn desc, ordinal desc"
 _NEWEST_FIRST = f"partition by {_KEY} order by {_AGE}"
+READ_ORDINAL = 1 << 62
+"""Added to the ordinals of rows that were read from the source. A resync ends with a truncate of their own version, which
+must not count as later than they are: it removes what they did not bring."""
+_ORDINAL = f"ordinal + case when op = 'r' then {READ_ORDINAL} else 0 end as ordinal"
 _OP = "case when op in ('d', 't', 'm') then op else 'u' end as op"
 # Older changes of a partial key weigh nothing, so that they share the sum of the newest one and stay beside it.
 _WEIGHT = "case when place = 1 then 200 + ifnull(octet_length(after), 0) else 0 end"
@@ -51,7 +55,7 @@ def fold(changes: "DataFrame") -> "DataFrame":
     (docs/adr/0010-fold.md).
     """
     lean = changes.where(f"op <> 'm' or `table` = '{PROGRESS_TABLE}'").selectExpr(
-        f"`table` = '{PROGRESS_TABLE}' as marker", "ordinal", *_ROWS[:2], _OP, *_ROWS[3:]
+        f"`table` = '{PROGRESS_TABLE}' as marker", _ORDINAL, *_ROWS[:2], _OP, *_ROWS[3:]
     )
     ranked = lean.coalesce(1).selectExpr(
         "*",

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from cdc.model import PROGRESS_TABLE
 from sinks.delta_json import AnyArray
-from sinks.fold import FOLDED
+from sinks.fold import FOLDED, READ_ORDINAL
 
 Ints = npt.NDArray[np.int64]
 
@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int64]
 def ranked(changes: pa.Table) -> pa.Table:
     """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`, as `sinks.fold.fold` gives them."""
     rows = changes.filter((pc.field("op") != "m") | (pc.field("table") == PROGRESS_TABLE)).combine_chunks()
+    rows = rows.set_column(rows.column_names.index("ordinal"), "ordinal", _ordinal(rows))
     group = _groups(rows)
     newest_first: list[tuple[str, Literal["ascending", "descending"]]] = [("group", "ascending")]
     newest_first += [(name, "descending") for name in ("version", "commit_lsn", "ordinal")]
@@ -45,6 +46,13 @@ def _codes(column: AnyArray) -> Ints:
     coded: AnyArray = column.combine_chunks().dictionary_encode(null_encoding="encode")
     codes: Ints = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
+
+
+def _ordinal(rows: pa.Table) -> AnyArray:
+    """See `sinks.fold.READ_ORDINAL`."""
+    read: AnyArray = pc.equal(rows["op"], pa.scalar("r"))
+    shift = pc.if_else(read, pa.scalar(READ_ORDINAL), pa.scalar(0))
+    return pc.add(rows["ordinal"], shift)
 
 
 def _partial(rows: pa.Table) -> npt.NDArray[np.bool_]:

@@ -74,7 +74,7 @@ def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     cuts = {row["table"]: row for row in changes.filter(truncates).to_pylist()}
     below = _after_truncates(changes.filter(pc.invert(truncates)), cuts)
     newest = pc.max(changes.column("commit_ts")).as_py()
-    return Folded(Lsn(reached), newest, list(_batches(below, cuts, schemas.get)), offset)
+    return Folded(Lsn(reached), newest, list(_batches(below, _below_own_rows(cuts), schemas.get)), offset)
 
 
 def merged(rows: pa.Table) -> pa.Table:
@@ -132,6 +132,15 @@ def _after_truncates(rows: pa.Table, cuts: Mapping[str, Row]) -> pa.Table:
         earlier = (pc.field("version") < cut["version"]) | (tied & (pc.field("ordinal") < cut["ordinal"]))
         rows = rows.filter(~((pc.field("table") == table) & earlier))
     return rows
+
+
+def _below_own_rows(cuts: Mapping[str, Row]) -> dict[str, Row]:
+    """The truncates with the version below: rows that their own transaction wrote after them may have the same one.
+
+    A store that leaves tombstones of the truncate's version would ignore these rows. Every earlier transaction's version
+    is still smaller: a commit record, longer than one byte, lies between.
+    """
+    return {table: {**cut, "version": cut["version"] - 1} for table, cut in cuts.items()}
 
 
 def _batches(below: pa.Table, cuts: Mapping[str, Row], schema_of: SchemaOf) -> Iterator[Batch]:

@@ -72,7 +72,7 @@ class History:
     rng: random.Random
     rows: list[Row] = field(default_factory=list)
     live: dict[str, dict[str, str]] = field(default_factory=dict)
-    version: int = 1 << 54  # above what a double can tell apart
+    version: int = 1 << 60  # where doubles are 256 apart
 
     def write(self, count: int) -> "History":
         """Append so many statements."""
@@ -85,7 +85,7 @@ class History:
         return {key: text(values) for key, values in self.live.items()}
 
     def _statement(self, key: dict[str, str]) -> None:
-        self.version += self.rng.randint(1, 3)
+        self.version += self.rng.randint(25, 60)  # a commit record lies between two transactions
         name, chance = text(key), self.rng.random()
         if chance < 0.02:
             self._add("t", None)
@@ -152,18 +152,20 @@ def log_table(rows: Sequence[Row]) -> pa.Table:
 
 
 def folded(rows: Sequence[Row]) -> tuple[dict[str, Row], int]:
-    """The fold of one table, by the book: newest change per key, gaps filled from older ones; newest truncate."""
-    truncated = max((row["version"] for row in rows if row["op"] == "t"), default=0)
+    """The fold of one table, by the book: newest change per key, gaps filled from older ones; newest truncate.
+
+    The truncate has a version below that of the rows behind it, which may be its own.
+    """
+    cut = max((row for row in rows if row["op"] == "t"), key=_order, default=None)
     newest: dict[str, Row] = {}
-    order = sorted((row for row in rows if row["key"] is not None), key=_order)
-    for row in order:
-        if row["version"] >= truncated:
+    for row in sorted((row for row in rows if row["key"] is not None), key=_order):
+        if cut is None or row["version"] > cut["version"] or _order(row) > _order(cut):
             newest[row["key"]] = _onto(newest.get(row["key"]), row)
-    return newest, truncated
+    return newest, cut["version"] - 1 if cut else 0
 
 
 def _order(row: Row) -> tuple[int, int, int]:
-    return row["version"], row["commit_lsn"], row["ordinal"]
+    return row["version"], row["commit_lsn"], row["ordinal"] + (row["op"] == "r") * 2**62
 
 
 def _onto(older: Row | None, row: Row) -> Row:

@@ -14,9 +14,26 @@ from cdc.errors import Rejected
 from cdc.model import Column, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import registry
+from sinks.fold_arrow import ranked
+from sinks.folded import gather
 from sinks.held import Shows
 from tests.contract.sinks import BENCHES, Bench
-from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
+from tests.histories import (
+    INT4,
+    INTEGERS,
+    ODD_TEXTS,
+    PAIRS,
+    TEXT,
+    History,
+    Row,
+    batch,
+    change,
+    cut,
+    images,
+    log_table,
+    table,
+)
+from tests.properties.test_fold import Registry
 
 ITEMS = table()
 
@@ -149,6 +166,17 @@ def test_what_a_truncate_removed_stays_away(bench: Bench, sink: Sink) -> None:
     again.prepare(ITEMS)
     again.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 12, FULL)]))
     check(again, {})
+
+
+def test_a_row_written_after_the_truncate_of_its_own_transaction_stays(sink: Sink) -> None:
+    """Both have one version where another transaction committed while theirs was open: see docs/adr/0013-versions.md."""
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 11, FULL), row(3, 12, FULL)]))
+    tied = [row(3, 50, FULL), change("t", None, 50), row(1, 50, OTHER), row(4, 50, OTHER)]
+    rows = log_table([{**each, "ordinal": ordinal} for ordinal, each in enumerate(tied)])
+    for _ in range(2):
+        for folded in gather(ranked(rows), Registry()).batches:
+            sink.apply(folded)
+        check(sink, after(1, OTHER) | after(4, OTHER))
 
 
 def test_an_empty_batch_changes_nothing(sink: Sink) -> None:

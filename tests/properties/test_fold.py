@@ -95,7 +95,7 @@ def as_changes(outcome: tuple[dict[str, Any], int]) -> list[Row]:
     """A folded batch as rows of a log: what a compacted log would hold."""
     keys, truncated = outcome
     rows = [change(op, key, version, after, list(gone)) for key, (op, after, gone, version, _) in keys.items()]
-    return [*rows, *([change("t", None, truncated)] if truncated else [])]
+    return [*rows, *([change("t", None, truncated + 1)] if truncated else [])]
 
 
 @given(seeds)
@@ -165,7 +165,7 @@ def test_rows_of_two_schemas_come_in_two_batches_and_the_truncate_comes_first() 
     rows = [change("t", None, 8, schema_id=1), change("c", '{"id":1}', 9, '{"id":1}', schema_id=1)]
     rows.append(change("c", '{"id":2}', 10, '{"id":2,"new":1}', schema_id=2))
     batches = gather(ranked(rows), Registry()).batches
-    assert [(batch.schema.id, batch.rows.num_rows, batch.truncated) for batch in batches] == [(1, 1, 8), (2, 1, 0)]
+    assert [(batch.schema.id, batch.rows.num_rows, batch.truncated) for batch in batches] == [(1, 1, 7), (2, 1, 0)]
 
 
 def test_a_truncate_removes_earlier_rows_of_its_own_transaction_though_their_versions_are_equal() -> None:
@@ -173,8 +173,17 @@ def test_a_truncate_removes_earlier_rows_of_its_own_transaction_though_their_ver
     rows = [change("c", '{"id":1}', 9, '{"id":1}', ordinal=0), change("c", '{"id":2}', 9, '{"id":2}', ordinal=1)]
     rows += [change("t", None, 9, ordinal=2), change("c", '{"id":2}', 9, '{"id":2,"n":1}', ordinal=3)]
     keys, truncated = result(rows)
-    assert ({key: row[1] for key, row in keys.items()}, truncated) == ({'{"id":2}': '{"id":2,"n":1}'}, 9)
+    assert ({key: row[1] for key, row in keys.items()}, truncated) == ({'{"id":2}': '{"id":2,"n":1}'}, 8)
     assert shown(gather(ranked_by_arrow(log_table(rows)), Registry())) == (keys, truncated)
+
+
+def test_rows_of_a_resync_stay_though_the_truncate_that_ends_it_has_their_version() -> None:
+    """The truncate removes what the resync did not bring, and stands behind its rows in the log."""
+    rows = [change("r", f'{{"id":{key}}}', 90, f'{{"id":{key}}}', ordinal=key) for key in (1, 2)]
+    rows.append(change("t", None, 90, ordinal=3))
+    keys, truncated = shown(gather(ranked_by_arrow(log_table(rows)), Registry()))
+    assert (sorted(keys), truncated) == (['{"id":1}', '{"id":2}'], 89)
+    assert (keys, truncated) == by_the_book(rows)
 
 
 @pytest.mark.spark
