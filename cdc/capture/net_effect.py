@@ -5,7 +5,11 @@ Inside a transaction a deferrable key may be held by two rows at once, and a tab
 the row would be lost. So a delete ends the very row that it shows, and nothing else:
 
 - a delete whose row was inserted before it in the same transaction cancels that insert;
-- any other delete ends the row that the key had before the transaction, which an insert has already replaced.
+- any other delete ends the row that the key had before the transaction, which an insert has already replaced. There
+  is at most one such row, so a second delete of that kind cancels the last insert, whatever it shows.
+
+Rows are told apart by what they show. Where the table's columns changed between an insert and a delete, the same row
+shows otherwise: then the delete counts as the insert's, as it is under every key that is checked at once.
 
 This needs the deleted row itself (`before`), which identity FULL sends; under any other identity Postgres demands an
 immediate key, and no key is ever held twice. Pure.
@@ -26,7 +30,7 @@ Numbers = NDArray[np.int64]
 
 PASS_BYTES = 64 * 2**20
 """Rows of a transaction on disk that are looked at in one pass: all of a key's rows come in the same pass."""
-_SEEN = ["table", "op", "key", "after", "before", "commit_lsn"]
+_SEEN = ["table", "op", "key", "after", "before", "commit_lsn", "schema_id"]
 
 
 def shows_deleted_rows(rows: pa.Table) -> bool:
@@ -70,7 +74,7 @@ def _superfluous(rows: pa.Table) -> Flags:
     """Which of these rows to leave out: they stand in log order, with every row of their keys and transactions."""
     found = np.zeros(rows.num_rows, np.bool_)
     for group in _doubtful(rows):
-        changes = rows.take(group).select(["op", "after", "before"]).to_pylist()
+        changes = rows.take(group).select(["op", "after", "before", "schema_id"]).to_pylist()
         found[group[_kept(changes) :]] = True
     return found
 
@@ -113,21 +117,27 @@ def _kept(changes: list[dict[str, Any]]) -> int:
     The last insert that no delete has cancelled is the key's row; without one, a delete of the former row is its end;
     without that, the key is as it was.
     """
-    live: list[tuple[int, str]] = []
+    live: list[tuple[int, tuple[int, str]]] = []
     ended = False
     for at, change in enumerate(changes):
-        gone = change["before"]
-        if gone is not None:
-            matching = [place for place, (_, row) in enumerate(live) if row == gone]
-            if matching:
-                del live[matching[-1]]
-            else:
+        if change["before"] is not None:
+            inserted = _inserted(live, (change["schema_id"], change["before"]), ended)
+            if inserted is None:
                 ended = True
+            else:
+                del live[inserted]
         if change["op"] != "d":
-            live.append((at, change["after"]))
+            live.append((at, (change["schema_id"], change["after"])))
     if live:
         return live[-1][0] + 1
     return len(changes) if ended else 0
+
+
+def _inserted(live: list[tuple[int, tuple[int, str]]], gone: tuple[int, str], ended: bool) -> int | None:
+    """Which of the inserts a delete cancels; None: it ends the row of before the transaction."""
+    same = [place for place, (_, row) in enumerate(live) if row == gone]
+    others = [place for place, (_, (schema_id, _)) in enumerate(live) if schema_id != gone[0] or ended]
+    return max(same or others, default=None)
 
 
 def _full_deletes(rows: pa.Table) -> Array:

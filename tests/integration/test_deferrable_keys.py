@@ -49,3 +49,14 @@ def test_rows_of_a_table_without_a_key_that_take_each_others_place_stay(rig: Rig
             rig.database.execute(shift)
             following.reaches(rig.now())
             rig.assert_equal()
+
+
+def test_a_row_inserted_and_deleted_around_a_change_of_columns_is_gone(rig: Rig) -> None:
+    """The delete shows the row with its new column: it is the same row all the same."""
+    rig.capture_tables("create table items (id int primary key, label text)", FULL)
+    rig.begin()
+    rig.follow(
+        "begin; insert into items values (1, 'a'), (2, 'b'); alter table items add more int default 7;"
+        " delete from items where id = 1; commit",
+    )
+    assert {image["id"] for image in rig.folded("public.items").values()} == {2}

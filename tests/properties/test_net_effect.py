@@ -155,3 +155,21 @@ def test_a_shifted_key_keeps_every_row() -> None:
         rows += [{**gone, "ordinal": 2 * key}, {**come, "ordinal": 2 * key + 1}]
     images = [f'{{"id":{key + 1},"v":"{key}"}}' for key in (1, 2, 3)]
     assert sorted(_applied({}, settled(log_table(rows))).values()) == images
+
+
+def _of_key(*changes: tuple[str, int, str | None, str | None]) -> list[Row]:
+    """Changes of one key in one transaction: op, schema, row after, row before."""
+    rows = [(change(op, '{"id":1}', 99, after, schema_id=schema), before) for op, schema, after, before in changes]
+    return [{**row, "before": before, "ordinal": at} for at, (row, before) in enumerate(rows)]
+
+
+def test_a_row_inserted_and_deleted_around_a_change_of_columns_is_gone() -> None:
+    """begin; insert; alter table add column; delete; commit: the delete shows a column that the insert lacks."""
+    rows = _of_key(("c", 1, '{"id":1}', None), ("d", 2, None, '{"id":1,"more":7}'))
+    assert _applied({}, settled(log_table(rows))) == {}
+
+
+def test_a_second_delete_of_a_key_ends_the_row_that_was_inserted_between_them() -> None:
+    """Whatever it shows: before the transaction the key had one row, which the first delete ended."""
+    rows = _of_key(("d", 1, None, '{"id":1}'), ("c", 1, '{"id":1,"v":1}', None), ("d", 1, None, '{"id":1,"v":1.0}'))
+    assert _applied({'{"id":1}': '{"id":1}'}, settled(log_table(rows))) == {}
