@@ -35,8 +35,8 @@ _KEY = "marker, `table`, key"
 _AGE = "version desc, commit_lsn desc, ordinal desc"
 _NEWEST_FIRST = f"partition by {_KEY} order by {_AGE}"
 READ_ORDINAL = 1 << 62
-"""Added to the ordinals of rows that were read from the source. A resync ends with a truncate of their own version, which
-must not count as later than they are: it removes what they did not bring."""
+"""Added to the ordinals of rows that were read from the source. A resync ends with a truncate of their own version,
+which must not count as later than they are: it removes what they did not bring."""
 _ORDINAL = f"ordinal + case when op = 'r' then {READ_ORDINAL} else 0 end as ordinal"
 _OP = "case when op in ('d', 't', 'm') then op else 'u' end as op"
 # Older changes of a partial key weigh nothing, so that they share the sum of the newest one and stay beside it.

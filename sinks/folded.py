@@ -137,8 +137,8 @@ def _after_truncates(rows: pa.Table, cuts: Mapping[str, Row]) -> pa.Table:
 def _below_own_rows(cuts: Mapping[str, Row]) -> dict[str, Row]:
     """The truncates with the version below: rows that their own transaction wrote after them may have the same one.
 
-    A store that leaves tombstones of the truncate's version would ignore these rows. Every earlier transaction's version
-    is still smaller: a commit record, longer than one byte, lies between.
+    A store that leaves tombstones of the truncate's version would ignore these rows. The versions of every earlier
+    transaction are still smaller: a commit record, longer than one byte, lies between.
     """
     return {table: {**cut, "version": cut["version"] - 1} for table, cut in cuts.items()}
 

@@ -169,7 +169,7 @@ def test_what_a_truncate_removed_stays_away(bench: Bench, sink: Sink) -> None:
 
 
 def test_a_row_written_after_the_truncate_of_its_own_transaction_stays(sink: Sink) -> None:
-    """Both have one version where another transaction committed while theirs was open: see docs/adr/0013-versions.md."""
+    """Both have one version if another transaction committed while theirs was open: see docs/adr/0013-versions.md."""
     sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 11, FULL), row(3, 12, FULL)]))
     tied = [row(3, 50, FULL), change("t", None, 50), row(1, 50, OTHER), row(4, 50, OTHER)]
     rows = log_table([{**each, "ordinal": ordinal} for ordinal, each in enumerate(tied)])

@@ -11,7 +11,7 @@ FULL = "alter table items replica identity full"
 SHIFTS = (
     "update items set id = id + 1",
     "update items set id = 10 - id",
-    "begin; update items set id = id + 1; update items set label = '' where id = 4; delete from items where id = 5; end",
+    "begin; update items set id = id + 1; update items set label = '' where id = 4; delete from items where id = 5;end",
     "begin; insert into items values (9, 'nine'); delete from items where id = 9; update items set id = id - 1; commit",
     "begin; delete from items where id = 2; insert into items values (2, 'new'); update items set id = id + 2; commit",
 )
