@@ -26,6 +26,7 @@ from cdc import failpoint
 from cdc.capture.connect import connect, explained
 from cdc.capture.slot import SlotCreated
 from cdc.config import Settings, SourceSettings
+from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.ports import LogWriter
 from snapshots.plan import Chunk, TablePlan, largest_first, mark_name, plan_table
@@ -120,7 +121,8 @@ def run_initial(
         stamp = Stamp(slot.restart_lsn, Lsn(slot.consistent_point - 1), _now(coordinator))
         _begin(writer, slot, jobs, marks)
         with ExitStack() as stack:
-            connections = [stack.enter_context(_joined(source, slot)) for _ in range(_workers(source, jobs))]
+            others = [stack.enter_context(_joined(source, slot)) for _ in range(1, _workers(source, jobs))]
+            connections = [coordinator, *(each for each in others if _locks_at_once(each, jobs))]
             _read_all(connections, jobs, _Appender(writer, slot, stamp, jobs, report), stopping)
     whole = all(job.plan.finished for job in jobs.values())
     if whole:
@@ -154,6 +156,22 @@ def _prepare(connection: Connection, source: SourceSettings, writer: LogWriter) 
         plan = plan_table(table.name, leaves, source.snapshot_workers)
         jobs[table.name] = _Job(readable, plan, estimate)
     return {name: _Job(job.readable.recorded(writer.schemas), job.plan, job.estimate) for name, job in jobs.items()}
+
+
+def _locks_at_once(connection: Connection, jobs: dict[TableId, _Job]) -> bool:
+    """Whether it got ACCESS SHARE on every table without waiting; if not, it is of no use.
+
+    Somebody who asked for a stronger lock meanwhile (TRUNCATE, ALTER TABLE) waits for the coordinator. A worker that
+    queued behind him would make the coordinator wait in turn, for ever, and no server can see that.
+    """
+    with explained("Limiting the wait for locks"):
+        connection.execute("set local lock_timeout = '1ms'")
+    try:
+        for name, job in jobs.items():
+            touch(connection, name, job.readable.columns)
+    except SourceRefused:  # the coordinator was allowed to read: what is refused is the lock
+        return False
+    return True
 
 
 def _now(connection: Connection) -> datetime:

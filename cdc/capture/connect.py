@@ -140,7 +140,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[SourceError], str], ...] = (
     (("28", "42501"), SourceRefused, "Check user, password, pg_hba.conf and privileges; then run: millrace doctor"),
     (("3D000",), SourceRefused, "Check source.database."),
     (("22021", "22P05"), SourceRefused, "A stored value is not valid in the database's encoding; repair it there."),
-    (("08", "53", "57P", "58", "XX"), SourceLost, "It is tried again."),
+    (("08", "40", "53", "57P", "58", "XX"), SourceLost, "It is tried again."),
 )
 """SQLSTATE prefixes in order. 57014 (cancelled) is not among them: somebody meant it."""
 

@@ -11,7 +11,7 @@ from cdc.capture import slot as slots
 from cdc.config import Settings
 from cdc.errors import SourceLost, SourceRefused
 from cdc.model import Lsn, TableId, parse_lsn
-from snapshots import plan
+from snapshots import initial, plan
 from snapshots.initial import EXACT_MARK, STATE_MARK, SnapshotProgress, run_initial
 from snapshots.jobs import missing
 from tests.fix_processes import wait_until
@@ -250,6 +250,36 @@ def test_writers_during_the_snapshot_are_neither_blocked_nor_seen(
         run_initial(settings, made, writer)
     writer.close()
     assert images(logged(settings)) == {'{"id":1}': {"id": 1, "v": 1}, '{"id":2}': {"id": 2, "v": 1}}
+
+
+def test_a_truncate_that_waits_for_the_snapshot_does_not_stop_it(
+    database: Database, settings_of: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the lock of one connection; another that queued behind it would wait for ever."""
+    names = ("a", "b", "c")
+    for name in names:
+        database.execute(f"create table {name} (id int primary key)", f"insert into {name} values (1), (2)")
+    settings = pipeline(settings_of, database, *(f"public.{name}" for name in names), snapshot_workers=3)
+    truncate = threading.Thread(target=database.execute, args=("truncate a",), daemon=True)
+    begun = initial._begin
+
+    def begin_behind_a_truncate(*arguments: Any) -> None:
+        truncate.start()
+        wait_until(lambda: _waits_for_a_lock(database, "truncate"), 30, "the truncate to wait for the snapshot")
+        begun(*arguments)
+
+    monkeypatch.setattr(initial, "_begin", begin_behind_a_truncate)
+    reading = threading.Thread(target=take_snapshot, args=(settings,), daemon=True)
+    reading.start()
+    wait_until(lambda: not reading.is_alive(), 30, "the snapshot's end")
+    truncate.join(30)
+    assert logged(settings).num_rows == 6
+
+
+def _waits_for_a_lock(database: Database, verb: str) -> bool:
+    with database.connect() as connection:
+        waiting = "select from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+        return connection.execute(waiting, (f"{verb}%",)).fetchone() is not None
 
 
 def test_an_update_open_around_the_consistent_point_beats_the_snapshots_row(
