@@ -25,7 +25,7 @@ from snapshots.pace import Pace
 from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
 from snapshots.requests import Request, anew, edge
 from snapshots.rows import Readable, describe, masking_of
-from snapshots.tables import find_leaves, key_order, touch
+from snapshots.tables import find_leaves, touch
 from snapshots.walks import KeyWalk, ListWalk, PageWalk, Place, Walk
 from snapshots.windows import Pending, Windows
 
@@ -111,7 +111,7 @@ class TableReader:
         touch(self._connection, settings.name, readable.columns)
         readable = readable.recorded(self._schemas)
         leaves, rows = find_leaves(self._connection, settings.name)
-        key = key_order(self._connection, settings.name) if readable.keyed else ()
+        key = readable.key
         conditions = _conditions(request)
         if job.automatic and settings.snapshot == "never":
             conditions.append(sql.SQL("false"))  # it came back, and only what the log held of it is to go
