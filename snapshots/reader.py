@@ -48,6 +48,15 @@ class _Table:
     estimate: int
     keeps: bool
 
+    def fits(self, place: Place | None) -> bool:
+        """Whether a walk can go on there: not if the table has had another key then."""
+        return place is None or not isinstance(self.walk, KeyWalk) or len(place) == len(self.key)
+
+
+def _same(job: Job, now: Job | None) -> bool:
+    """Whether the backfill is still the one that was begun: its table may have begun again meanwhile."""
+    return now is not None and now.anew == job.anew and now.swept == job.anew
+
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -85,8 +94,8 @@ class TableReader:
         pace.begin(self._clock.monotonic(), table.estimate)
         self._forget(job, pace, wanted)
         self._settle(job, pace, wanted)
-        place = job.place
-        while wanted(job.id) is not None:
+        place = job.place if table.fits(job.place) else None
+        while _same(job, wanted(job.id)):
             try:
                 following, outcome = self._chunk(job, table, place, pace, wanted)
             except SourceRefused:
@@ -96,7 +105,8 @@ class TableReader:
             if isinstance(outcome, Reread):
                 pace.again(outcome.smaller)
                 self._clock.wait(_REREAD_SECONDS)
-                table = self._table(job)
+                known, table = table.key, self._table(job)
+                place = place if table.key == known else None
             elif outcome is None or following is None:
                 return
             else:

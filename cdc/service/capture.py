@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import cdc.log
-from cdc.capture import publication, slot, watch
+from cdc.capture import key_marks, publication, slot, watch
 from cdc.capture.connect import Connection, connect
 from cdc.capture.partitions import Partitions
 from cdc.capture.publication import Publication
@@ -125,9 +125,10 @@ class Capture:
         self.status.history_exact_from = ""
         self.status.publish()  # before any row: nobody may take what the stores are about to get for all of it
         stored = self.log.progress().marks.get(slot.MARK)
+        noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
         try:
             with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
-                marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), publication.MARK: published.mark()}
+                marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
                 more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
                 self.status.say("snapshot")
                 run_initial(settings, made, self.log, self.status.snapshot, self.stop, marks=marks, ending=more)
@@ -135,6 +136,12 @@ class Capture:
             if self.log.progress().marks.get(slot.MARK) == stored:
                 self._undo(f"slot {settings.source.slot}", partial(slot.drop, name=settings.source.slot))
             raise
+
+    def _keys(self) -> str:
+        """The tables' keys; one that is replaced while the snapshot is taken is noticed afterwards."""
+        with connect(self.settings.source) as connection:
+            now = key_marks.current(connection, self.settings.source.tables)
+        return key_marks.mark(now, {}, self.settings.source.tables)
 
     def _claim(self) -> None:
         """Make sure that the slot about to be made is ours: drop one that we left, refuse one of somebody else."""
@@ -172,7 +179,12 @@ class Capture:
         following = Following(self.settings, self.log, reader, side, backfills, published, self.stop)
         side.absent = following.absent
         partitions = Partitions(lambda: [table.name for table in following.settings.source.tables], self.log)
-        side.also = partitions.look
+
+        def also(connection: Connection) -> None:
+            partitions.look(connection)
+            following.look(connection)
+
+        side.also = also
         self.status.follow(reader, side, backfills, following, partitions)
         with Upkeep(self.log), closing(side), closing(backfills):
             side.start()
