@@ -146,7 +146,7 @@ with recursive needed as (
     join pg_catalog.pg_type e on e.oid = case when t.typtype = 'd' then t.typbasetype
       when t.typcategory = 'A' and t.typelem <> 0 then t.typelem else 0 end
 )
-select t.oid, t.typname::text, t.typtype::text, t.typcategory::text, t.typelem, t.typbasetype
+select t.oid, t.typname::text, t.typtype::text, t.typcategory::text, t.typelem, t.typbasetype, t.typdelim::text
   from needed join pg_catalog.pg_type t using (oid)
 """
 _TYPE_KINDS = {
@@ -166,12 +166,12 @@ def types(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:
 
 
 def _built(oid: int, rows: Mapping[int, tuple[Any, ...]]) -> PgType:
-    _, name, kind, category, element, parent = rows[oid]
+    _, name, kind, category, element, parent, delimiter = rows[oid]
     if kind == "d":
-        return PgType(oid, name, TypeKind.DOMAIN, _built(parent, rows))
+        return PgType(oid, name, TypeKind.DOMAIN, _built(parent, rows), delimiter)
     if category == "A" and element:
         return PgType(oid, name, TypeKind.ARRAY, _built(element, rows))
-    return PgType(oid, name, _TYPE_KINDS.get(kind, TypeKind.BASE))
+    return PgType(oid, name, _TYPE_KINDS.get(kind, TypeKind.BASE), None, delimiter)
 
 
 _COLUMNS = """

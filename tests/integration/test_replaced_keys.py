@@ -16,7 +16,9 @@ from sinks.dead_letters import DeadLetters
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
 from sinks.memory import MemorySink, Store
+from snapshots import pace
 from snapshots.verify import verify_table
+from tests.backfill_scene import backfilling, own
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
 from tests.integration.test_tables_live import backfilled, facts
@@ -104,3 +106,38 @@ def test_no_store_keeps_a_row_under_a_key_that_was_replaced(rig: Rig, stores: St
     rig.wait_caught_up(program)
     stores.assert_equal()
     assert program.terminate() == 0
+
+
+ARRAYS = """('{a,b}', '{1}', ''), ('{"a,b"}', '{1}', ''), ('{}', '{}', ''), ('{NULL}', '{1}', ''),
+('{"NULL"}', '{1}', ''), ('{a}', '[2:3]={1,2}', ''), ('{a}', '{1,2}', ''), ('{{a},{b}}', '{1}', ''),
+('{a:b}', '{1}', ''), ('{a;b}', '{1}', '')"""
+
+
+@pytest.mark.parametrize("key", ["tags, ns", "ns"])
+def test_rows_keyed_by_arrays_are_told_apart_in_every_store(
+    rig: Rig, stores: Stores, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "_FIRST", 20)  # so that the table is walked in several chunks
+    rig.database.execute(
+        "drop table items",
+        f"create table items (tags text[], ns int[], v text, primary key ({key}))",
+        f"insert into items values {ARRAYS} on conflict do nothing",
+        "insert into items select array['g', g::text], array[g, g], 'walked' from generate_series(1, 300) g",
+    )
+    rig.source["tables"][0]["snapshot"] = "incremental"
+    rig.begin()
+    with backfilling(rig) as scene:
+        scene.wait(own(TABLE))
+        scene.catch_up()
+        stores.assert_equal()
+        rig.database.execute(
+            "update items set v = 'changed' where ns = '{1}'",
+            "delete from items where tags = '{NULL}' or tags = '{a,b}' or ns = '{7,7}'",
+            "update items set tags = '{moved}' where tags = '{}'",
+            "update items set ns = '{0,0}' where tags = '{a}' and ns = '{1,2}'",
+        )
+        scene.catch_up()
+        stores.assert_equal()
+        rig.database.execute("truncate items", f"insert into items values {ARRAYS} on conflict do nothing")
+        scene.catch_up()
+        stores.assert_equal()
