@@ -111,6 +111,8 @@ class PgType:
     name: str
     kind: TypeKind = TypeKind.BASE
     element: "PgType | None" = None
+    delimiter: str = field(default=",", compare=False)
+    """What stands between two values of this type in an array's text. Only decoding needs it: it is not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,11 @@ class TableSchema:
     def key(self) -> tuple[Column, ...]:
         """The columns that identify a row, in table order."""
         return tuple(column for column in self.columns if column.key)
+
+    @property
+    def keyed_by_row(self) -> bool:
+        """Whether the whole row is the key, nulls included: identity FULL without a primary key, or no identity."""
+        return not self.key or (self.identity == "f" and len(self.key) == len(self.columns))
 
 
 LOG_SCHEMA = pa.schema(

@@ -141,6 +141,7 @@ class DeltaSink:
         """Merge the batch in one commit. Rows that no column can hold, and partial rows alone, are rejected."""
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
+        _refuse_null_keys(given)
         reached("delta.before_commit")
         done = store.commit(lambda table: self._write(store, table, given))
         reached("delta.after_commit")
@@ -280,3 +281,14 @@ class DeltaSink:
     def _make_root(self) -> None:
         if "://" not in self._settings.path:
             Path(self._settings.path).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _refuse_null_keys(given: Changes) -> None:
+    """Raise SinkError where a table that was made for a key gets rows without one: no comparison would find them."""
+    if any(given.rows[name].null_count for name in given.layout.key):
+        table = given.layout.table
+        raise SinkError(
+            f"table {table} has lost its key, and its Delta table was made for one.",
+            "Give it a primary key again, or begin the table anew: remove its folder and its note below delta/ in the "
+            f"state folder, then: millrace backfill {table}",
+        )

@@ -60,8 +60,14 @@ class KeyCache:
     """By file. Not for two threads at once."""
 
     def __init__(self, room: int = ROOM) -> None:
-        self._left = room
+        self._room = self._left = room
         self._keys: dict[str, SortedKeys] = {}
+        self._column = ""
+
+    def of_column(self, name: str) -> None:
+        """From here on this column's values are meant: a table whose key was replaced has another."""
+        if name != self._column:
+            self._column, self._keys, self._left = name, {}, self._room
 
     def get(self, path: str) -> SortedKeys | None:
         """What was kept of a file."""

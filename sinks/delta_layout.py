@@ -146,7 +146,7 @@ def new_layout(schema: TableSchema, wishes: Wishes = Wishes()) -> Layout:  # noq
     """The layout of a table that does not exist yet."""
     _check(schema)
     placed = tuple(Placed(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
-    key = _key(schema, _whole_row_is_key(schema), wishes)
+    key = _key(schema, schema.keyed_by_row, wishes)
     return Layout(schema.table, placed, key, wishes.history, deletes=_deletes(schema, wishes))
 
 
@@ -260,11 +260,6 @@ _HISTORY = (START_AT, END_AT, UNCHANGED)
 
 def _history(stored: pa.Schema) -> dict[str, pa.DataType]:
     return {name: stored.field(name).type for name in _HISTORY if name in stored.names}
-
-
-def _whole_row_is_key(schema: TableSchema) -> bool:
-    """REPLICA IDENTITY FULL without a primary key: nulls among the key columns, which no equality finds."""
-    return schema.identity == "f" and len(schema.key) == len(schema.columns)
 
 
 def _check(schema: TableSchema) -> None:

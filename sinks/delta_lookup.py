@@ -62,6 +62,7 @@ def look_up(table: Table, given: Changes, stored: Files) -> Found:
     keys = keys.take(pc.sort_indices(keys))
     paths = list(table.adds)
     number = {unquote(path): at for at, path in enumerate(paths)}
+    table.cache.of_column(name)
     table.cache.keep_only(number)
     parts, files, places = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for path, asked in _asked(keys, stored):

@@ -21,9 +21,10 @@ TRUNCATED = "millrace.truncated"
 """The application id that remembers the newest truncate: changes below it are gone, also those of keys never seen."""
 
 
-def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, int]:
+def merge(table: DeltaTable, changes: Changes, within: str = "", *, tombstones: bool = True) -> dict[str, int]:
     """Merge in one commit, or in none if nothing changes. `within` narrows which target files are looked at.
 
+    Rows that a truncate removes leave tombstones, or nothing: its version alone keeps out what is older, too.
     Partial rows without a live stored row are neither written nor reported: find them first.
     """
     on = [f"target.{quoted(name)} = source.{quoted(name)}" for name in changes.layout.key]
@@ -36,7 +37,7 @@ def merge(table: DeltaTable, changes: Changes, within: str = "") -> dict[str, in
         commit_properties=marks(table, changes),
         writer_properties=changes.layout.encodings,
     )
-    return _clauses(merger, changes).execute()
+    return _clauses(merger, changes, tombstones).execute()
 
 
 def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
@@ -103,7 +104,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _clauses(merger: TableMerger, changes: Changes) -> TableMerger:
+def _clauses(merger: TableMerger, changes: Changes, tombstones: bool) -> TableMerger:
     newer = f"source.{VERSION} > target.{VERSION}"
     whole = f"NOT source.{PARTIAL}"
     if changes.partial:
@@ -113,6 +114,8 @@ def _clauses(merger: TableMerger, changes: Changes) -> TableMerger:
     merger = merger.when_not_matched_insert(_inserts(changes), predicate=whole if changes.partial else None)
     if changes.truncated:
         older = f"target.{VERSION} < {changes.truncated}"
+        if not tombstones:
+            return merger.when_matched_delete(predicate=older).when_not_matched_by_source_delete(predicate=older)
         gone = _tombstone(changes.layout, changes.truncated)
         merger = merger.when_matched_update(gone, predicate=older)
         merger = merger.when_not_matched_by_source_update(gone, predicate=older)

@@ -145,8 +145,13 @@ def _merge(table: DeltaTable, given: Changes, region: Region | None, by_spark: M
 
 
 def _truncate(table: DeltaTable, given: Changes) -> Changes:
+    """A table whose key was replaced has rows of before that are one under the new key, so no tombstones of them."""
     given = given.without(_survey(table, given, None).orphans, STORED_ROW_MISSING)
-    if not merge(table, given)["num_output_rows"]:
+    key = list(given.layout.key)
+    stored = scanned(table, given.layout, key)
+    apart = stored.group_by(key).aggregate([]).num_rows == stored.num_rows
+    done = merge(table, given, tombstones=apart)
+    if not (done["num_output_rows"] or done["num_target_rows_deleted"]):
         append(table, given, LEAST_FILE)  # nothing to remove, yet the truncate must be remembered
     return given
 

@@ -46,12 +46,16 @@ _HASHED = "sha256:"
 
 
 def index_name(prefix: str, table: TableId) -> str:
-    """A name that OpenSearch takes. Whatever had to be changed is told apart by a hash of the true name."""
+    """A name that OpenSearch takes. Whatever had to be changed is told apart by a hash of the true name.
+
+    So is a table of a schema with a dot: `"a.b".c` would be taken for `a."b.c"`.
+    """
     plain = f"{prefix}{table.schema}.{table.name}"
-    if _ALLOWED.fullmatch(plain):
+    true = plain if "." not in table.schema else f"{prefix}{table}"
+    if true == plain and _ALLOWED.fullmatch(plain):
         return plain
     safe = re.sub(r"[^a-z0-9._-]", "-", plain.lower()).lstrip("._-")[:180]
-    return f"{safe}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
+    return f"{safe}-{hashlib.sha256(true.encode()).hexdigest()[:8]}"
 
 
 def mapping(schema: TableSchema, overrides: Mapping[str, Field], metadata: str) -> dict[str, Any]:
@@ -86,8 +90,13 @@ _RESERVED = {"_id", "_index", "_source", "_routing", "_version", "_seq_no", "_ig
 
 
 def document_id(key: str) -> str:
-    """A document's `_id`: the key itself for one column, a JSON array for several, a hash where that is too long."""
+    """A document's `_id`: the key itself for one column, a JSON array for several, a hash where that is too long.
+
+    A null, which only the key of a table without one can be, is not the text 'null'.
+    """
     values = list(members(key).values())
+    if values == ["null"]:
+        return _HASHED + hashlib.sha256(b"\0null").hexdigest()
     text = unquote(values[0]) if len(values) == 1 else "[" + ",".join(values) + "]"
     if 0 < len(text.encode()) <= _LONGEST_ID and not text.startswith(_HASHED):
         return text

@@ -2,8 +2,11 @@
 
 A row's name is `<prefix><template>`, by default `public.orders:42`; the parts of a composite key are joined by colons.
 What could be misread inside a part (a colon, a brace, a percent sign) is percent-encoded, so two keys never share a
-name. The version's name is `<prefix>~v:{<row's name>}`: Redis hashes only what is inside the first braces. Where the
-template has braces of its own, they decide the slot, and the version's name is `<prefix>~v:<row's name>`.
+name. Nor do two tables: dots of a schema's name are encoded (`"a.b".c` is not `a."b.c"`). Where the whole row is the
+key, the text 'null' is encoded, which a NULL is not.
+
+The version's name is `<prefix>~v:{<row's name>}`: Redis hashes only what is inside the first braces. Where the template
+has braces of its own, they decide the slot, and the version's name is `<prefix>~v:<row's name>`.
 """
 
 import hashlib
@@ -22,7 +25,9 @@ from sinks.raw_json import members, unquote
 RESERVED = "~"
 """How the names begin (after the prefix) that hold no row."""
 _SPECIAL = re.compile(r"[%:{}]")
+_SPECIAL_IN_SCHEMAS = re.compile(r"[%:{}.\n]")  # a table's name may have dots: the first one ends the schema's
 _SPECIAL_IN_SETS = re.compile(r"[%:{}\n]")  # sets are listed by lines
+_TEXT_NULL = "%6Eull"
 _GLOB = re.compile(r"([\\*?\[\]^])")
 _BACKSLASH = r"\\\1"
 _LONGEST_VALUE = 512
@@ -52,7 +57,8 @@ def tag_of(template: str) -> str:
 
 
 def _filled(part: str, schema: TableSchema) -> str:
-    return part.replace("{schema}", encoded(schema.table.schema)).replace("{table}", encoded(schema.table.name))
+    named = encoded(schema.table.schema, _SPECIAL_IN_SCHEMAS)
+    return part.replace("{schema}", named).replace("{table}", encoded(schema.table.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ class Names:
     """How the names of the table's sets begin."""
     together: bool
     """Whether all rows and sets of the table are in one cluster slot."""
+    nulls: bool = False
+    """Whether parts of a key may be null: the whole row is the key."""
 
     @classmethod
     def of(cls, schema: TableSchema, prefix: str, template: str) -> "Names":
@@ -80,7 +88,7 @@ class Names:
         before, _, after = (_filled(part, schema) for part in template.partition("{key}"))
         tag = _filled(tag_of(prefix + template), schema)
         key = [column.name for column in schema.key]
-        named = f"{encoded(table.schema, _SPECIAL_IN_SETS)}.{encoded(table.name, _SPECIAL_IN_SETS)}"
+        named = f"{encoded(table.schema, _SPECIAL_IN_SCHEMAS)}.{encoded(table.name, _SPECIAL_IN_SETS)}"
         return cls(
             prefix,
             prefix + before,
@@ -91,15 +99,19 @@ class Names:
             f'{{"{key[0]}":' if len(key) == 1 and re.fullmatch(r"\w+", key[0]) else "",
             f"{prefix}{RESERVED}by:" + (f"{{{tag}}}:" if tag and "{" not in prefix else "") + named,
             bool(tag) and "{key}" not in tag,
+            schema.keyed_by_row,
         )
 
     def row(self, key: str) -> str:
         """The row's name, from the log's key."""
         if self.single and key.startswith(self.single):
-            text = encoded(unquote(key[len(self.single) : -1]))
+            text = self._part(key[len(self.single) : -1])
         else:
-            text = ":".join(encoded(unquote(value)) for value in members(key).values())
+            text = ":".join(map(self._part, members(key).values()))
         return f"{self.before}{text}{self.after}"
+
+    def _part(self, raw: str) -> str:
+        return _TEXT_NULL if self.nulls and raw == '"null"' else encoded(unquote(raw))
 
     def rows(self, keys: "AnyArray") -> list[str]:
         """The names of many rows. Plain keys of one column, which most are, are cut all at once."""

@@ -25,7 +25,7 @@ from snapshots.pace import Pace
 from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
 from snapshots.requests import Request, anew, edge
 from snapshots.rows import Readable, describe, masking_of
-from snapshots.tables import find_leaves, key_order, touch
+from snapshots.tables import find_leaves, touch
 from snapshots.walks import KeyWalk, ListWalk, PageWalk, Place, Walk
 from snapshots.windows import Pending, Windows
 
@@ -47,6 +47,15 @@ class _Table:
     walk: Walk
     estimate: int
     keeps: bool
+
+    def fits(self, place: Place | None) -> bool:
+        """Whether a walk can go on there: not if the table has had another key then."""
+        return place is None or not isinstance(self.walk, KeyWalk) or len(place) == len(self.key)
+
+
+def _same(job: Job, now: Job | None) -> bool:
+    """Whether the backfill is still the one that was begun: its table may have begun again meanwhile."""
+    return now is not None and now.anew == job.anew and now.swept == job.anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +94,8 @@ class TableReader:
         pace.begin(self._clock.monotonic(), table.estimate)
         self._forget(job, pace, wanted)
         self._settle(job, pace, wanted)
-        place = job.place
-        while wanted(job.id) is not None:
+        place = job.place if table.fits(job.place) else None
+        while _same(job, wanted(job.id)):
             try:
                 following, outcome = self._chunk(job, table, place, pace, wanted)
             except SourceRefused:
@@ -96,7 +105,8 @@ class TableReader:
             if isinstance(outcome, Reread):
                 pace.again(outcome.smaller)
                 self._clock.wait(_REREAD_SECONDS)
-                table = self._table(job)
+                known, table = table.key, self._table(job)
+                place = place if table.key == known else None
             elif outcome is None or following is None:
                 return
             else:
@@ -111,7 +121,7 @@ class TableReader:
         touch(self._connection, settings.name, readable.columns)
         readable = readable.recorded(self._schemas)
         leaves, rows = find_leaves(self._connection, settings.name)
-        key = key_order(self._connection, settings.name) if readable.keyed else ()
+        key = readable.key
         conditions = _conditions(request)
         if job.automatic and settings.snapshot == "never":
             conditions.append(sql.SQL("false"))  # it came back, and only what the log held of it is to go

@@ -4,7 +4,7 @@ The images are made by the stream's own code, so a row has the same bytes whiche
 anything else: a dropped column is not even asked for.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -43,8 +43,9 @@ class Readable:
     columns: tuple[str, ...]
     where: str
     partitioned: bool
-    keyed: bool
-    """Whether it has a key that is not simply the whole row: only then can it be walked in key order."""
+    key: tuple[str, ...]
+    """The key's columns in the order of its index, which may not be that of the table. Empty: the whole row is the key,
+    and the table cannot be walked in key order."""
 
     @property
     def table(self) -> TableId:
@@ -83,17 +84,10 @@ def describe(connection: Connection, table: TableSettings, masking: Masking) -> 
     if not facts.publishable:
         raise SourceRefused(f"{table.name} is a {facts.kind_name}: it has no changes.", "Take it out of source.tables.")
     schema = catalog.schema(connection, facts)
-    if facts.identity == "f" and facts.primary_key:
-        schema = _keyed(schema, facts.primary_key)
     kept = {field.index for field in lay_out(schema, masking).fields}
     asked = replace(schema, columns=tuple(column for at, column in enumerate(schema.columns) if at in kept))
-    keyed = bool(facts.primary_key if facts.identity == "f" else facts.identity_columns)
     names = tuple(column.name for column in asked.columns)
-    return Readable(lay_out(asked, masking), names, table.where, facts.kind == "p", keyed)
-
-
-def _keyed(schema: TableSchema, names: Collection[str]) -> TableSchema:
-    return replace(schema, columns=tuple(replace(column, key=column.name in names) for column in schema.columns))
+    return Readable(lay_out(asked, masking), names, table.where, facts.kind == "p", facts.key)
 
 
 def read_images(connection: Connection, readable: Readable, query: sql.Composable) -> Iterator[pa.Table]:

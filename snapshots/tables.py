@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture.connect import explain, explained
+from cdc.capture.connect import explain
 from cdc.errors import SourceLost, SourceRefused
 from cdc.model import TableId
 from snapshots.plan import Leaf
@@ -98,20 +98,3 @@ def _refused(table: TableId, user: str, row_security: bool) -> SourceRefused:
     return SourceRefused(
         f"Role {user} may not read table {table}.", f'Run: GRANT SELECT ON {regclass(table)} TO "{user}"'
     )
-
-
-_KEY_ORDER = """
-select a.attname::text from pg_index i
-cross join lateral unnest(i.indkey) with ordinality as part(attnum, place)
-join pg_attribute a on a.attrelid = i.indrelid and a.attnum = part.attnum
-join pg_class c on c.oid = i.indrelid
-where i.indrelid = %s::regclass and part.place <= i.indnkeyatts
-  and case when c.relreplident = 'i' then i.indisreplident else i.indisprimary end
-order by part.place
-"""
-
-
-def key_order(connection: Connection, table: TableId) -> tuple[str, ...]:
-    """The key's columns in the order of its index, which may not be that of the table. Empty: there is none."""
-    with explained("Reading the catalog"):
-        return tuple(row[0] for row in connection.execute(_KEY_ORDER, [regclass(table)]))

@@ -7,7 +7,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from cdc.capture import keys
 from cdc.capture.connect import explained
+from cdc.capture.keys import Index
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -17,20 +19,22 @@ _KINDS = {"r": "table", "p": "partitioned table", "v": "view", "m": "materialize
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """One table as the catalog has it. `identity_columns` is empty where UPDATE and DELETE could not be published."""
+    """One table as the catalog has it. `columns` are those that Postgres publishes: not the generated ones."""
 
     oid: int
     table: TableId
     kind: str
     persistence: str
     identity: str
-    identity_columns: tuple[str, ...]
-    primary_key: tuple[str, ...]
     columns: tuple[str, ...]
-    candidate_index: str
-    """A unique index over NOT NULL columns that could serve as the identity; empty: none."""
+    generated: tuple[str, ...]
+    indexes: tuple[Index, ...]
     row_security: bool
     readable: bool
+    server: int
+    """The server's version, since what it can publish depends on it."""
+    has_children: bool = False
+    """Whether other tables inherit from it. Partitions do not count."""
     leaf_of: TableId | None = None
 
     @property
@@ -44,76 +48,93 @@ class TableFacts:
         """Whether Postgres can publish it at all."""
         return self.kind in "rp" and self.persistence == "p"
 
+    @property
+    def identity_columns(self) -> tuple[str, ...]:
+        """See `keys.identity_columns`: empty where UPDATE and DELETE could not be published."""
+        return keys.identity_columns(self.identity, self.indexes, self.columns)
 
-_FACTS = """
-with recursive wanted as (
-  select c.oid, n.nspname, c.relname, null::text as root_schema, null::text as root_name
-    from unnest(%(schemas)s::text[], %(names)s::text[]) as w(schema, name)
+    @property
+    def key(self) -> tuple[str, ...]:
+        """See `keys.key`: empty where the whole row is the key."""
+        return keys.key(self.identity, self.indexes, self.columns)
+
+
+_NAMED = """unnest(%(schemas)s::text[], %(names)s::text[]) as w(schema, name)
     join pg_catalog.pg_namespace n on n.nspname = w.schema
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
-   where c.relkind = any('{r,p,v,m,f}')
-), found as (
-  select * from wanted
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name"""
+_NUMBERED = """pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace and c.oid = %(oid)s"""
+_LEAVES = """
   union
   select l.relid::oid, n.nspname, c.relname, w.nspname, w.relname
     from wanted w, pg_catalog.pg_partition_tree(w.oid) l
     join pg_catalog.pg_class c on c.oid = l.relid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-   where l.isleaf and l.relid <> w.oid
+   where l.isleaf and l.relid <> w.oid"""
+_FACTS = """
+with wanted as (
+  select c.oid, n.nspname, c.relname, null::text as root_schema, null::text as root_name
+    from {wanted}
+   where c.relkind = any('{{r,p,v,m,f}}')
+), found as (
+  select * from wanted {leaves}
 )
 select f.oid, f.nspname, f.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text,
-       case c.relreplident
-         when 'f' then columns.names when 'n' then null
-         when 'i' then (select indexed.names where identity.indexrelid is not null)
-         else primary_key.names end,
-       primary_key.names, columns.names, coalesce(candidate.name, ''), c.relrowsecurity,
-       has_table_privilege(f.oid, 'select'), f.root_schema, f.root_name
+       columns.published, columns.generated, indexes.facts, c.relrowsecurity, has_table_privilege(f.oid, 'select'),
+       c.relkind = 'r' and exists (select from pg_catalog.pg_inherits h where h.inhparent = f.oid),
+       f.root_schema, f.root_name
   from found f join pg_catalog.pg_class c on c.oid = f.oid
-  left join pg_catalog.pg_index identity
-    on identity.indrelid = f.oid and identity.indisreplident and identity.indisvalid
-  left join lateral (select array_agg(a.attname::text order by a.attnum) as names from pg_catalog.pg_attribute a
-    where a.attrelid = f.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = '') columns on true
-  left join lateral (select array_agg(a.attname::text order by a.attnum) as names from pg_catalog.pg_attribute a
-    where a.attrelid = f.oid and a.attnum = any(identity.indkey)) indexed on true
-  left join lateral (select array_agg(a.attname::text order by a.attnum) as names from pg_catalog.pg_index i
-    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
-    where i.indrelid = f.oid and i.indisprimary) primary_key on true
-  left join lateral (select x.relname::text as name from pg_catalog.pg_index i
-    join pg_catalog.pg_class x on x.oid = i.indexrelid
-    where i.indrelid = f.oid and i.indisunique and i.indimmediate and i.indisvalid and i.indpred is null
-      and i.indexprs is null and not exists (select from pg_catalog.pg_attribute a where a.attrelid = f.oid
-        and a.attnum = any(i.indkey) and not a.attnotnull)
-    order by i.indisprimary desc, x.relname limit 1) candidate on true
+  left join lateral (
+    select array_agg(a.attname::text order by a.attnum) filter (where a.attgenerated = '') as published,
+           array_agg(a.attname::text order by a.attnum) filter (where a.attgenerated <> '') as generated
+      from pg_catalog.pg_attribute a where a.attrelid = f.oid and a.attnum > 0 and not a.attisdropped) columns on true
+  left join lateral (
+    select jsonb_agg(jsonb_build_array(x.relname, part.names, i.indisprimary, i.indisreplident, i.indimmediate,
+             part.not_null) order by i.indisprimary desc, x.relname) as facts
+      from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
+     cross join lateral (
+       select array_agg(a.attname::text order by k.place) as names, bool_and(a.attnotnull) as not_null
+         from unnest(i.indkey) with ordinality as k(attnum, place)
+         join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+        where k.place <= i.indnkeyatts) part
+     where i.indrelid = f.oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+    ) indexes on true
  order by f.nspname, f.relname
 """
 
 
-def tables(connection: Connection, names: Iterable[TableId]) -> list[TableFacts]:
+def tables(connection: Connection, names: Iterable[TableId], *, leaves: bool = True) -> list[TableFacts]:
     """The named tables that exist, and every leaf partition below them. A name that is missing is simply not there."""
     wanted = list(names)
-    keys = {"schemas": [name.schema for name in wanted], "names": [name.name for name in wanted]}
+    given = {"schemas": [name.schema for name in wanted], "names": [name.name for name in wanted]}
+    return _found(connection, _FACTS.format(wanted=_NAMED, leaves=_LEAVES if leaves else ""), given)
+
+
+def table(connection: Connection, oid: int) -> TableFacts | None:
+    """A table by its oid; None where it was dropped."""
+    return next(iter(_found(connection, _FACTS.format(wanted=_NUMBERED, leaves=""), {"oid": oid})), None)
+
+
+def _found(connection: Connection, query: str, given: Mapping[str, object]) -> list[TableFacts]:
     with explained("Reading the catalog"):
-        rows = connection.execute(_FACTS, keys).fetchall()
-    return [_facts(row) for row in rows]
+        rows = connection.execute(query.encode(), given).fetchall()
+    return [_facts(row, connection.info.server_version) for row in rows]
 
 
-def _facts(row: tuple[Any, ...]) -> TableFacts:
-    oid, schema, name, kind, persistence, identity, identified, primary, columns, candidate, secured, readable = row[
-        :12
-    ]
-    root = TableId(row[12], row[13]) if row[12] is not None else None
+def _facts(row: tuple[Any, ...], server: int) -> TableFacts:
+    oid, schema, name, kind, persistence, identity, columns, generated, indexes, secured, readable, children = row[:12]
     return TableFacts(
         oid=oid,
         table=TableId(schema, name),
         kind=kind,
         persistence=persistence,
         identity=identity,
-        identity_columns=tuple(identified or ()),
-        primary_key=tuple(primary or ()),
         columns=tuple(columns or ()),
-        candidate_index=candidate,
+        generated=tuple(generated or ()),
+        indexes=tuple(Index(name, tuple(names), *flags) for name, names, *flags in indexes or ()),
         row_security=secured,
         readable=readable,
-        leaf_of=root,
+        server=server,
+        has_children=children,
+        leaf_of=TableId(row[12], row[13]) if row[12] is not None else None,
     )
 
 
@@ -125,7 +146,7 @@ with recursive needed as (
     join pg_catalog.pg_type e on e.oid = case when t.typtype = 'd' then t.typbasetype
       when t.typcategory = 'A' and t.typelem <> 0 then t.typelem else 0 end
 )
-select t.oid, t.typname::text, t.typtype::text, t.typcategory::text, t.typelem, t.typbasetype
+select t.oid, t.typname::text, t.typtype::text, t.typcategory::text, t.typelem, t.typbasetype, t.typdelim::text
   from needed join pg_catalog.pg_type t using (oid)
 """
 _TYPE_KINDS = {
@@ -145,12 +166,12 @@ def types(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:
 
 
 def _built(oid: int, rows: Mapping[int, tuple[Any, ...]]) -> PgType:
-    _, name, kind, category, element, parent = rows[oid]
+    _, name, kind, category, element, parent, delimiter = rows[oid]
     if kind == "d":
-        return PgType(oid, name, TypeKind.DOMAIN, _built(parent, rows))
+        return PgType(oid, name, TypeKind.DOMAIN, _built(parent, rows), delimiter)
     if category == "A" and element:
         return PgType(oid, name, TypeKind.ARRAY, _built(element, rows))
-    return PgType(oid, name, _TYPE_KINDS.get(kind, TypeKind.BASE))
+    return PgType(oid, name, _TYPE_KINDS.get(kind, TypeKind.BASE), None, delimiter)
 
 
 _COLUMNS = """
@@ -160,11 +181,11 @@ select a.attname::text, a.atttypid, a.atttypmod from pg_catalog.pg_attribute a
 
 
 def schema(connection: Connection, facts: TableFacts) -> TableSchema:
-    """A table's schema as the stream will tell it: no generated columns, the identity's columns as key."""
+    """A table's schema as the stream will tell it: no generated columns; without a key the whole row is one."""
     with explained("Reading the catalog"):
         rows = connection.execute(_COLUMNS, (facts.oid,)).fetchall()
     known = types(connection, (row[1] for row in rows))
-    key = facts.identity_columns
+    key = facts.key or (facts.columns if facts.identity == keys.FULL else ())
     columns = tuple(Column(name, known[oid], modifier, name in key) for name, oid, modifier in rows)
     return TableSchema(facts.table, columns, oid=facts.oid, identity=facts.identity)
 

@@ -15,6 +15,7 @@ import psycopg
 from cdc.capture import catalog, identity, publication, slot
 from cdc.capture.catalog import TableFacts, relation
 from cdc.capture.connect import connect, explained, place, stays_here
+from cdc.capture.keys import FULL
 from cdc.config import SourceSettings
 from cdc.errors import SourceError
 
@@ -111,8 +112,9 @@ def _wal(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
     else:
         remedy = "Run: ALTER SYSTEM SET wal_level = 'logical', then restart the server."
         yield _fail("wal_level", "server", f"wal_level is {level}; logical replication needs logical", remedy)
-    if _row(connection, "select pg_is_in_recovery()")[0] and connection.info.server_version < 160_000:
-        yield _fail("recovery", "server", "this is a standby", "Point source.host at the primary.")
+    if _row(connection, "select pg_is_in_recovery()")[0]:
+        message = "this is a standby: the publication, backfills and verify need a server that can be written to"
+        yield _fail("recovery", "server", message, "Point source.host at the primary.")
     kept = _row(connection, "select current_setting('max_slot_wal_keep_size')")[0]
     if kept == "-1":
         message = "max_slot_wal_keep_size is unlimited: a reader that stays away fills the server's disk"
@@ -177,9 +179,10 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
     settings = {table.name: table for table in source.tables}
     for missing in settings.keys() - {fact.table for fact in facts}:
         yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
+    unfit = {fact.oid: (message, remedy) for fact, message, remedy in identity.unfit_tables(facts, source)}
     for fact in facts:
         about = str(fact.table)
-        if problem := identity.unfit(fact, settings[fact.leaf_of or fact.table]):
+        if problem := unfit.get(fact.oid):
             yield _fail("identity", about, *problem)
         else:
             yield _identity(fact)
@@ -187,13 +190,16 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
         if fact.kind == "p":
             message = "ATTACH, DETACH, DROP and TRUNCATE of a single partition are not published"
             yield _warn("partitions", about, message, "They are noticed while capture runs, with what to do then.")
+        if fact.has_children:
+            message = "other tables inherit from it: only its own rows are captured"
+            yield _warn("inheritance", about, message, "List the tables that inherit from it under source.tables too.")
 
 
 def _identity(fact: TableFacts) -> Finding:
-    if fact.identity == "f" and not fact.primary_key:
+    if fact.identity == FULL and not fact.key:
         message = "has identity FULL and no primary key: its whole row is its key, equal rows are one"
         return _warn("identity", str(fact.table), message, f"Run: {identity.statement(fact, False)}")
-    return _ok("identity", str(fact.table), f"identified by {', '.join(fact.primary_key or fact.identity_columns)}")
+    return _ok("identity", str(fact.table), f"identified by {', '.join(fact.key)}")
 
 
 def _access(fact: TableFacts, source: SourceSettings, bypass: bool) -> Iterator[Finding]:

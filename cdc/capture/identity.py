@@ -4,48 +4,105 @@ A published table without a usable identity makes UPDATE and DELETE fail in the 
 a column list or row filter that the identity does not cover.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from cdc.capture import catalog
+from cdc.capture import catalog, keys
 from cdc.capture.catalog import TableFacts, relation
+from cdc.capture.keys import Index
 from cdc.config import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+_GENERATED_FROM = 180_000
+"""From here on Postgres could publish generated columns, and wants those of an identity to be published."""
 
-def refuse_unfit(facts: list[TableFacts], source: SourceSettings) -> None:
+
+def refuse_unfit(facts: Sequence[TableFacts], source: SourceSettings) -> None:
     """Raise SourceRefused for the first table that cannot be published without harm."""
     found = {fact.table for fact in facts}
     for table in source.tables:
         if table.name not in found:
             raise SourceRefused(f"Table {table.name} does not exist.", "Create it or take it out of source.tables.")
+    for _, message, remedy in unfit_tables(facts, source):
+        raise SourceRefused(message, remedy)
+
+
+def unfit_tables(facts: Sequence[TableFacts], source: SourceSettings) -> Iterator[tuple[TableFacts, str, str]]:
+    """Every table, and every leaf of one, that would be harmed or lose changes, with why and the remedy.
+
+    A partition's changes come under its root's name and with its root's key flags, so both must have one key.
+    """
     settings = {table.name: table for table in source.tables}
+    roots = {fact.table: fact for fact in facts if fact.leaf_of is None}
     for fact in facts:
-        if problem := unfit(fact, settings[fact.leaf_of or fact.table]):
-            raise SourceRefused(*problem)
+        problem = unfit(fact, settings[fact.leaf_of or fact.table])
+        root = roots.get(fact.leaf_of) if fact.leaf_of is not None else None
+        if problem is None and root is not None and root.identity_columns:
+            problem = _unlike_root(fact, root)
+        if problem is not None:
+            yield fact, *problem
 
 
 def unfit(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
     """Why publishing this table would harm its application or lose changes, with the remedy; None if it is fit."""
     if not fact.publishable:
         return f"{fact.table} is a {fact.kind_name}: Postgres cannot publish it.", "Take it out of source.tables."
-    # The root of partitions has no rows of its own: its leaves decide.
-    if not fact.identity_columns and fact.kind != "p":
-        return (
-            f"{fact.table} has no replica identity: once published, its UPDATE and DELETE would fail.",
-            f"Run: {statement(fact)}",
-        )
     unknown = [name for name in table.columns if name not in fact.columns]
     if unknown:
         return f"{fact.table} has no column {unknown[0]}.", "Correct source.tables.columns."
     unknown = [name for name in table.mask if name not in fact.columns]
     if unknown:  # a misspelt rule would let through what it is meant to hide
         return f"{fact.table} has no column {unknown[0]} to mask.", "Correct source.tables.mask."
-    uncovered = [name for name in fact.identity_columns if table.columns and name not in table.columns]
+    return _without_identity(fact) or _unpublished(fact) or _uncovered(fact, table)
+
+
+def _without_identity(fact: TableFacts) -> tuple[str, str] | None:
+    if fact.identity_columns:
+        return None
+    deferrable = fact.identity == "d" and keys.primary_key(fact.indexes)
+    why = " (its primary key is deferrable)" if deferrable else ""
+    # The root of partitions has no rows of its own, but the stream calls its key the key of theirs.
+    harm = "its UPDATE and DELETE would fail" if fact.kind != "p" else "rows of its partitions could not be told apart"
+    return (
+        f"{fact.table} has no replica identity{why}: once published, {harm}.",
+        f"Run: {statement(fact)}",
+    )
+
+
+def _unpublished(fact: TableFacts) -> tuple[str, str] | None:
+    """Generated columns are not in the stream; from 18 on Postgres refuses the application's UPDATE and DELETE."""
+    hidden = [name for name in fact.identity_columns if name in fact.generated]
+    if hidden:
+        return (
+            f"{fact.table} is identified by the generated column {', '.join(hidden)}, which is not published: its rows "
+            "could not be told apart.",
+            f"Run: {statement(fact)}",
+        )
+    if fact.identity == keys.FULL and fact.generated and fact.server >= _GENERATED_FROM:
+        return (
+            f"{fact.table} has identity FULL and the generated column {', '.join(fact.generated)}, which is not "
+            "published: once published, its UPDATE and DELETE would fail.",
+            f"Run: {statement(fact)}",
+        )
+    return None
+
+
+def _uncovered(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
+    if not table.columns:
+        return None
+    if fact.identity == keys.FULL:
+        return (
+            f"{fact.table} has identity FULL, which Postgres allows no column list for: once published, its UPDATE and "
+            "DELETE would fail.",
+            "Leave out columns by source.tables.mask (`drop`) instead of source.tables.columns"
+            + (f", or run: {statement(fact)}" if _usable(fact) else "."),
+        )
+    uncovered = [name for name in fact.identity_columns if name not in table.columns]
     if uncovered:
         return (
             f"{fact.table}: the column list leaves out {', '.join(uncovered)} of its replica identity: once "
@@ -55,16 +112,46 @@ def unfit(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
     return None
 
 
+def _unlike_root(fact: TableFacts, root: TableFacts) -> tuple[str, str] | None:
+    """A leaf with identity FULL sends whatever its root's key may be."""
+    if fact.identity == keys.FULL or (root.key and set(fact.identity_columns) == set(root.key)):
+        return None
+    name = relation(fact.table).as_string(None)
+    fits = [index for index in _usable(fact) if set(index.columns) == set(root.key)]
+    chosen = next((_chosen(index) for index in fits), "FULL")
+    known = ", ".join(root.key) or "the whole row"
+    return (
+        f"{fact.table} is a partition of {root.table}, whose rows are identified by {known}, but it sends only "
+        f"{', '.join(fact.identity_columns)} of an old row: rows could not be told apart.",
+        f"Run: ALTER TABLE {name} REPLICA IDENTITY {chosen}",
+    )
+
+
+def _usable(fact: TableFacts) -> list[Index]:
+    """The indexes that could serve as the identity, the primary key first."""
+    return [
+        index
+        for index in fact.indexes
+        if index.immediate and index.not_null and not set(index.columns) & set(fact.generated)
+    ]
+
+
+def _chosen(index: Index) -> str:
+    return "DEFAULT" if index.primary else f"USING INDEX {sql.Identifier(index.name).as_string(None)}"
+
+
 def statement(fact: TableFacts, full: bool = True) -> str:
     """What to run to give a table an identity; `full` says whether FULL would do."""
     name = relation(fact.table).as_string(None)
-    if fact.primary_key:
-        return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
-    if fact.candidate_index:
-        index = sql.Identifier(fact.candidate_index).as_string(None)
-        return f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index}"
-    key = f"ALTER TABLE {name} ADD PRIMARY KEY (…)"
-    return f"{key}, or else: ALTER TABLE {name} REPLICA IDENTITY FULL" if full else key
+    if usable := _usable(fact):
+        return f"ALTER TABLE {name} REPLICA IDENTITY {_chosen(usable[0])}"
+    whole = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
+    if keys.primary_key(fact.indexes):
+        key = f"ALTER TABLE {name} ADD CONSTRAINT … UNIQUE (…) over other columns, then REPLICA IDENTITY USING INDEX …"
+    else:
+        key = f"ALTER TABLE {name} ADD PRIMARY KEY (…)"
+    full = full and not (fact.generated and fact.server >= _GENERATED_FROM)
+    return f"{key}, or else: {whole}" if full else key
 
 
 _FILTERED = """
@@ -85,11 +172,13 @@ def refuse_filters(connection: Connection, source: SourceSettings) -> None:
     used: dict[int, set[str]] = {}
     for oid, column in connection.execute(_FILTERED, (source.publication,)).fetchall():
         used.setdefault(oid, set()).add(column)
-    for fact in catalog.tables(connection, filtered):
-        table = filtered.get(fact.table)
+    facts = catalog.tables(connection, filtered)
+    oids = {fact.table: fact.oid for fact in facts}
+    for fact in facts:
+        root = fact.leaf_of or fact.table
         # A column list depends on its columns too, so they cannot be told apart from the filter's here.
-        outside = used.get(fact.oid, set()) - set(fact.identity_columns) - set(table.columns if table else ())
-        if outside:
+        seen = used.get(oids[root], set()) - set(filtered[root].columns)
+        if outside := seen - set(fact.identity_columns):
             raise SourceRefused(
                 f"{fact.table}: its row filter uses {', '.join(sorted(outside))}, outside its replica identity: once "
                 "published, its UPDATE and DELETE would fail.",

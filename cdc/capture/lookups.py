@@ -6,15 +6,9 @@ Rare, so a connection is opened for each question instead of being kept.
 from collections.abc import Collection
 
 from cdc.capture import catalog
-from cdc.capture.connect import brief, explained
+from cdc.capture.connect import brief
 from cdc.config import SourceSettings
 from cdc.model import PgType
-
-_KEY = """
-select a.attname::text from pg_catalog.pg_index i
-  join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
- where i.indrelid = %s and i.indisprimary order by a.attnum
-"""
 
 
 class Lookups:
@@ -29,6 +23,7 @@ class Lookups:
             return catalog.types(connection, [oid]).get(oid) or PgType(oid, f"type {oid}")
 
     def key_of(self, oid: int) -> Collection[str]:
-        """The primary key's columns of a table; empty if it has none."""
-        with brief(self._source) as connection, explained("Reading the catalog"):
-            return tuple(row[0] for row in connection.execute(_KEY, (oid,)))
+        """The key's columns of a table with identity FULL; empty where its whole row is its key."""
+        with brief(self._source) as connection:
+            found = catalog.table(connection, oid)
+        return () if found is None else found.key

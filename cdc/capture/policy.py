@@ -36,7 +36,7 @@ class PolicedSchemas:
         before = self._newest.get(schema.table)
         if before is not None and self._policy != "evolve":
             found = list(_changes(before, schema))
-            if found and self._policy == "ignore":
+            if found and self._policy == "ignore" and not _rekeyed(before, schema):
                 return before
             refused = [what for what, harmless in found if self._policy == "exception" or not harmless]
             if refused:
@@ -52,7 +52,9 @@ class PolicedSchemas:
         before = self._newest.get(schema.table)
         if before is None or replace(schema, id=before.id) == before:
             return before
-        return before if self._policy == "ignore" and any(_changes(before, schema)) else None
+        if self._policy != "ignore" or _rekeyed(before, schema):
+            return None
+        return before if any(_changes(before, schema)) else None
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with."""
@@ -80,8 +82,13 @@ def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, boo
         if (old[name].type.name, old[name].modifier) != (new[name].type.name, new[name].modifier):
             said = f"column {name} was {old[name].type.name} and is {new[name].type.name}"
             yield said, _holds(new[name], old[name])
-    if {column.name for column in before.key} != {column.name for column in after.key}:
+    if _rekeyed(before, after):
         yield "its key is another", False
+
+
+def _rekeyed(before: TableSchema, after: TableSchema) -> bool:
+    """Whether rows are told apart by other columns, which no policy can pass over: their old keys are sent no more."""
+    return {column.name for column in before.key} != {column.name for column in after.key}
 
 
 def _holds(new: Column, old: Column) -> bool:

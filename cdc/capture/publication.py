@@ -48,6 +48,8 @@ class Publication:
     operations: tuple[str, ...] = OPERATIONS
     via_root: bool = True
     all_tables: bool = False
+    generated: bool = False
+    """Whether generated columns are published, which a snapshot would not have."""
 
     def mark(self) -> str:
         """As the log keeps it, to notice changes by hand. Equal for two publications that send the same."""
@@ -69,7 +71,8 @@ class Publication:
 
 
 _PUBLICATION = """
-select puballtables or {schemas}, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+select puballtables or {schemas}, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,
+       coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)
   from pg_catalog.pg_publication p where pubname = %s
 """
 _OF_SCHEMAS = "exists (select from pg_catalog.pg_publication_namespace n where n.pnpubid = p.oid)"
@@ -97,11 +100,11 @@ def read(connection: Connection, name: str) -> Publication | None:
         row = connection.execute(sql.SQL(_PUBLICATION).format(schemas=schemas), (name,)).fetchone()
         if row is None:
             return None
-        every, *publishes, via_root = row
+        every, *publishes, via_root, generated = row
         tables = connection.execute(_tables_query(connection, every), (name,)).fetchall()
     operations = tuple(operation for operation, sent in zip(OPERATIONS, publishes, strict=True) if sent)
     listed = tuple(Published(TableId(schema, table), tuple(cols or ()), cond) for schema, table, cols, cond in tables)
-    return Publication(name, listed, operations, via_root, every)
+    return Publication(name, listed, operations, via_root, every, generated)
 
 
 def _tables_query(connection: Connection, every: bool) -> sql.SQL | sql.Composed:
@@ -134,6 +137,8 @@ def differences(found: Publication, source: SourceSettings) -> list[str]:
         said.append(f"it does not publish {', '.join(missing)}")
     if not found.via_root:
         said.append("publish_via_partition_root is off")
+    if found.generated:
+        said.append("it publishes generated columns")
     return said
 
 
@@ -158,14 +163,29 @@ def statement(source: SourceSettings) -> sql.Composed:
     return head + tables + sql.SQL(" WITH (publish = {}, publish_via_partition_root = true)").format(operations)
 
 
+def _only(table: TableId) -> sql.Composed:
+    """Without `ONLY`, tables that inherit from it would be published as well, and perhaps harmed."""
+    return sql.SQL("ONLY {}").format(relation(table))
+
+
 def _clause(table: TableSettings) -> sql.Composed:
-    parts: list[sql.Composable] = [relation(table.name)]
+    parts: list[sql.Composable] = [_only(table.name)]
     if table.columns:
         parts.append(sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Identifier, table.columns))))
     if table.where:
         # The condition is the pipeline owner's own SQL; the server parses it as one expression in parentheses.
         parts += [sql.SQL("WHERE ("), sql.SQL(table.where), sql.SQL(")")]
     return sql.SQL(" ").join(parts)
+
+
+def _refuse_unfit(connection: Connection, source: SourceSettings) -> None:
+    refuse_unfit(catalog.tables(connection, (table.name for table in source.tables)), source)
+
+
+def drop(connection: Connection, name: str) -> None:
+    """Give the publication up; no error if it is gone already."""
+    with explained(f"Dropping publication {name}"):
+        connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
 
 
 def ensure(connection: Connection, source: SourceSettings) -> Publication:
@@ -175,10 +195,11 @@ def ensure(connection: Connection, source: SourceSettings) -> Publication:
     application could stumble over it.
     """
     found = read(connection, source.publication)
+    _refuse_unfit(connection, source)
     if found is None:
-        refuse_unfit(catalog.tables(connection, (table.name for table in source.tables)), source)
         with explained(f"Creating publication {source.publication}"), connection.transaction():
             connection.execute(statement(source))
+            _refuse_unfit(connection, source)  # once more: from here on nobody can alter the tables
             refuse_filters(connection, source)
         found = read(connection, source.publication)
     if found is None:
@@ -227,6 +248,8 @@ def altered(stored: Publication, found: Publication, wanted: Collection[TableId]
         said.append(f"it publishes {', '.join(found.operations) or 'nothing'}")
     if found.via_root != stored.via_root:
         said.append("publish_via_partition_root changed")
+    if found.generated != stored.generated:
+        said.append("publish_generated_columns changed")
     return said
 
 
@@ -235,12 +258,13 @@ def _adopt(connection: Connection, source: SourceSettings, found: Publication, s
     have = {entry.table for entry in found.tables}
     added = [table for table in source.tables if table.name not in have]
     narrowed = source.model_copy(update={"tables": tuple(added)})
-    refuse_unfit(catalog.tables(connection, (table.name for table in added)), narrowed)
+    _refuse_unfit(connection, narrowed)
     statements = _alterations(source, added, sorted(surplus))
     try:
         with connection.transaction():
             for change in statements:
                 connection.execute(change)
+            _refuse_unfit(connection, narrowed)
             refuse_filters(connection, source)
     except psycopg.errors.InsufficientPrivilege:
         said = "; ".join(change.as_string(None) for change in statements)
@@ -258,5 +282,5 @@ def _alterations(source: SourceSettings, added: list[TableSettings], surplus: li
     if added:
         found.append(alter + sql.SQL("ADD TABLE ") + sql.SQL(", ").join(map(_clause, added)))
     if surplus:
-        found.append(alter + sql.SQL("DROP TABLE ") + sql.SQL(", ").join(map(relation, surplus)))
+        found.append(alter + sql.SQL("DROP TABLE ") + sql.SQL(", ").join(map(_only, surplus)))
     return found

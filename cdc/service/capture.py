@@ -7,19 +7,20 @@ with the first entry, the snapshot before the stream.
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
 import cdc.log
-from cdc.capture import publication, slot, watch
-from cdc.capture.connect import connect
+from cdc.capture import key_marks, publication, slot, watch
+from cdc.capture.connect import Connection, connect
 from cdc.capture.partitions import Partitions
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
 from cdc.config import Settings
-from cdc.errors import SourceRefused
+from cdc.errors import SourceError, SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service import lean, part, resync
@@ -34,6 +35,7 @@ from snapshots.rows import masking_of
 INTENT_MARK = "source.intent"
 """Written before the slot is made: a slot of that name is then known to be ours, even if we died while making it."""
 _SLOT_SECONDS = 120.0
+_UNDO_ATTEMPTS, _UNDO_SECONDS = 20, 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +63,7 @@ class Capture:
         fresh = slot.MARK not in self.log.progress().marks or resync.wanted(self.log)
         self.preflight(fresh)
         before = self._published_before()
-        published = self._published(None if fresh else before)
-        if fresh:
-            self.begin(published)
+        published = self._begun() if fresh else self._published(before)
         if not self.stop.is_set():
             self._follow(published, before or published)
 
@@ -81,11 +81,37 @@ class Capture:
         return None if stored is None else Publication.of_mark(stored)
 
     def _published(self, before: Publication | None) -> Publication:
-        """The publication: made at the first start, followed at later ones, and what it is now noted in the log."""
+        """The publication at a later start, and what it is now noted in the log."""
         if before is not None:
             return publish(self.settings.source, before, self.log)
         with connect(self.settings.source) as connection:
             return publication.ensure(connection, self.settings.source)
+
+    def _begun(self) -> Publication:
+        """Publication, slot and first snapshot. A start that fails before the log knows them leaves neither behind."""
+        source, stored = self.settings.source, self.log.progress().marks.get(publication.MARK)
+        with connect(source) as connection:
+            existed = publication.read(connection, source.publication) is not None
+            published = publication.ensure(connection, source)
+        try:
+            self.begin(published)
+        except BaseException:
+            if not existed and self.log.progress().marks.get(publication.MARK) == stored:
+                self._undo(f"publication {source.publication}", partial(publication.drop, name=source.publication))
+            raise
+        return published
+
+    def _undo(self, what: str, drop: Callable[[Connection], None]) -> None:
+        """Take back what a failed start has made. The server lets go of a slot only some time after its maker has."""
+        for attempt in range(1, _UNDO_ATTEMPTS + 1):
+            try:
+                with connect(self.settings.source) as connection:
+                    drop(connection)
+                return
+            except SourceError as error:
+                if attempt == _UNDO_ATTEMPTS:
+                    _log.warning("The %s of a start that failed is left behind: %s", what, error)
+                SystemClock().wait(_UNDO_SECONDS)
 
     def _note(self, marks: dict[str, str]) -> None:
         self.log.append(Entry(LOG_SCHEMA.empty_table(), self.log.progress().end, marks))
@@ -98,11 +124,24 @@ class Capture:
         self.status.say("creating slot")
         self.status.history_exact_from = ""
         self.status.publish()  # before any row: nobody may take what the stores are about to get for all of it
-        with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
-            marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), publication.MARK: published.mark()}
-            more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
-            self.status.say("snapshot")
-            run_initial(settings, made, self.log, self.status.snapshot, self.stop, marks=marks, ending=more)
+        stored = self.log.progress().marks.get(slot.MARK)
+        noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
+        try:
+            with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
+                marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
+                more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
+                self.status.say("snapshot")
+                run_initial(settings, made, self.log, self.status.snapshot, self.stop, marks=marks, ending=more)
+        except BaseException:
+            if self.log.progress().marks.get(slot.MARK) == stored:
+                self._undo(f"slot {settings.source.slot}", partial(slot.drop, name=settings.source.slot))
+            raise
+
+    def _keys(self) -> str:
+        """The tables' keys; one that is replaced while the snapshot is taken is noticed afterwards."""
+        with connect(self.settings.source) as connection:
+            now = key_marks.current(connection, self.settings.source.tables)
+        return key_marks.mark(now, {}, self.settings.source.tables)
 
     def _claim(self) -> None:
         """Make sure that the slot about to be made is ours: drop one that we left, refuse one of somebody else."""
@@ -140,7 +179,12 @@ class Capture:
         following = Following(self.settings, self.log, reader, side, backfills, published, self.stop)
         side.absent = following.absent
         partitions = Partitions(lambda: [table.name for table in following.settings.source.tables], self.log)
-        side.also = partitions.look
+
+        def also(connection: Connection) -> None:
+            partitions.look(connection)
+            following.look(connection)
+
+        side.also = also
         self.status.follow(reader, side, backfills, following, partitions)
         with Upkeep(self.log), closing(side), closing(backfills):
             side.start()

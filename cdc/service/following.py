@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc import failpoint
-from cdc.capture import catalog, doctor, publication
+from cdc.capture import catalog, doctor, key_marks, publication
 from cdc.capture.connect import Connection, connect
 from cdc.capture.doctor import Verdict
 from cdc.capture.publication import Publication
@@ -40,20 +40,27 @@ def refuse_unready(source: SourceSettings, known: frozenset[str]) -> None:
 
 
 def publish(source: SourceSettings, stored: Publication, log: LogWriter) -> Publication:
-    """Make the publication send the configured tables, and note in the log what it is, and which tables begin again.
+    """Make the publication send the configured tables, and note in the log what it is, and which tables begin again:
+    those that were made again, and those whose key was replaced.
 
     Raises SourceRefused where anything but the list of tables differs from `stored`.
     """
+    before = key_marks.noted(log)
     with connect(source) as connection:
         connection.execute(f"set lock_timeout = '{_LOCK_SECONDS}s'".encode())
         remade = made_again(connection, _absent(connection, source, stored), log.schemas)
         kept = tuple(entry for entry in stored.tables if entry.table not in remade)
         found = publication.follow(connection, source, replace(stored, tables=kept))
+        now = key_marks.current(connection, source.tables)
     failpoint.reached("tables.published")
-    sent = {entry.table for entry in found.tables} - set(remade)
+    rekeyed = key_marks.replaced(now, before)
+    for table in rekeyed:
+        old, new = (", ".join(known[str(table)]) for known in (before, now))
+        _log.warning("Table %s is keyed by %s and was by %s: it begins again under its new key.", table, new, old)
+    sent = {entry.table for entry in found.tables} - {*remade, *rekeyed}
     left = jobs.left(entry.table for entry in stored.tables if entry.table not in sent)
-    if left or found.mark() != stored.mark():
-        marks = {publication.MARK: found.mark(), **left}
+    marks = {publication.MARK: found.mark(), key_marks.MARK: key_marks.mark(now, before, source.tables), **left}
+    if left or any(log.progress().marks.get(name) != text for name, text in marks.items()):
         log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, marks))
         failpoint.reached("tables.noted")
     return found
@@ -140,6 +147,12 @@ class Following:
         names = [str(table.name) for table in source.tables]
         _log.info("Capturing %d tables: %s", len(names), ", ".join(names))
         self.outcome = {"ok": True, "message": "", "tables": names}
+
+    def look(self, connection: Connection) -> None:
+        """Have tables whose key was replaced begin again."""
+        now = key_marks.current(connection, self.settings.source.tables)
+        if key_marks.replaced(now, key_marks.noted(self.log)):
+            self._again.set()
 
     def absent(self, connection: Connection, tables: Sequence[TableId]) -> bool:
         """Whether it is in order that the publication has lost these tables: they were dropped.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.policy import PolicedSchemas, Policy
+from cdc.capture.policy import PolicedSchemas, Policy, standing
 from cdc.errors import SchemaRefused
 from cdc.model import Column, PgType, TableId, TableSchema
 from tests.corpus.registry import Registry
@@ -38,8 +38,8 @@ HARMFUL = [
     _schema(ID, Column("label", VARCHAR, 8), _numeric(10, 2)),
     _schema(ID, Column("label", VARCHAR, 14), _numeric(10, 4)),
     _schema(ID, Column("renamed", VARCHAR, 14), _numeric(10, 2)),
-    _schema(Column("id", INT4), Column("label", VARCHAR, 14, key=True), _numeric(10, 2)),
 ]
+REKEYED = _schema(Column("id", INT4), Column("label", VARCHAR, 14, key=True), _numeric(10, 2))
 
 
 def _policed(policy: Policy) -> PolicedSchemas:
@@ -73,6 +73,14 @@ def test_exception_refuses_every_change(after: TableSchema) -> None:
 @pytest.mark.parametrize("after", HARMLESS + HARMFUL)
 def test_ignore_keeps_the_former_columns(after: TableSchema) -> None:
     assert _policed("ignore").record(after).columns == BEFORE.columns
+
+
+def test_no_policy_but_evolve_passes_over_another_key() -> None:
+    for policy in ("lenient", "ignore", "exception"):
+        with pytest.raises(SchemaRefused, match="its key is another"):
+            _policed(policy).record(REKEYED)
+        assert standing(_policed(policy), REKEYED) is None
+    assert _policed("evolve").record(REKEYED).key == REKEYED.key
 
 
 @pytest.mark.parametrize("policy", ["evolve", "lenient", "ignore", "exception"])

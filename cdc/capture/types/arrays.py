@@ -30,11 +30,11 @@ _Convert = Callable[[list[bytes]], list[bytes]]
 
 
 def array_of(element: PgType, renderer: Renderer) -> Renderer:
-    """Arrays of one element type; only `box` separates its elements by a semicolon."""
-    convert = _by_value(_tokens(b";" if element.name == "box" else b","), renderer)
+    """Arrays of one element type, separated as that type says: mostly by commas, `box` by semicolons."""
+    convert = _by_value(_tokens(element.delimiter.encode()), renderer)
     if element.name in _NUMBERS:
         return Renderer(lambda spans: _numbers(spans, convert), quoted=False)
-    if renderer.render in (render_text, unchanged) and renderer.quoted and element.name != "box":
+    if renderer.render in (render_text, unchanged) and renderer.quoted and element.delimiter == ",":
         return Renderer(lambda spans: _words(spans, convert), quoted=False)
     return Renderer(lambda spans: _values(spans, convert), quoted=False)
 
@@ -99,11 +99,12 @@ def _by_value(tokens: "re.Pattern[bytes]", renderer: Renderer) -> _Convert:
 
 
 def _tokens(delimiter: bytes) -> "re.Pattern[bytes]":
-    plain = b'[^{}"' + delimiter + rb"\\]+"
-    return re.compile(rb'("(?:[^"\\]|\\.)*")|([{}]|' + delimiter + b")|(" + plain + b")", re.DOTALL)
+    between = re.escape(delimiter)
+    plain = b'[^{}"' + between + rb"\\]+"
+    return re.compile(rb'("(?:[^"\\]|\\.)*")|([{}]|' + between + b")|(" + plain + b")", re.DOTALL)
 
 
-_PUNCTUATION = {b"{": b"[", b"}": b"]", b",": b",", b";": b","}
+_BRACKETS = {b"{": b"[", b"}": b"]"}
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
@@ -119,7 +120,7 @@ def _shape(value: bytes, tokens: "re.Pattern[bytes]", elements: list[bytes]) -> 
         at = token.end()
         quoted, sign, plain = token.groups()
         if sign:
-            shape.append(_PUNCTUATION[sign])
+            shape.append(_BRACKETS.get(sign, b","))
             depth += (sign == b"{") - (sign == b"}")
         elif plain == b"NULL":
             shape.append(b"null")

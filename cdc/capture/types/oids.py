@@ -30,7 +30,7 @@ def _table() -> dict[int, PgType]:
     for text, kind in kinds:
         for entry in text.split("|"):
             oid, name, array = entry.split()
-            element = PgType(int(oid), name, kind)
+            element = PgType(int(oid), name, kind, None, ";" if name == "box" else ",")
             types[element.oid] = element
             types[int(array)] = PgType(int(array), f"_{name}", TypeKind.ARRAY, element)
     return types
