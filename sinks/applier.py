@@ -88,7 +88,6 @@ class SinkStatus:
     batch_ms: int = 0
     error: str = ""
     dead_letters: int = 0
-    dead_letters_by_table: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     visible: Histogram = field(default_factory=Histogram)
     batch_times: Histogram = field(default_factory=Histogram)
@@ -116,7 +115,7 @@ class Applier:
         note: Note = lambda _reached, _held: None,
     ) -> None:
         self.name = name
-        self.status = SinkStatus()
+        self.status = SinkStatus(dead_letters=letters.count())
         self.facts: Mapping[str, str] = {}
         self._open_sink = open_sink
         self._log = log
@@ -134,7 +133,6 @@ class Applier:
         self._prepared: dict[TableId, int] = {}
         self.turn = threading.RLock()
         self.held: frozenset[TableId] = frozenset()
-        self._count_letters()
 
     def apply(self, folded: Folded) -> None:
         """Apply every table, then commit the position. Waits for a store that is down; raises Stopped at the end.
@@ -165,7 +163,7 @@ class Applier:
 
     def retry_letters(self) -> int:
         """Try the letters again that somebody asked for; returns how many are left of them."""
-        self._count_letters()  # somebody may have dropped some
+        self.status.dead_letters = self._letters.count()  # somebody may have dropped some
         letters = self._letters.list(retry=True) if self.status.dead_letters else []
         if not letters:
             return 0
@@ -200,10 +198,6 @@ class Applier:
             with self.turn:
                 self._retried(lambda: self._prepare(self._connect(), schema))
                 self._prepared[table] = -1  # its next batch may have an older schema, and prepares it again
-
-    def _count_letters(self) -> None:
-        self.status.dead_letters_by_table = self._letters.counts()
-        self.status.dead_letters = sum(self.status.dead_letters_by_table.values())
 
     def _connect(self) -> Sink:
         with self._door:
@@ -280,7 +274,7 @@ class Applier:
         if parked:
             self._resolve(whole, parked, refused)
         if refused or parked:
-            self._count_letters()
+            self.status.dead_letters = self._letters.count()
         self.status.changes[table] = self.status.changes.get(table, 0) + batch.rows.num_rows
         self.status.visible.add(ages(batch.rows, datetime.now(UTC)))
 

@@ -89,12 +89,14 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service import status as files
     from cdc.service.excepted import Asked, Standing
     from cdc.service.health import SILENT_AFTER, Reason, reasons
+    from cdc.service.letter_counts import LetterCounts
     from cdc.service.reached import known
     from cdc.service.reload import daemon_pid
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
     found = known(settings)
     head, reached = found.head, found.reached
+    standing = Standing(capture, apply, found.places, letters=LetterCounts(settings.state, reached).read())
     troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
     if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
@@ -103,7 +105,7 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     return {
         "ready": not troubles,
         "reasons": [asdict(item) for item in troubles],
-        "except": [asdict(item) for item in Standing(capture, apply, found.places).excepted(Asked(tuple(reached)))],
+        "except": [asdict(item) for item in standing.excepted(Asked(tuple(reached)))],
         "log_answers": found.trouble is None,
         "log": format_lsn(head),
         "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},

@@ -5,7 +5,7 @@ the sink from reaching anything, unless the question leaves it out; everything e
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc.model import ZERO_LSN, Lsn
 from cdc.service.health import has_reached, nested
@@ -40,14 +40,15 @@ class Excepted:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far everybody is: what the parts said, the sinks' places, the log's head, and up to where the reader knows
-    that the log misses nothing."""
+    """How far everybody is: what the parts said, the sinks' places, the log's head, up to where the reader knows that
+    the log misses nothing, and the dead letters by sink and table."""
 
     capture: Facts
     apply: Facts
     places: Mapping[str, Place]
     head: Lsn = ZERO_LSN
     watermark: Lsn = ZERO_LSN
+    letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def behind(self, wanted: Lsn, asked: Asked) -> list[str]:
         """Those of the asked sinks that do not yet hold everything up to an LSN."""
@@ -65,9 +66,19 @@ class Standing:
         found = [
             *_not_followed(self.capture),
             *_unread(self.capture),
-            *(item for name in asked.sinks for item in _of_sink(name, self.places.get(name, NOWHERE), self.apply)),
+            *(item for name in asked.sinks for item in self._lacking(name)),
         ]
         return [item for item in found if not item.table or asked.about(item.table)]
+
+    def _lacking(self, name: str) -> Iterator[Excepted]:
+        yield from _of_sink(name, self.places.get(name, NOWHERE), self.apply)
+        yield from _letters(name, self.letters.get(name, {}))
+
+
+def _letters(name: str, counts: Mapping[str, int]) -> Iterator[Excepted]:
+    for table, count in sorted(counts.items()):
+        message = f"{count} dead letter{'s' if count > 1 else ''} of {table}"
+        yield Excepted("dead letters", name, table, message, "See: millrace dlq list", count)
 
 
 def _of_sink(name: str, place: Place, apply: Facts) -> Iterator[Excepted]:
@@ -88,10 +99,6 @@ def _of_sink(name: str, place: Place, apply: Facts) -> Iterator[Excepted]:
     if gap := nested(facts, "gap"):
         for table in _texts(gap.get("tables")):
             yield Excepted("gap", name, table, str(gap.get("message")), str(gap.get("remedy", "")))
-    for table, count in sorted(nested(facts, "dead_letters_by_table").items()):
-        if isinstance(count, int) and count:
-            said_count = f"{count} dead letter{'s' if count > 1 else ''} of {table}"
-            yield Excepted("dead letters", name, table, said_count, "See: millrace dlq list", count)
 
 
 def _not_followed(capture: Facts) -> Iterator[Excepted]:

@@ -42,6 +42,7 @@ class Seen:
     daemon: status.Facts = field(default_factory=dict)
     head: Lsn = ZERO_LSN
     places: Mapping[str, Place] = field(default_factory=dict)
+    letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     capture_lag: Lag = NO_LAG
     sink_lags: Mapping[str, Lag] = field(default_factory=dict)
     table_lags: Mapping[tuple[str, str], Lag] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Seen:
     @property
     def standing(self) -> Standing:
         """How far everybody is."""
-        return Standing(self.capture, self.apply, self.places, self.head, self.watermark)
+        return Standing(self.capture, self.apply, self.places, self.head, self.watermark, self.letters)
 
     def reasons(self, sinks: Sequence[str]) -> list[Reason]:
         """Why the pipeline is not ready, judged now: what was seen long ago counts as silence."""
@@ -147,18 +148,18 @@ class Observer:
             sample(self.seen)
 
     def _look_at_positions(self) -> None:
-        """The reader's word first, then the stores' positions, then the head: in this order no store looks too far."""
         state, seen = self.settings.state, self.seen
-        capture, apply, daemon = (status.read(state, name) for name in ("capture", "apply", "daemon"))
+        daemon = status.read(state, "daemon")
         try:
             if self._positions is None:
                 self._positions = Positions(self.settings, self.reader)
-            places, head, trouble = self._positions.places(), self._positions.head(), ""
+            now, trouble = self._positions.standing(), ""
         except LogError as error:
-            places, head, trouble = dict(seen.places), seen.head, str(error)
-        moved = (places, head, capture.get("watermark")) != (seen.places, seen.head, seen.watermark)
-        said = replace(seen, capture=capture, apply=apply, daemon=daemon)
-        self.seen = replace(said, at=time.time(), head=head, places=places, trouble=trouble)
+            capture, apply = (status.read(state, part) for part in ("capture", "apply"))
+            now, trouble = replace(seen.standing, capture=capture, apply=apply), str(error)
+        moved = (now.places, now.head, now.watermark) != (seen.places, seen.head, seen.watermark)
+        said_now = replace(seen, capture=now.capture, apply=now.apply, daemon=daemon, letters=now.letters)
+        self.seen = replace(said_now, at=time.time(), head=now.head, places=now.places, trouble=trouble)
         if moved:
             self.changed()
 

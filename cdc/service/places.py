@@ -22,12 +22,12 @@ class Place:
     @property
     def reached(self) -> Lsn:
         """Up to where it has everything, tables that are held back included."""
-        return min((self.flowing, *self.held.values()))
+        return self.of(())
 
     def of(self, tables: Collection[str], except_held: bool = False) -> Lsn:
         """Up to where it has these tables (none named: all), or all of them that are not held back."""
-        concerned = () if except_held else (at for table, at in self.held.items() if not tables or table in tables)
-        return min((self.flowing, *concerned))
+        concerned = [at for table, at in self.held.items() if not tables or table in tables]
+        return self.flowing if except_held else min([self.flowing, *concerned])
 
     def given(self, table: str) -> bool:
         """Whether it is to hold a table."""

@@ -12,6 +12,7 @@ from cdc.ports import LogReader
 from cdc.service import status
 from cdc.service.excepted import Asked, Standing
 from cdc.service.health import nested
+from cdc.service.letter_counts import LetterCounts
 from cdc.service.part import LOG_SECONDS
 from cdc.service.places import NOWHERE, Place, place_of
 
@@ -29,6 +30,7 @@ class Positions:
         self._state = settings.state
         self._reader = reader or open_log(settings)
         self._sinks = {sink.name: settings.tables_of(sink) for sink in settings.sinks}
+        self._letters = LetterCounts(settings.state, self._sinks)
 
     def known(self, asked: Sequence[str]) -> tuple[str, ...]:
         """The asked sinks, or all; raises ConfigError for a name that does not exist."""
@@ -57,10 +59,11 @@ class Positions:
         return self.standing().behind(wanted, Asked(self.known(asked)))
 
     def standing(self) -> Standing:
-        """How far everybody is. The reader's word first, then the stores' positions, then the head: in this order no
-        store looks too far."""
+        """How far everybody is. The reader's word first, then the stores' positions, then the head and the dead
+        letters: in this order no store looks too far."""
         capture, apply = (status.read(self._state, part) for part in ("capture", "apply"))
-        return Standing(capture, apply, self.places(), self.head(), watermark_of(capture))
+        places, head = self.places(), self.head()
+        return Standing(capture, apply, places, head, watermark_of(capture), self._letters.read())
 
     def wait_for(self, sink: str, timeout: float, wanted: Lsn) -> None:
         """Return when a sink holds everything up to an LSN; raises MillraceError when out of time."""

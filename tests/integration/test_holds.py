@@ -285,7 +285,7 @@ def test_a_store_that_refuses_us_altogether_stops_the_sink_and_holds_no_table(sc
     def refuse(_: Batch) -> None:
         raise StoreRefused("the store refuses these credentials")
 
-    scene.sink.apply = refuse  # type: ignore[method-assign]
+    scene.sink.apply = refuse  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreRefused):
         scene.live([row(1, 10, "one")])
     assert (scene.applier.status.state, scene.holds.waiting) == ("refused", {})
