@@ -5,6 +5,7 @@ Needs nothing but the standard library and the program's own connection to Postg
 
 import http.client
 import json
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import urlencode, urlsplit
@@ -38,16 +39,25 @@ class PostgresConnection(Protocol):
 
 
 class Freshness:
-    """Waits on one daemon for some of its sinks (none named: for all). One thread at a time: it keeps a connection."""
+    """Waits on one daemon for some of its sinks (none named: for all), and for some tables (none named: for all, or
+    with `except_waiting` for all but those that wait). One thread at a time: it keeps a connection.
 
-    def __init__(self, url: str, *sinks: str, token: str = "") -> None:
+    The trap: a store that has reached a position may lack something even so; `excepted` says what.
+    """
+
+    def __init__(
+        self, url: str, *sinks: str, token: str = "", tables: Sequence[str] = (), except_waiting: bool = False
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{parts.scheme or 'The address'} is not http or https.", "http://127.0.0.1:8080")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._daemon = kind(parts.hostname, parts.port)
         self._path = f"{parts.path.rstrip('/')}/v1/wait"
-        self._sinks = sinks
+        self.excepted: tuple[Mapping[str, Any], ...] = ()
+        """What the last answer does not cover: tables that wait or were skipped, dead letters, rows not read yet."""
+        self._asked = [*(("sink", name) for name in sinks), *(("table", name) for name in tables)]
+        self._asked += [("except_waiting", "true")] if except_waiting else []
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def after(self, connection: PostgresConnection, timeout: float = 10.0, asynchronous: bool = False) -> str:
@@ -74,12 +84,17 @@ class Freshness:
         return str(row[0])
 
     def wait(self, lsn: str, timeout: float = 10.0) -> None:
-        """Return once the sinks hold everything up to that position; raises Stale when out of time."""
-        query = urlencode([("lsn", lsn), ("timeout", f"{timeout:g}"), *(("sink", name) for name in self._sinks)])
+        """Return once the sinks hold everything up to that position, but for what `excepted` says then.
+
+        Raises Stale when out of time.
+        """
+        query = urlencode([("lsn", lsn), ("timeout", f"{timeout:g}"), *self._asked])
         status, body = self._get(f"{self._path}?{query}", timeout + _MARGIN)
+        self.excepted = tuple(item for item in body.get("except", ()) if isinstance(item, dict))
         if status == 504:
             behind = ", ".join(body.get("behind", ()))
-            raise Stale(f"{behind or 'A sink'} did not reach {lsn} in {timeout:g} s.", "See: millrace status")
+            waiting = "".join(f" {item['message']}." for item in self.excepted if item.get("kind") == "waiting")
+            raise Stale(f"{behind or 'A sink'} did not reach {lsn} in {timeout:g} s.{waiting}", "See: millrace status")
         if status != 200:
             raise ConfigError(f"The daemon refused to wait ({status}): {body.get('error', 'no reason given')}.")
 

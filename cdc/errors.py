@@ -20,6 +20,8 @@
         ├── Busy                  transient: the store asks to come back after `retry_after` seconds
         ├── Lost                  transient: reconnect and apply again
         ├── GaveUp                transient trouble that lasted longer than the sink's retry policy allows
+        ├── StoreRefused          the store refuses us altogether: credentials, certificate
+        ├── TableRefused          the store cannot take one table: it waits alone, the sink's others go on
         └── Rejected              these rows, for ever: they go to the dead letters
 
 Messages name objects, places and counts. They never hold a row's values, a DSN or a secret.
@@ -145,6 +147,19 @@ class GaveUp(SinkError):
 
     def __init__(self, message: str, why: MillraceError) -> None:
         super().__init__(message, why.remedy)
+        self.why = why
+
+
+class StoreRefused(SinkError):
+    """The store refuses us, whatever the table: no table can go on."""
+
+
+class TableRefused(SinkError):
+    """A store cannot take a table for now; `why` is its answer."""
+
+    def __init__(self, table: str, why: MillraceError) -> None:
+        super().__init__(why.message, why.remedy)
+        self.table = table
         self.why = why
 
 

@@ -17,7 +17,18 @@ import pyarrow.compute as pc
 
 from cdc import failpoint
 from cdc.config import RetrySettings
-from cdc.errors import Busy, GaveUp, Lost, MillraceError, Rejected, RejectedItem, SourceError
+from cdc.errors import (
+    Busy,
+    GaveUp,
+    Lost,
+    MillraceError,
+    Rejected,
+    RejectedItem,
+    SinkError,
+    SourceError,
+    StoreRefused,
+    TableRefused,
+)
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Sink
 from sinks.dead_letters import DeadLetters, Letter
@@ -30,6 +41,9 @@ from sinks.raw_json import splice
 T = TypeVar("T")
 Note = Callable[[Lsn, Collection[TableId]], None]
 """Told of each batch that was applied: up to where, and which tables were passed over in it."""
+Refuse = Callable[[TableId, TableRefused], None]
+"""Told of a table that the store cannot take, with the applier's turn and before the position moves. It must hold the
+table (`Applier.held`) and see to it that its changes are kept."""
 _log = logging.getLogger(__name__)
 _MEET_EVERY = 50
 
@@ -109,7 +123,10 @@ class Applier:
         self._stop = stop
         self._reselect = reselect
         self._retry = retry or RetrySettings()
-        self._tables = tables
+        self.tables = tables
+        """The tables that it is given; none: all."""
+        self.refuse: Refuse | None = None
+        """Without it, a table that the store cannot take stops all of them."""
         self._note = note
         self._sink: Sink | None = None
         self._door = threading.Lock()
@@ -120,7 +137,8 @@ class Applier:
     def apply(self, folded: Folded) -> None:
         """Apply every table, then commit the position. Waits for a store that is down; raises Stopped at the end.
 
-        Tables that are held are passed over: whoever holds them brings them up to date later (`catch_up`).
+        Tables that are held are passed over: whoever holds them brings them up to date later (`catch_up`). So is one
+        that the store cannot take, from this batch on.
         """
         with self.turn:
             failpoint.reached("sink.before_apply")
@@ -137,7 +155,7 @@ class Applier:
             self._well()
 
     def catch_up(self, folded: Folded) -> None:
-        """Apply changes that were passed over, in the order of the log; no position moves."""
+        """Apply changes that were passed over, in the order of the log; no position moves. Raises TableRefused."""
         with self.turn:
             for batch in folded.batches:
                 self._table(batch)
@@ -153,7 +171,10 @@ class Applier:
             for table, schema_id in sorted({(letter.table, letter.schema_id) for letter in letters}):
                 rows = [_row(letter) for letter in letters if (letter.table, letter.schema_id) == (table, schema_id)]
                 schema = self._log.schemas.get(TableId.parse(table), schema_id)
-                self._table(Batch(schema, pa.Table.from_pylist(rows, schema=FOLDED)))
+                try:
+                    self._table(Batch(schema, pa.Table.from_pylist(rows, schema=FOLDED)))
+                except TableRefused as error:
+                    self._refused(schema.table, error)
             self._well()
         return len(self._letters.list(retry=True))
 
@@ -170,6 +191,14 @@ class Applier:
             self._retried(self._meet)
             self._well()
 
+    def probe(self, table: TableId) -> None:
+        """Make room for a table as the log knows it now. Raises TableRefused if the store still cannot take it."""
+        schema = next((one for one in self._log.schemas.newest() if one.table == table), None)
+        if schema is not None:
+            with self.turn:
+                self._retried(lambda: self._prepare(self._connect(), schema))
+                self._prepared[table] = -1  # its next batch may have an older schema, and prepares it again
+
     def _connect(self) -> Sink:
         with self._door:
             if self._sink is None:
@@ -182,38 +211,56 @@ class Applier:
         """Open the store and make room for tables that have no row yet, so that their readers find them empty."""
         sink = self._connect()
         for schema in self._log.schemas.newest():
-            if schema.table in self._prepared or (self._tables and schema.table not in self._tables):
+            if schema.table in self._prepared or schema.table in self.held:
                 continue
-            self._prepared[schema.table] = -1  # its first batch prepares it again: its schema may be an older one
+            if self.tables and schema.table not in self.tables:
+                continue
             try:
-                sink.prepare(schema)
-            except MillraceError as error:
-                if error.transient:
-                    del self._prepared[schema.table]
-                    raise
-                _log.warning("sink %s: no room is made for %s yet: %s", self.name, schema.table, error)
+                self._prepare(sink, schema)
+            except TableRefused as error:
+                if self.refuse is not None:
+                    self._refused(schema.table, error)
+                else:
+                    _log.warning("sink %s: no room is made for %s yet: %s", self.name, schema.table, error)
+            self._prepared[schema.table] = -1  # its first batch prepares it again: its schema may be an older one
 
     # -- one table
 
     def _side_by_side(self, batches: Sequence[Batch]) -> None:
-        """The batches of a table in their order; different tables at once, where the store allows it."""
+        """The batches of a table in their order; different tables at once, where the store allows it.
+
+        Tables that the store cannot take are left out, once the others are done.
+        """
         tables: dict[TableId, list[Batch]] = {}
         for batch in batches:
             tables.setdefault(batch.schema.table, []).append(batch)
         sink = self._retried(self._connect) if len(tables) > 1 else None
         threads = sink.threads if isinstance(sink, SideBySide) else 1
         if threads == 1:
-            for group in tables.values():
-                self._in_order(group)
-            return
-        with ThreadPoolExecutor(min(threads, len(tables)), thread_name_prefix=f"table-{self.name}") as pool:
-            for done in [pool.submit(self._in_order, group) for group in tables.values()]:
-                done.result()
+            refused = [self._in_order(group) for group in tables.values()]
+        else:
+            with ThreadPoolExecutor(min(threads, len(tables)), thread_name_prefix=f"table-{self.name}") as pool:
+                refused = list(pool.map(self._in_order, tables.values()))
+        for table, error in zip(tables, refused, strict=True):
+            if error is not None:
+                self._refused(table, error)
 
-    def _in_order(self, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            self._live(batch)
-            failpoint.reached("sink.mid_batch")
+    def _in_order(self, batches: Sequence[Batch]) -> TableRefused | None:
+        """Returns why the store cannot take the table, if it cannot; part of it may be in the store then."""
+        try:
+            for batch in batches:
+                self._live(batch)
+                failpoint.reached("sink.mid_batch")
+        except TableRefused as error:
+            return error
+        return None
+
+    def _refused(self, table: TableId, error: TableRefused) -> None:
+        """Have the table wait alone. Raises the error where nobody would keep its changes."""
+        if self.refuse is None:
+            self.status.state, self.status.error = "refused", str(error)
+            raise error
+        self.refuse(table, error)
 
     def _table(self, batch: Batch) -> None:
         table = str(batch.schema.table)
@@ -256,13 +303,24 @@ class Applier:
         sink = self._connect()
         table = batch.schema.table
         if self._prepared.get(table, -1) < batch.schema.id:
-            sink.prepare(batch.schema)
+            self._prepare(sink, batch.schema)
             self._prepared[table] = batch.schema.id
         try:
             sink.apply(batch)
         except Rejected as rejected:
             return rejected.items
+        except SinkError as error:
+            raise _of_table(table, error) from error
         return ()
+
+    @staticmethod
+    def _prepare(sink: Sink, schema: TableSchema) -> None:
+        if not schema.key and (schema.oid or schema.identity != "d"):  # a foreign log does not say which columns are it
+            raise TableRefused(str(schema.table), _keyless(schema))
+        try:
+            sink.prepare(schema)
+        except SinkError as error:
+            raise _of_table(schema.table, error) from error
 
     def _reselected(self, batch: Batch, refused: Sequence[RejectedItem]) -> Sequence[RejectedItem]:
         """Read rows from the source whose stored columns were missing; returns what is refused even so.
@@ -319,6 +377,8 @@ class Applier:
             try:
                 return action()
             except MillraceError as error:
+                if isinstance(error, TableRefused):
+                    raise
                 if not error.transient:
                     self.status.state, self.status.error = "refused", str(error)
                     raise
@@ -351,6 +411,18 @@ class Applier:
         if self.status.state != "running":
             _log.info("sink %s runs", self.name)
         self.status.state, self.status.error = "running", ""
+
+
+def _of_table(table: TableId, error: SinkError) -> SinkError:
+    """What a store answered to one table: the table's own trouble, unless it passes or concerns all of them."""
+    return error if error.transient or isinstance(error, StoreRefused) else TableRefused(str(table), error)
+
+
+def _keyless(schema: TableSchema) -> SinkError:
+    return SinkError(
+        f"table {schema.table} has no key, so no store could tell its rows apart or delete one.",
+        f"Give it a primary key, or run: ALTER TABLE {schema.table} REPLICA IDENTITY FULL.",
+    )
 
 
 def _rows_of(batch: Batch, keys: Sequence[str]) -> list[dict[str, Any]]:

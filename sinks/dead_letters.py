@@ -94,6 +94,11 @@ class DeadLetters:
         with self._open() as database:
             return int(database.execute("select count(*) from letters").fetchone()[0])
 
+    def counts(self) -> dict[str, int]:
+        """How many there are of each table."""
+        with self._open() as database:
+            return dict(database.execute('select "table", count(*) from letters group by 1 order by 1').fetchall())
+
     def ask_retry(self, table: str | None = None, key: str | None = None) -> int:
         """Mark letters to be tried again by the apply process; returns how many."""
         return self._changed("update letters set retry = 1", table, key)

@@ -13,7 +13,7 @@ import orjson
 from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import ConnectionError, ConnectionTimeout, SSLError, TransportError
 
-from cdc.errors import Busy, Lost, MillraceError, SinkError
+from cdc.errors import Busy, Lost, MillraceError, SinkError, StoreRefused
 from cdc.secret import Secret
 
 _TIMEOUT = 60.0
@@ -91,7 +91,8 @@ class Client:
         if status in _OVERLOADED:
             return Busy(f"{name} is overloaded ({status} {kind}).", "It is tried again.")
         if status in (401, 403):
-            return SinkError(
+            kind_of_error = StoreRefused if status == 401 else SinkError  # rights may be lacking for one index
+            return kind_of_error(
                 f"{name} refuses these credentials ({status} {kind}).",
                 "The user needs create_index, manage, read and write on the prefix.",
             )
@@ -108,7 +109,7 @@ class Client:
 
 def _unreachable(name: str, error: ConnectionError) -> MillraceError:
     if isinstance(error, SSLError):
-        return SinkError(f"{name} is not trusted: its certificate failed verification.", "Set ca_file.")
+        return StoreRefused(f"{name} is not trusted: its certificate failed verification.", "Set ca_file.")
     if isinstance(error, ConnectionTimeout):
         return TimedOut(f"{name} did not answer in {_TIMEOUT:g} s.", "It is tried again.")
     return Lost(f"{name} cannot be reached ({type(error).__name__}).", "It is tried again.")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import redis
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError, ResponseError, TimeoutError
 
-from cdc.errors import Busy, Lost, MillraceError, SinkError
+from cdc.errors import Busy, Lost, MillraceError, SinkError, StoreRefused
 
 _CODE = re.compile(r"^-?([A-Z]{2,})\b|: -([A-Z]{2,})\b")  # the second: an error inside a script, up to Redis 6
 
@@ -42,7 +42,8 @@ def translated(sink: str, error: RedisError) -> MillraceError:
         what, remedy = _BUSY[code]
         return Busy(f"sink {sink!r}: Redis {what} ({code}).", remedy)
     if code in _REFUSED or isinstance(error, AuthenticationError):
-        return SinkError(
+        kind = SinkError if code == "NOPERM" else StoreRefused  # rights may be lacking for the keys of one table
+        return kind(
             f"sink {sink!r}: Redis refuses these credentials ({code or 'AUTH'}).",
             "Check username and password; the user needs ~<prefix>* and +@read +@write +@scripting +@connection.",
         )

@@ -112,7 +112,7 @@ class Rig:
             published = publication.ensure(connection, self.settings.source)
         log = cdc.log.open_writer(self.settings)
         try:
-            capture.Capture(self.settings, log, CaptureStatus(self.state), threading.Event()).begin(published)
+            capture.Capture(self.settings, log, CaptureStatus(self.state, ""), threading.Event()).begin(published)
         finally:
             log.close()
 

@@ -1,4 +1,4 @@
-"""`pause`, `resume` and `reload`: steering a pipeline that runs, through its state folder."""
+"""`pause`, `resume`, `skip` and `reload`: steering a pipeline that runs, through its state folder."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_target, print_json
+from cdc.cli.screen import (
+    DEFAULT_CONFIG,
+    OUT,
+    ConfigOption,
+    JsonOption,
+    complete_sink,
+    complete_table,
+    complete_target,
+    print_json,
+)
 from cdc.errors import ConfigError, MillraceError
 
 if TYPE_CHECKING:
@@ -43,21 +52,54 @@ def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json
     )
 
 
-def resume(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+def resume(
+    target: TargetArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    sink: Annotated[
+        str, typer.Option(metavar="SINK", help="A table: only in this sink.", autocompletion=complete_sink)
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
     """Let a paused sink or table go on where it stopped.
 
-    What it missed is applied in order.
+    What it missed is applied in order. A table that waits because a store cannot take it is tried again at once. One
+    that was skipped is removed from that store and filled again by a backfill.
 
     Examples:
 
         millrace resume redis
 
         millrace resume public.orders
+
+        millrace resume public.orders --sink delta
     """
     from cdc.service import pauses
 
     settings = _settings(config)
-    _said(settings, pauses.resume(settings, target), as_json, f"{target} goes on. See: millrace status")
+    where = f" in {sink}" if sink else ""
+    _said(settings, pauses.resume(settings, target, sink), as_json, f"{target} goes on{where}. See: millrace status")
+
+
+def skip(
+    table: Annotated[str, typer.Argument(help="A table as schema.name.", autocompletion=complete_table)],
+    sink: Annotated[
+        str, typer.Option(metavar="SINK", help="The sink that goes on without it.", autocompletion=complete_sink)
+    ],
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Have one sink go on without a table.
+
+    Its changes are not kept for that sink any more, and its rows stay there as they are. When it is resumed, they are
+    removed there, and a backfill brings what the source has then.
+
+    Example: millrace skip public.orders --sink delta
+    """
+    from cdc.service import pauses
+
+    settings = _settings(config)
+    line = f"{sink} goes on without {table}. Have it filled again: millrace resume {table} --sink {sink}"
+    _said(settings, pauses.skip(settings, table, sink), as_json, line)
 
 
 def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:

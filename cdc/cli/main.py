@@ -47,6 +47,7 @@ for command in (
     run.wait,
     control.pause,
     control.resume,
+    control.skip,
     control.reload,
     demo.demo,
     doctor.doctor,

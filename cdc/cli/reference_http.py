@@ -76,6 +76,26 @@ For OpenSearch read the document by its id: a search sees it after the index's n
 A sink has reached nothing until it holds the whole first snapshot, also where that was cut short and goes on in chunks:
 a row from before may be in its last piece. What is waited for besides are changes: rows that `millrace backfill` or the
 mode `incremental` is still reading are not.
+
+## What a position does not cover
+
+`/v1/wait`, `/v1/cut` and `/readyz` name in `except` what the stores lack whatever their positions say, each with `kind`,
+`sink` (empty: every sink), `table` (empty: every table), `message`, `remedy` and `count`. In Python: `Freshness.excepted`.
+
+| kind | what is lacking | does `wait` wait for it? |
+|---|---|---|
+| `waiting` | a table that a store cannot take, that is paused or that catches up; with an empty `sink` one that capture does not follow | yes, unless `except_waiting=true`, or `table=` names others |
+| `skipped` | a table that the sink was told to go on without | no |
+| `refilling` | a table that was skipped, until its backfill has ended | no |
+| `lost` | what the store held and has lost | see its message |
+| `gap` | rows that a sink never saw, because it is younger than the log's oldest entry | no |
+| `dead letters` | `count` changes of the table that the store refused; they are counted after the position was read, so none is missed | no |
+| `first snapshot` | the first snapshot is not whole: no position counts yet | yes |
+| `backfill` | rows of a table that are being read for the first time, or whose backfill failed or was cancelled | no |
+
+`/v1/cut` without `except_waiting` is as far as the table that waits longest. What capture says of the source's present end
+counts only while its process runs: after a restart a `wait` for the newest LSN is answered when the new process has
+caught up.
 """
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_sink, print_json, print_table
+from cdc.cli.screen import (
+    DEFAULT_CONFIG,
+    OUT,
+    ConfigOption,
+    JsonOption,
+    complete_sink,
+    complete_table,
+    print_json,
+    print_table,
+)
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cdc.config import Settings
+    from cdc.service.excepted import Asked, Excepted
 
+_NO_REASON = ("skipped", "dead letters", "backfill", "first snapshot")
+"""What is lacking without keeping the pipeline from being ready; the rest is among the reasons."""
 _SAID = "Until then positions are those that the parts last said."
 
 
@@ -75,13 +87,16 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service import pauses
     from cdc.service import status as files
+    from cdc.service.excepted import Asked, Standing
     from cdc.service.health import SILENT_AFTER, Reason, reasons
+    from cdc.service.letter_counts import LetterCounts
     from cdc.service.reached import known
     from cdc.service.reload import daemon_pid
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
     found = known(settings)
     head, reached = found.head, found.reached
+    standing = Standing(capture, apply, found.places, letters=LetterCounts(settings.state, reached).read())
     troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
     if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
@@ -90,6 +105,7 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     return {
         "ready": not troubles,
         "reasons": [asdict(item) for item in troubles],
+        "except": [asdict(item) for item in standing.excepted(Asked(tuple(reached)))],
         "log_answers": found.trouble is None,
         "log": format_lsn(head),
         "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},
@@ -121,10 +137,19 @@ def _print(facts: Mapping[str, Any]) -> None:
     for item in facts["reasons"]:
         said = item["message"] if item["message"].endswith((".", ":", "?", "!")) else f"{item['message']}."
         OUT.print(f"! {item['part']}: {said} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
+    for item in facts["except"]:
+        if item["kind"] in _NO_REASON:
+            OUT.print(_except_line(item), markup=False, soft_wrap=True)
+
+
+def _except_line(item: Mapping[str, Any]) -> str:
+    where = f"{item['sink']}: " if item["sink"] else ""
+    return f"except {where}{item['message']}. {item['remedy']}".rstrip()
 
 
 def wait(
     lsn: Annotated[str, typer.Argument(help="An LSN, as pg_current_wal_lsn() gives it.")],
+    *,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: Annotated[
         list[str] | None,
@@ -132,13 +157,25 @@ def wait(
             metavar="SINK", help="Wait for this sink; may be repeated. Default: all.", autocompletion=complete_sink
         ),
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE", help="Wait for this table; may be repeated. Default: all.", autocompletion=complete_table
+        ),
+    ] = None,
+    except_waiting: Annotated[
+        bool, typer.Option("--except-waiting", help="Do not wait for tables that wait; they are named.")
+    ] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait.")] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
     """Wait until the stores hold everything committed up to an LSN.
 
+    What they lack even so is named: tables that wait or were skipped, dead letters, rows not read yet.
+
     Example: millrace wait $(psql -Atc 'select pg_current_wal_lsn()') --sink redis
     """
+    from cdc.service.excepted import Asked
     from cdc.service.part import settings_from
     from cdc.service.reached import Positions
 
@@ -146,13 +183,32 @@ def wait(
         wanted = parse_lsn(lsn)
     except ValueError as error:
         raise ConfigError(f"{error}.", "Take one from: select pg_current_wal_lsn()") from None
-    positions = Positions(settings_from(config))
+    settings = settings_from(config)
+    positions = Positions(settings)
+    asked = Asked(positions.known(tuple(sink or ())), _tables(settings, table or ()), except_waiting)
     deadline = time.monotonic() + timeout
-    while behind := positions.behind(wanted, tuple(sink or ())):
+    while behind := (standing := positions.standing()).behind(wanted, asked):
         if time.monotonic() > deadline:
-            raise MillraceError(f"{', '.join(behind)} did not reach {lsn} in {timeout:g} s.", "See: millrace status")
+            raise _late(f"{', '.join(behind)} did not reach {lsn} in {timeout:g} s.", standing.excepted(asked), asked)
         time.sleep(0.02)
+    lacking = [asdict(item) for item in standing.excepted(asked)]
     if as_json:
-        sys.stdout.write(json.dumps({"reached": True, "lsn": lsn}) + "\n")
-    else:
-        OUT.print(f"All reached {lsn}.")
+        sys.stdout.write(json.dumps({"reached": True, "lsn": lsn, "except": lacking}) + "\n")
+        return
+    OUT.print(f"All reached {lsn}{', except:' if lacking else '.'}")
+    for item in lacking:
+        OUT.print(_except_line(item).removeprefix("except "), markup=False, soft_wrap=True)
+
+
+def _late(message: str, lacking: "Sequence[Excepted]", asked: "Asked") -> MillraceError:
+    waiting = [f"{item.message}." for item in lacking if item.kind == "waiting"]
+    if not waiting or asked.except_waiting:
+        return MillraceError(message, "See: millrace status")
+    return MillraceError(" ".join([message, *waiting]), "See: millrace status; or leave them out: --except-waiting")
+
+
+def _tables(settings: "Settings", names: Sequence[str]) -> frozenset[str]:
+    known = {str(one.name) for one in settings.source.tables}
+    if unknown := sorted(set(names) - known):
+        raise ConfigError(f"No table is called {unknown[0]}.", f"Tables: {', '.join(sorted(known))}.")
+    return frozenset(names)

@@ -1,6 +1,7 @@
 """`tables` and `lag`: each table on its way, and how far behind each store is."""
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -93,7 +94,7 @@ def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     if not capture:
         raise MillraceError(f"No pipeline has run yet on {settings.state}.", "Start it: millrace run")
     lags, found = Lags(), known(settings)
-    lags.look(Moment(time.time(), capture, found.head, found.reached, sinks))
+    lags.look(Moment(time.time(), capture, found.head, found.reached, sinks, found.places))
     return lags, found.trouble
 
 
@@ -114,26 +115,38 @@ def _facts(
     }
     return {
         "table": table,
-        "state": _state(table, capture, paused),
+        "state": _state(table, capture, apply, paused),
         "captured": sum(map(count, nested(capture, "changes", table).values())),
         "applied": applied,
         "newest_commit": nested(capture, "tables", table).get("at"),
     }
 
 
-def _state(table: str, capture: "Facts", paused: frozenset[str]) -> str:
-    from cdc.service.health import SILENT_AFTER
+def _state(table: str, capture: "Facts", apply: "Facts", paused: frozenset[str]) -> str:
+    from cdc.service.health import SILENT_AFTER, nested
     from cdc.service.status import age
 
     if table in paused:
         return "paused"
     if age(capture, datetime.now(UTC)) > SILENT_AFTER:
         return "not running"
+    if table in nested(capture, "tables_waiting"):
+        return "not followed"
+    for kind in ("waiting", "skipped", "refilling"):
+        if sinks := [sink for sink in nested(apply, "sinks") if table in _listed(apply, sink, f"tables_{kind}")]:
+            return f"{kind} in {', '.join(sinks)}"
     jobs = capture.get("backfills")
     for job in jobs if isinstance(jobs, list) else ():
         if job.get("table") == table and job.get("state") in _OPEN:
             return f"backfill {job['state']}"
     return str(capture.get("state", "starting"))
+
+
+def _listed(apply: "Facts", sink: str, name: str) -> Collection[str]:
+    from cdc.service.health import nested
+
+    found = nested(apply, "sinks", sink).get(name)
+    return found if isinstance(found, (list, dict)) else ()
 
 
 def _section(facts: dict[str, object], name: str) -> dict[str, object]:

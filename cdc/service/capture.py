@@ -42,9 +42,13 @@ _log = logging.getLogger(__name__)
 
 def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
-    with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(settings.state) as status:
+    with closing(cdc.log.open_writer(settings)) as log, _status(settings, log) as status:
         budget = DiskBudget(settings.state, settings.budgets)
         Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop, news).run()
+
+
+def _status(settings: Settings, log: LogWriter) -> CaptureStatus:
+    return CaptureStatus(settings.state, log.progress().marks.get(EXACT_MARK, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,6 @@ class Capture:
 
     def run(self) -> None:
         """Begin if the log is new or to be filled anew, then follow the stream."""
-        self.status.history_exact_from = self.log.progress().marks.get(EXACT_MARK, "")
         fresh = slot.MARK not in self.log.progress().marks or resync.wanted(self.log)
         self.preflight(fresh)
         before = self._published_before()

@@ -22,11 +22,12 @@ _EVERY = 1.0
 class CaptureStatus:
     """Publishes `status/capture.json` from a thread of its own, from `with` to its end."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, history_exact_from: str) -> None:
         self._folder = state
         self._state, self._trouble = "starting", ""
-        self.history_exact_from: str | None = None
-        """As the log knew it at the start: what counts until backfills go on with it; None while the log is unknown."""
+        self.history_exact_from = history_exact_from
+        """As the log knew it at the start: what counts until backfills go on with it. Said from the first word on:
+        without it, positions would count as where nobody takes a snapshot."""
         self._snapshot: SnapshotProgress | None = None
         self._reader: Reader | None = None
         self._watch: Watch | None = None
@@ -68,6 +69,7 @@ class CaptureStatus:
     def publish(self) -> None:
         """Write the file once."""
         facts: dict[str, object] = {"state": self._state, "trouble": self._trouble, "error": {}}
+        facts["history_exact_from"] = self.history_exact_from
         if self._snapshot is not None:
             facts["snapshot"] = asdict(self._snapshot)
         if self._watch is not None:
@@ -76,8 +78,6 @@ class CaptureStatus:
             facts["slot_safe_bytes"] = self._watch.seen.safe_bytes
             facts["source_lsn"] = self._watch.seen.source_lsn
             facts["looked_at"] = self._watch.seen.at
-        if self.history_exact_from is not None:
-            facts["history_exact_from"] = self.history_exact_from
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
             facts["history_exact_from"] = self._backfills.history_exact_from

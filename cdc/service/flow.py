@@ -34,6 +34,8 @@ class SinkFlow:
     batch_ms: int
     dead_letters: int
     held: tuple[str, ...]
+    waiting: Mapping[str, object]
+    skipped: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class TableFlow:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Source, log, stores. `queued_bytes` is what capture has read and the log has not taken yet."""
+    """Source, log, stores. `queued_bytes` is what capture has read and the log has not taken yet; `waiting` are the
+    tables that capture does not follow for now, each with its message and remedy, and a sink's those that it cannot
+    take."""
 
     capture: str
     trouble: str
@@ -60,6 +64,7 @@ class Flow:
     disk_seconds_to_full: int | None
     snapshot: Mapping[str, object]
     backfills: tuple[Mapping[str, object], ...]
+    waiting: Mapping[str, object]
     sinks: tuple[SinkFlow, ...]
     tables: Mapping[str, TableFlow]
 
@@ -80,7 +85,8 @@ def flow(seen: Seen) -> Flow:
         _finite(seen.disk_seconds),
         nested(capture, "snapshot"),
         tuple(item for item in backfills if isinstance(item, Mapping)) if isinstance(backfills, list) else (),
-        tuple(_sink(seen, name) for name in seen.reached),
+        nested(capture, "tables_waiting"),
+        tuple(_sink(seen, name) for name in seen.places),
         _tables(seen),
     )
 
@@ -92,23 +98,28 @@ def _slot(seen: Seen) -> Slot:
 
 def _sink(seen: Seen, name: str) -> SinkFlow:
     facts, lag = nested(seen.apply, "sinks", name), seen.sink_lags.get(name, NO_LAG)
-    held = facts.get("held")
     return SinkFlow(
         name,
         str(facts.get("state", "not running")),
         str(facts.get("error") or ""),
-        format_lsn(seen.reached[name]),
+        format_lsn(seen.places[name].reached),
         lag.bytes,
         round(lag.seconds, 1),
         sum(count(value) for value in nested(facts, "changes").values()),
         count(facts.get("batch_ms")),
         count(facts.get("dead_letters")),
-        tuple(map(str, held)) if isinstance(held, list) else (),
+        _names(facts.get("held")),
+        nested(facts, "tables_waiting"),
+        _names(facts.get("tables_skipped")),
     )
 
 
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
 def _tables(seen: Seen) -> dict[str, TableFlow]:
-    sinks = tuple(seen.reached)
+    sinks = tuple(seen.places)
     names = {table for name in sinks for table in nested(seen.apply, "sinks", name, "changes")}
     names |= set(nested(seen.capture, "changes")) | {table for _, table in seen.table_lags}
     return {table: _table(seen, table, sinks) for table in sorted(names)}

@@ -28,6 +28,8 @@ def reasons(capture: Facts, apply: Facts, sinks: tuple[str, ...], now: datetime)
     """Everything that keeps the pipeline from being ready; empty means ready."""
     return [
         *_part("capture", capture, now, {"streaming"}),
+        *_tables("capture", capture),
+        *_first_rows(capture),
         *_part("apply", apply, now, {"running"}),
         *(reason for name in sinks for reason in _sink(name, nested(apply, "sinks", name))),
     ]
@@ -44,6 +46,23 @@ def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Re
         yield Reason(name, f"is {facts.get('state', 'starting')}{trouble}", "Wait; progress is in /v1/status.")
 
 
+def _tables(part: str, facts: Mapping[str, object]) -> Iterator[Reason]:
+    """Tables that wait alone while the others go on."""
+    waiting = nested(facts, "tables_waiting")
+    for table in sorted(waiting):
+        said = nested(waiting, table)
+        yield Reason(part, f"table {table} waits: {said.get('message', '')}", str(said.get("remedy", "")))
+
+
+def _first_rows(capture: Facts) -> Iterator[Reason]:
+    jobs = capture.get("backfills")
+    for job in jobs if isinstance(jobs, list) else ():
+        identity = str(job.get("id")) if isinstance(job, Mapping) else ""
+        if identity.startswith("table:") and job.get("state") == "failed":
+            message = f"has not read all rows of {job.get('table')}: {job.get('reason') or 'its backfill failed'}"
+            yield Reason("capture", message, f"Go on: millrace backfill --resume {identity}")
+
+
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
     if gap := nested(facts, "gap"):
         yield Reason(f"sink {name}", str(gap["message"]), str(gap["remedy"]))
@@ -55,6 +74,10 @@ def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
     elif facts.get("state") != "running":
         message = str(facts.get("error") or f"is {facts.get('state', 'starting')}")
         yield Reason(f"sink {name}", message)
+    yield from _tables(f"sink {name}", facts)
+    for table in nested(facts, "tables_refilling"):
+        said = nested(facts, "tables_refilling", table)
+        yield Reason(f"sink {name}", str(said.get("message", "")), str(said.get("remedy", "")))
     held = facts.get("held")
     for table in held if isinstance(held, list) else ():
         yield Reason(f"sink {name}", f"holds back {table}, which is paused", f"Let it go on: millrace resume {table}")

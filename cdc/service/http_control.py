@@ -34,11 +34,15 @@ class Control:
 
     async def pause(self, request: Request) -> Response:
         """Let a sink or a table stand still."""
-        return await _answered(request, lambda asked: self._paused(pauses.pause, asked))
+        return await _answered(request, lambda asked: self._paused(asked, pauses.pause))
+
+    async def skip(self, request: Request) -> Response:
+        """Have a sink go on without a table."""
+        return await _answered(request, self._skipped)
 
     async def resume(self, request: Request) -> Response:
         """Let it go on."""
-        return await _answered(request, lambda asked: self._paused(pauses.resume, asked))
+        return await _answered(request, self._resumed)
 
     async def retry(self, request: Request) -> Response:
         """Have parked changes tried again by the running pipeline."""
@@ -54,10 +58,18 @@ class Control:
         newest = sorted(found, key=lambda one: str(one["parked_at"]), reverse=True)
         return JSONResponse({"total": len(found), "letters": newest[:MOST_LETTERS]})
 
-    def _paused(self, change: Callable[[Settings, str], pauses.Paused], asked: Mapping[str, str]) -> dict[str, object]:
+    def _paused(self, asked: Mapping[str, str], change: Callable[[Settings, str], pauses.Paused]) -> dict[str, object]:
         if "target" not in asked:
             raise ConfigError('Say what: {"target": "redis"} or {"target": "public.orders"}.')
         return {"paused": change(self._followed.settings, asked["target"]).facts()}
+
+    def _resumed(self, asked: Mapping[str, str]) -> dict[str, object]:
+        return self._paused(asked, lambda settings, target: pauses.resume(settings, target, asked.get("sink", "")))
+
+    def _skipped(self, asked: Mapping[str, str]) -> dict[str, object]:
+        if "sink" not in asked:
+            raise ConfigError('Say where: {"target": "public.orders", "sink": "delta"}.')
+        return self._paused(asked, lambda settings, target: pauses.skip(settings, target, asked["sink"]))
 
     def _retried(self, asked: Mapping[str, str]) -> dict[str, object]:
         table, lsn = asked.get("table"), asked.get("lsn")

@@ -18,8 +18,9 @@ from starlette.routing import Route
 
 from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
-from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
+from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn, parse_lsn
 from cdc.service import openapi
+from cdc.service.excepted import Asked, Excepted
 from cdc.service.flow import flow
 from cdc.service.history import History
 from cdc.service.http_control import Control
@@ -27,6 +28,7 @@ from cdc.service.http_guard import Bounds, SameSite, Token
 from cdc.service.metrics import exposition
 from cdc.service.metrics_families import FAMILIES
 from cdc.service.observer import Observer
+from cdc.service.places import NOWHERE
 from cdc.service.why import Story, story
 
 LONGEST_WAIT = 60.0
@@ -90,9 +92,11 @@ class Endpoint:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _: Request) -> Response:
-        """200 when every part and sink works; else 503 with the reasons."""
-        found = self.observer.seen.reasons(self.observer.sinks)
-        body = {"ready": not found, "reasons": [asdict(reason) for reason in found]}
+        """200 when every part and sink works; else 503 with the reasons. What the stores lack is said in both cases."""
+        seen = self.observer.seen
+        found = seen.reasons(self.observer.sinks)
+        lacking = _listed(seen.standing.excepted(Asked(self.observer.sinks)))
+        body = {"ready": not found, "reasons": [asdict(reason) for reason in found], "except": lacking}
         return JSONResponse(body, 200 if not found else 503)
 
     async def metrics(self, _: Request) -> Response:
@@ -108,7 +112,8 @@ class Endpoint:
         return JSONResponse({**said, "log": {"head": format_lsn(seen.head)}, "reached": reached})
 
     async def wait(self, request: Request) -> Response:
-        """Answers once a sink (default: all) holds everything up to an LSN; 504 after the timeout."""
+        """Answers once a sink (default: all) holds everything up to an LSN; 504 after the timeout. What the answer does
+        not cover is named in both cases."""
         try:
             wanted = parse_lsn(request.query_params["lsn"])
             timeout = min(float(request.query_params.get("timeout", "10")), LONGEST_WAIT)
@@ -116,33 +121,51 @@ class Endpoint:
                 raise ValueError
         except (KeyError, ValueError):
             return JSONResponse({"error": "give lsn=16/B374D848, and timeout in seconds"}, 400)
-        asked = tuple(dict.fromkeys(request.query_params.getlist("sink"))) or self.observer.sinks
-        unknown = [name for name in asked if name not in self.observer.sinks]
-        if unknown:
-            sinks = ", ".join(self.observer.sinks)
-            return JSONResponse({"error": f"No sink is called {unknown[0]}. Sinks: {sinks}."}, 404)
+        try:
+            asked = self._asked(request)
+        except ConfigError as error:
+            return JSONResponse({"error": str(error)}, 404)
         return await self._waited(wanted, asked, time.monotonic() + timeout)
 
-    async def _waited(self, wanted: Lsn, asked: tuple[str, ...], deadline: float) -> Response:
+    def _asked(self, request: Request) -> Asked:
+        """Raises ConfigError for a sink or a table that the pipeline does not have."""
+        query = request.query_params
+        sinks = tuple(dict.fromkeys(query.getlist("sink"))) or self.observer.sinks
+        unknown = [name for name in sinks if name not in self.observer.sinks]
+        if unknown:
+            raise ConfigError(f"No sink is called {unknown[0]}. Sinks: {', '.join(self.observer.sinks)}.")
+        tables = frozenset(_table(name) for name in query.getlist("table"))
+        known = {str(table.name) for table in self.observer.settings.source.tables}
+        if unknown := sorted(tables - known):
+            raise ConfigError(f"No table is called {unknown[0]}. Tables: {', '.join(sorted(known))}.")
+        return Asked(sinks, tables, query.get("except_waiting", "").lower() in ("1", "true", "yes"))
+
+    async def _waited(self, wanted: Lsn, asked: Asked, deadline: float) -> Response:
         with self.observer.hurried():
             while True:
                 moved = self._moved  # taken before the look: a move in between is not missed
-                behind = self.observer.seen.behind(wanted, asked)
-                if not behind:
-                    return JSONResponse({"reached": True, "lsn": format_lsn(wanted)})
+                standing = self.observer.seen.standing
+                behind = standing.behind(wanted, asked)
                 left = deadline - time.monotonic()
-                if left <= 0:
-                    return JSONResponse({"reached": False, "lsn": format_lsn(wanted), "behind": behind}, 504)
+                if not behind or left <= 0:
+                    lacking = _listed(standing.excepted(asked))
+                    body = {"reached": not behind, "lsn": format_lsn(wanted), "except": lacking}
+                    return JSONResponse(body) if not behind else JSONResponse({**body, "behind": behind}, 504)
                 try:
                     await asyncio.wait_for(moved.wait(), left)
                 except TimeoutError:
                     continue
 
-    async def cut(self, _: Request) -> Response:
-        """The newest LSN that every sink has reached."""
+    async def cut(self, request: Request) -> Response:
+        """The newest LSN that every sink has reached, and what it does not cover."""
+        try:
+            asked = self._asked(request)
+        except ConfigError as error:
+            return JSONResponse({"error": str(error)}, 404)
         seen = self.observer.seen
-        lowest = min((seen.reached.get(name, ZERO_LSN) for name in self.observer.sinks), default=ZERO_LSN)
-        return JSONResponse({"lsn": format_lsn(lowest)})
+        places = [seen.places.get(name, NOWHERE) for name in asked.sinks]
+        lowest = min((place.of(asked.tables, asked.except_waiting) for place in places), default=ZERO_LSN)
+        return JSONResponse({"lsn": format_lsn(lowest), "except": _listed(seen.standing.excepted(asked))})
 
     async def flow(self, _: Request) -> Response:
         """The page's picture."""
@@ -182,6 +205,10 @@ class Endpoint:
         """Let a sink or a table stand still."""
         return await self._control.pause(request)
 
+    async def skip(self, request: Request) -> Response:
+        """Have a sink go on without a table."""
+        return await self._control.skip(request)
+
     async def resume(self, request: Request) -> Response:
         """Let it go on."""
         return await self._control.resume(request)
@@ -189,6 +216,18 @@ class Endpoint:
     async def description(self, _: Request) -> Response:
         """The API's own description."""
         return JSONResponse(openapi.document())
+
+
+def _listed(found: list[Excepted]) -> list[dict[str, object]]:
+    return [asdict(item) for item in found]
+
+
+def _table(name: str) -> str:
+    """As the pipeline writes it; a name that is none is left as it is, and not found."""
+    try:
+        return str(TableId.parse(name))
+    except ValueError:
+        return name
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

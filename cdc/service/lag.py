@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from cdc.model import ZERO_LSN, Lsn
 from cdc.service.health import SILENT_AFTER, has_reached, nested
+from cdc.service.places import Place
 from cdc.service.status import Facts, age
 
 _LONGEST_TRAIL = 1000
@@ -62,13 +63,19 @@ NO_LAG = Lag()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Everything that lags are judged by, at one time. `sinks` maps each sink to the tables that it is given."""
+    """Everything that lags are judged by, at one time. `sinks` maps each sink to the tables that it is given, `places`
+    tells how far each table is where some are held back."""
 
     now: float
     capture: Facts
     head: Lsn
     reached: Mapping[str, Lsn]
     sinks: Mapping[str, Sequence[str]]
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    def table_reached(self, sink: str, table: str) -> Lsn:
+        """How far one table is in a sink: a table that is held back says nothing of the others."""
+        return self.places[sink].of((table,)) if sink in self.places else self.reached[sink]
 
 
 @dataclass(slots=True)
@@ -87,7 +94,7 @@ class Lags:
         """Judge one moment."""
         self.capture = self._of_reader(moment)
         self._note(moment)
-        self.sinks = {name: self._of(moment, name, self._head) for name in moment.reached}
+        self.sinks = {name: self._of(moment, at, self._head) for name, at in moment.reached.items()}
         self.tables = {
             (sink, table): self._of_table(moment, sink, table)
             for sink, tables in moment.sinks.items()
@@ -118,10 +125,10 @@ class Lags:
 
     def _of_table(self, moment: Moment, sink: str, table: str) -> Lag:
         """A table of which nothing was heard yet may be among what the store lacks."""
-        return self._of(moment, sink, self._tables[table]) if table in self._tables else self.sinks[sink]
+        reached = moment.table_reached(sink, table)
+        return self._of(moment, reached, self._tables.get(table, self._head))
 
-    def _of(self, moment: Moment, sink: str, trail: Trail) -> Lag:
-        reached = moment.reached[sink]
+    def _of(self, moment: Moment, reached: Lsn, trail: Trail) -> Lag:
         since = trail.beyond(reached)
         if since is None:
             return self.capture

@@ -6,7 +6,7 @@ Each has its own stop, so that one may be paused, changed or taken out without a
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,16 @@ from cdc.config import Settings, SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
 from cdc.ports import Consumer, LogReader
+from cdc.service import status
 from cdc.service.driver import applier_of, stop_aware
 from cdc.service.gaps import GapFile
-from cdc.service.holds import Holds
+from cdc.service.holds import Holds, Wishes
 from cdc.service.pauses import Paused
+from cdc.service.refill import SourceRefill
 from cdc.service.reselect import SourceRows
 from cdc.service.runner import Runner
 from cdc.service.sharing import Sharing
+from cdc.service.skipped_tables import Skipped, SkippedTables
 from sinks.applier import Applier, Stopped
 from sinks.context import SinkContext
 from sinks.convoy import Member
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 GRACE = 20.0
 _ATTEND = 1.0
+_NO_WISHES = Wishes()
 _log = logging.getLogger(__name__)
 Spark = Callable[[], "SparkSession"]
 
@@ -39,24 +43,27 @@ Spark = Callable[[], "SparkSession"]
 class Lane:
     """One sink at work."""
 
-    def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, spark: Spark) -> None:
+    def __init__(
+        self, settings: Settings, sink: SinkSettings, log: LogReader, spark: Spark, wishes: Wishes = _NO_WISHES
+    ) -> None:
         self.sink = sink
+        self.wishes = wishes
+        self._state = settings.state
         self.stop = threading.Event()
         self._gap = GapFile(settings, sink, log)  # before the query registers it as a reader
         context = SinkContext(settings.state, spark, stop_aware(self.stop))
         self.rows = SourceRows(settings.source)
         self.applier = applier_of(settings, sink, log, context, self.stop, rows=self.rows)
         self.runner = Runner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
-        self.paused: frozenset[TableId] = frozenset()
-        self._holds = Holds(sink.name, log, self.applier)
+        skipped = SkippedTables(settings.state, sink.name)
+        self._holds = Holds(log, self.applier, skipped, SourceRefill(settings), wishes)
         self._holds.restore()
         self._member: Member | None = None
         self._handing: threading.Thread | None = None
         threading.Thread(target=self._attend, name=f"sink-{sink.name}", daemon=True).start()
 
-    def tend(self, spark: "SparkSession", paused: frozenset[TableId]) -> None:
+    def tend(self, spark: "SparkSession") -> None:
         """Start the query the first time, and again whenever it has failed."""
-        self.paused = frozenset(table for table in paused if not self.sink.tables or table in self.sink.tables)
         if self._member is not None:
             self._left(self._member)
         elif self.to_begin:
@@ -132,12 +139,31 @@ class Lane:
     def facts(self) -> dict[str, object]:
         """What it last did."""
         said = asdict(self.applier.status)
-        held = sorted(map(str, self.applier.held))
         reached = format_lsn(self.applier.status.reached)
-        more: dict[str, object] = {"held": held, "shared": self.aboard}
+        more: dict[str, object] = {"shared": self.aboard, **self._tables()}
         if gap := self._gap.gap():
             more["gap"] = gap.facts()
         return {**said, "reached": reached, "facts": dict(self.applier.facts), **more}
+
+    def _tables(self) -> dict[str, object]:
+        """The tables that do not flow, each with its reason."""
+        holds = self._holds
+        waiting = {str(table): one.facts(self.sink.name, table) for table, one in sorted(holds.waiting.items())}
+        skipped = holds.skipped.all().items()
+        return {
+            "held": _names(holds.paused_now()),
+            "tables_waiting": waiting,
+            "tables_skipped": _names(holds.skipped_now()),
+            "tables_refilling": {str(table): _refilling(table, one) for table, one in skipped if one.refill},
+        }
+
+    def _end_refills(self) -> None:
+        """Forget the tables that were skipped and have been read again since."""
+        refilling = {table: one for table, one in self._holds.skipped.all().items() if one.refill}
+        capture = status.read(self._state, "capture") if refilling else {}
+        for table, one in refilling.items():
+            if one.refilled(table, capture):
+                self._holds.skipped.remove(table)
 
     def _attend(self) -> None:
         """Beside the batches: meet the store while Spark starts, so that an idle sink shows as running, hold and
@@ -146,7 +172,8 @@ class Lane:
             try:
                 attend(self.applier)
                 if self.runner.started:
-                    self._holds.follow(self.paused)
+                    self._holds.follow(self.wishes)
+                self._end_refills()
             except Stopped:
                 return
             except MillraceError as error:
@@ -162,6 +189,24 @@ def attend(applier: Applier) -> None:
     if applier.status.state in ("starting", "refused"):
         applier.greet()
     applier.retry_letters()
+
+
+def wishes_of(settings: Settings, sink: SinkSettings, paused: Paused) -> Wishes:
+    """What is asked of a sink's tables. One that left the source is not given to it any more, whatever it names."""
+    captured = {table.name for table in settings.source.tables}
+    given = frozenset(table for table in settings.tables_of(sink) if not captured or table in captured)
+    still = frozenset(table for table in map(TableId.parse, paused.tables) if not given or table in given)
+    skipped = frozenset(map(TableId.parse, paused.skipped.get(sink.name, ())))
+    return Wishes(given, still, skipped, paused.resumed)
+
+
+def _names(tables: Iterable[TableId]) -> list[str]:
+    return sorted(map(str, tables))
+
+
+def _refilling(table: TableId, one: Skipped) -> dict[str, str]:
+    message = f"lacks rows of {table}, which was skipped, until backfill {one.refill} has ended"
+    return {"message": message, "remedy": f"See: millrace backfill (to ask for it again: millrace backfill {table})"}
 
 
 @dataclass(slots=True)
@@ -185,24 +230,25 @@ class Lanes:
         wanted = {sink.name: sink for sink in settings.sinks if sink.name not in paused.sinks}
         for name, lane in list(self._lanes.items()):
             lane.rows.follow(settings.source)
+            lane.wishes = wishes_of(settings, lane.sink, paused)
             if wanted.get(name) != lane.sink:
                 self._end(name)
         self._ending = {name: thread for name, thread in self._ending.items() if thread.is_alive()}
         for name, sink in wanted.items():
             if name not in self._lanes and name not in self._ending:
-                self._lanes[name] = Lane(settings, sink, self.log, self.spark)
+                wishes = wishes_of(settings, sink, paused)
+                self._lanes[name] = Lane(settings, sink, self.log, self.spark, wishes)
 
     def tend(self) -> None:
         """Start what is not started, and again what has failed. Without a sink at work there is no Spark either."""
         if not self._lanes:
             return
-        tables = frozenset(map(TableId.parse, self._paused.tables))
         waiting = self._sharing.tend(self._lanes, self.spark())
         beginning = any(lane.runner.query.beginning for lane in self._lanes.values())
         for name, lane in self._lanes.items():
             if name not in waiting and not (lane.to_begin and beginning):
                 beginning |= lane.to_begin
-                lane.tend(self.spark(), tables)
+                lane.tend(self.spark())
 
     def facts(self) -> Mapping[str, Mapping[str, object]]:
         """By sink."""

@@ -81,8 +81,23 @@ def _table_lag(seen: Seen, unit: str) -> Iterator[Sample]:
         yield place, getattr(lag, unit)
 
 
+def _waiting(seen: Seen) -> Iterator[Sample]:
+    for table in sorted(nested(seen.capture, "tables_waiting")):
+        yield ("", table), 1.0
+    for sink in sorted(nested(seen.apply, "sinks")):
+        for table in sorted(nested(seen.apply, "sinks", sink, "tables_waiting")):
+            yield (sink, table), 1.0
+
+
+def _skipped(seen: Seen) -> Iterator[Sample]:
+    for sink in sorted(nested(seen.apply, "sinks")):
+        tables = nested(seen.apply, "sinks", sink).get("tables_skipped")
+        for table in tables if isinstance(tables, list) else ():
+            yield (sink, str(table)), 1.0
+
+
 def _ready(seen: Seen) -> Iterator[Sample]:
-    yield (), float(not seen.reasons(tuple(seen.reached)))
+    yield (), float(not seen.reasons(tuple(seen.places)))
 
 
 FAMILIES = (
@@ -137,6 +152,11 @@ FAMILIES = (
            partial(_table_lag, unit="bytes")),
     Family("millrace_table_lag_seconds", "gauge", ("sink", "table"), "The same for one table.",
            partial(_table_lag, unit="seconds")),
+    Family("millrace_table_waiting", "gauge", ("sink", "table"),
+           "1 while the store cannot take the table, which waits alone; with an empty sink: while capture does not "
+           "follow it.", _waiting),
+    Family("millrace_table_skipped", "gauge", ("sink", "table"), "1 while the sink goes on without the table.",
+           _skipped),
     Family("millrace_sink_changes_total", "counter", ("sink", "table"), "Folded changes applied.", _applied),
     Family("millrace_sink_visible_seconds", "histogram", ("sink",),
            "From the commit in the source to the return of the store's write, for each folded change; rows of a "

@@ -18,10 +18,12 @@ from cdc.errors import LogError, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from cdc.service import status
-from cdc.service.health import SILENT_AFTER, Reason, has_reached, reasons
+from cdc.service.excepted import Standing
+from cdc.service.health import SILENT_AFTER, Reason, reasons
 from cdc.service.lag import NO_LAG, Lag, Lags, Moment
 from cdc.service.outlook import Outlook
-from cdc.service.reached import Positions, open_log
+from cdc.service.places import Place
+from cdc.service.reached import Positions, open_log, watermark_of
 
 _EVERY = 1.0
 _HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond
@@ -39,7 +41,8 @@ class Seen:
     apply: status.Facts = field(default_factory=dict)
     daemon: status.Facts = field(default_factory=dict)
     head: Lsn = ZERO_LSN
-    reached: Mapping[str, Lsn] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+    letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     capture_lag: Lag = NO_LAG
     sink_lags: Mapping[str, Lag] = field(default_factory=dict)
     table_lags: Mapping[tuple[str, str], Lag] = field(default_factory=dict)
@@ -52,13 +55,17 @@ class Seen:
     @property
     def watermark(self) -> Lsn:
         """Up to where the reader knows that the log misses nothing."""
-        known = self.capture.get("watermark")
-        return Lsn(known) if isinstance(known, int) else ZERO_LSN
+        return watermark_of(self.capture)
 
-    def behind(self, wanted: Lsn, asked: Sequence[str]) -> list[str]:
-        """Those of the asked sinks that do not yet hold everything up to an LSN."""
-        positions = {name: self.reached.get(name, ZERO_LSN) for name in asked}
-        return [name for name, at in positions.items() if not has_reached(wanted, at, self.head, self.watermark)]
+    @property
+    def reached(self) -> dict[str, Lsn]:
+        """Up to where each sink has everything, tables that are held back included."""
+        return {name: place.reached for name, place in self.places.items()}
+
+    @property
+    def standing(self) -> Standing:
+        """How far everybody is."""
+        return Standing(self.capture, self.apply, self.places, self.head, self.watermark, self.letters)
 
     def reasons(self, sinks: Sequence[str]) -> list[Reason]:
         """Why the pipeline is not ready, judged now: what was seen long ago counts as silence."""
@@ -122,7 +129,7 @@ class Observer:
         """Look at everything once."""
         self._look_at_positions()
         now, seen = time.time(), self.seen
-        self._lags.look(Moment(now, seen.capture, seen.head, seen.reached, self._tables()))
+        self._lags.look(Moment(now, seen.capture, seen.head, seen.reached, self._tables(), seen.places))
         free = shutil.disk_usage(self.settings.state).free if self.settings.state.exists() else 0
         self._disk.add(now, free)
         room = self._slot_room(seen.capture)
@@ -141,18 +148,18 @@ class Observer:
             sample(self.seen)
 
     def _look_at_positions(self) -> None:
-        """The reader's word first, then the stores' positions, then the head: in this order no store looks too far."""
         state, seen = self.settings.state, self.seen
-        capture, apply, daemon = (status.read(state, name) for name in ("capture", "apply", "daemon"))
+        daemon = status.read(state, "daemon")
         try:
             if self._positions is None:
                 self._positions = Positions(self.settings, self.reader)
-            reached, head, trouble = self._positions.reached(), self._positions.head(), ""
+            now, trouble = self._positions.standing(), ""
         except LogError as error:
-            reached, head, trouble = dict(seen.reached), seen.head, str(error)
-        moved = (reached, head, capture.get("watermark")) != (seen.reached, seen.head, seen.watermark)
-        said = replace(seen, capture=capture, apply=apply, daemon=daemon)
-        self.seen = replace(said, at=time.time(), head=head, reached=reached, trouble=trouble)
+            capture, apply = (status.read(state, part) for part in ("capture", "apply"))
+            now, trouble = replace(seen.standing, capture=capture, apply=apply), str(error)
+        moved = (now.places, now.head, now.watermark) != (seen.places, seen.head, seen.watermark)
+        said_now = replace(seen, capture=now.capture, apply=now.apply, daemon=daemon, letters=now.letters)
+        self.seen = replace(said_now, at=time.time(), head=now.head, places=now.places, trouble=trouble)
         if moved:
             self.changed()
 

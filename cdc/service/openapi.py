@@ -26,15 +26,24 @@ def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
+_KINDS = ("waiting", "skipped", "refilling", "lost", "gap", "dead letters", "first snapshot", "backfill")
+_KIND: Schema = {"type": "string", "enum": list(_KINDS)}
+_EXCEPT = _list(_ref("Excepted"))
+
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(error=_TEXT),
-    "Readiness": _object(ready={"type": "boolean"}, reasons=_list(_object(part=_TEXT, message=_TEXT, remedy=_TEXT))),
+    "Excepted": _object(kind=_KIND, sink=_TEXT, table=_TEXT, message=_TEXT, remedy=_TEXT, count=_COUNT),
+    "Readiness": _object(
+        ready={"type": "boolean"},
+        reasons=_list(_object(part=_TEXT, message=_TEXT, remedy=_TEXT)),
+        **{"except": _EXCEPT},
+    ),
     "Waited": {
         "type": "object",
-        "required": ["reached", "lsn"],
-        "properties": {"reached": {"type": "boolean"}, "lsn": _LSN, "behind": _TEXTS},
+        "required": ["reached", "lsn", "except"],
+        "properties": {"reached": {"type": "boolean"}, "lsn": _LSN, "behind": _TEXTS, "except": _EXCEPT},
     },
-    "Cut": _object(lsn=_LSN),
+    "Cut": _object(lsn=_LSN, **{"except": _EXCEPT}),
     "Status": _object(capture=_ANY, apply=_ANY, daemon=_ANY, log=_object(head=_LSN), reached=_ANY),
     "Flow": _object(capture=_TEXT, captured=_COUNT, head=_LSN, slot=_ANY, sinks=_list(_ANY), tables=_ANY),
     "History": _object(sinks=_TEXTS, samples=_list(_object(time=_SECONDS, lag=_list(_COUNT), changes=_list(_COUNT)))),
@@ -44,7 +53,7 @@ SCHEMAS: dict[str, Schema] = {
         letters=_list(_object(sink=_TEXT, table=_TEXT, lsn=_LSN, reason=_TEXT, attempts=_COUNT, parked_at=_TEXT)),
     ),
     "Retried": _object(asked=_COUNT),
-    "Paused": _object(paused=_object(sinks=_TEXTS, tables=_TEXTS)),
+    "Paused": _object(paused=_object(sinks=_TEXTS, tables=_TEXTS, skipped=_ANY)),
 }
 
 
@@ -76,7 +85,13 @@ class Operation:
 
 _READYZ = "Whether the pipeline does what it promises; 503 with the reasons where it does not."
 _SINK = Query("sink", _TEXT, "Only this sink; may be repeated. Default: all.", repeated=True)
+_TABLE = Query("table", _TEXT, "Only this table, as schema.name; may be repeated. Default: all.", repeated=True)
+_BUT_WAITING = Query(
+    "except_waiting", {"type": "boolean", "default": False}, "Do not wait for tables that wait; they are named."
+)
 _RETRY: Schema = {"type": "object", "properties": {"sink": _TEXT, "table": _TEXT, "lsn": _LSN}}
+
+_RESUME: Schema = {"type": "object", "required": ["target"], "properties": {"target": _TEXT, "sink": _TEXT}}
 
 OPERATIONS = (
     Operation("/livez", "livez", "Whether the daemon's loop turns; depends on nothing else.", "text/plain", open=True),
@@ -87,16 +102,22 @@ OPERATIONS = (
     Operation(
         "/v1/wait",
         "wait",
-        "Answers once the sinks hold everything committed up to an LSN; 504 when out of time.",
+        "Answers once the sinks hold everything committed up to an LSN; 504 when out of time. `except` names what that "
+        "does not cover.",
         "Waited",
         queries=(
             Query("lsn", _LSN, "As pg_current_wal_lsn() gives it, after the commit.", required=True),
             _SINK,
+            _TABLE,
+            _BUT_WAITING,
             Query("timeout", {**_SECONDS, "default": 10, "maximum": 60}, "Seconds."),
         ),
         refusals=(400, 404, 504),
     ),
-    Operation("/v1/cut", "cut", "The newest LSN that every sink has reached.", "Cut"),
+    Operation(
+        "/v1/cut", "cut", "The newest LSN that every sink has reached; `except` names what that does not cover.", "Cut",
+        queries=(_SINK, _TABLE, _BUT_WAITING), refusals=(404,),
+    ),
     Operation("/v1/flow", "flow", "Source, log and stores at this moment: the page's picture.", "Flow"),
     Operation("/v1/history", "history", "The last hour, a sample every five seconds: the page's plots.", "History"),
     Operation(
@@ -119,11 +140,12 @@ OPERATIONS = (
         method="POST", body=_RETRY, refusals=(400, 403, 408, 413, 503),
     ),
     *(
-        Operation(
-            f"/v1/{verb}", verb, f"{verb.capitalize()} a sink or a table.", "Paused",
-            method="POST", body=_object(target=_TEXT), refusals=(400, 403, 408, 413, 503),
+        Operation(f"/v1/{verb}", verb, what, "Paused", method="POST", body=body, refusals=(400, 403, 408, 413, 503))
+        for verb, what, body in (
+            ("pause", "Pause a sink or a table.", _object(target=_TEXT)),
+            ("resume", "Resume a sink or a table that is paused, waits or was skipped (`sink`: only there).", _RESUME),
+            ("skip", "Have a sink go on without a table; resuming fills it again.", _object(target=_TEXT, sink=_TEXT)),
         )
-        for verb in ("pause", "resume")
     ),
 )  # fmt: skip
 
@@ -165,7 +187,7 @@ def _described(operation: Operation) -> Schema:
 _REFUSED = {
     400: "The question is malformed.",
     403: "The request comes from another site.",
-    404: "There is no such sink.",
+    404: "There is no such sink or table.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     429: "Others are searching.",

@@ -1,12 +1,14 @@
 """What somebody asked to stand still: sinks and tables, in one small file that outlives every process.
 
 A paused sink stops after its batch and goes on later from its own position. A paused table is held back from every
-sink, and caught up in order when it is resumed (`cdc.service.holds`). Capture goes on in either case: the log keeps
-what the others have not applied, and the slot never waits.
+sink, and caught up in order when it is resumed. A skipped table is given up by one sink: its changes are passed over
+and not kept, and when it is resumed it is filled again by a backfill (`cdc.service.holds` does both). Capture goes on
+in either case: the log keeps what the others have not applied, and the slot never waits.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cdc.config import Settings
@@ -19,24 +21,35 @@ _FILE = "paused.json"
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """What stands still. Tables as `schema.name`."""
+    """What stands still. Tables as `schema.name`; `skipped` has them by sink."""
 
     sinks: frozenset[str] = frozenset()
     tables: frozenset[str] = frozenset()
+    skipped: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    resumed: int = field(default=0, compare=False)
+    """Grows with each request to resume: whoever waits to try a table again tries it then."""
 
-    def facts(self) -> dict[str, list[str]]:
+    def facts(self) -> dict[str, object]:
         """For JSON."""
-        return {name: sorted(value) for name, value in asdict(self).items()}
+        skipped = {sink: sorted(tables) for sink, tables in sorted(self.skipped.items())}
+        return {"sinks": sorted(self.sinks), "tables": sorted(self.tables), "skipped": skipped}
+
+    def with_skipped(self, sink: str, tables: frozenset[str]) -> "Paused":
+        """The same with these tables given up by a sink."""
+        others = {name: held for name, held in self.skipped.items() if name != sink}
+        return replace(self, skipped={**others, sink: tables} if tables else others)
 
 
 def read(state: Path) -> Paused:
     """What is paused now. Raises EnvironmentFault where the file cannot be read: guessing would apply what is held."""
     try:
         facts = json.loads((state / _FILE).read_text(encoding="utf-8"))
-        return Paused(frozenset(map(str, facts["sinks"])), frozenset(map(str, facts["tables"])))
+        skipped = {str(sink): frozenset(map(str, tables)) for sink, tables in facts.get("skipped", {}).items()}
+        tables = frozenset(map(str, facts["tables"]))
+        return Paused(frozenset(map(str, facts["sinks"])), tables, skipped, int(facts.get("resumed", 0)))
     except FileNotFoundError:
         return Paused()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise EnvironmentFault(
             f"{state / _FILE} is not readable.", "Remove it, and pause again what shall stand still."
         ) from None
@@ -44,24 +57,42 @@ def read(state: Path) -> Paused:
 
 def pause(settings: Settings, target: str) -> Paused:
     """Let a sink or a table stand still. Raises ConfigError for a name that the pipeline does not have."""
-    return _changed(settings, target, wanted=True)
-
-
-def resume(settings: Settings, target: str) -> Paused:
-    """Let it go on. A name that is not in the pipeline any more may still be resumed."""
-    return _changed(settings, target, wanted=False)
-
-
-def _changed(settings: Settings, target: str, *, wanted: bool) -> Paused:
     now = read(settings.state)
-    known = {sink.name for sink in settings.sinks}
-    if target in known | now.sinks:
-        after = replace(now, sinks=now.sinks | {target} if wanted else now.sinks - {target})
-    else:
-        table = _table(settings, target, now)
-        after = replace(now, tables=now.tables | {table} if wanted else now.tables - {table})
-    _write(settings.state, after)
-    return after
+    if target in _sinks(settings, now):
+        return _written(settings, replace(now, sinks=now.sinks | {target}))
+    return _written(settings, replace(now, tables=now.tables | {_table(settings, target, now)}))
+
+
+def skip(settings: Settings, table: str, sink: str) -> Paused:
+    """Have one sink go on without a table. Raises ConfigError for a name that the sink does not have."""
+    now = read(settings.state)
+    settings_of_sink = next((one for one in settings.sinks if one.name == sink), None)
+    if settings_of_sink is None:
+        raise ConfigError(f"No sink is called {sink}.", f"Sinks: {', '.join(one.name for one in settings.sinks)}.")
+    name, given = _table(settings, table, now), {str(one) for one in settings.tables_of(settings_of_sink)}
+    if name not in given:
+        raise ConfigError(f"Sink {sink} is not given {name}.", f"Its tables: {', '.join(sorted(given)) or 'none'}.")
+    return _written(settings, now.with_skipped(sink, now.skipped.get(sink, frozenset()) | {name}))
+
+
+def resume(settings: Settings, target: str, sink: str = "") -> Paused:
+    """Let it go on: a sink, or a table that is paused, skipped or waits; with `sink`, only there.
+
+    A name that is not in the pipeline any more may still be resumed.
+    """
+    now = replace(read(settings.state), resumed=read(settings.state).resumed + 1)
+    if not sink and target in _sinks(settings, now):
+        return _written(settings, replace(now, sinks=now.sinks - {target}))
+    if sink and sink not in _sinks(settings, now):
+        raise ConfigError(f"No sink is called {sink}.", f"Sinks: {', '.join(one.name for one in settings.sinks)}.")
+    table = _table(settings, target, now)
+    for name in (sink,) if sink else tuple(now.skipped):
+        now = now.with_skipped(name, now.skipped.get(name, frozenset()) - {table})
+    return _written(settings, now if sink else replace(now, tables=now.tables - {table}))
+
+
+def _sinks(settings: Settings, now: Paused) -> set[str]:
+    return {sink.name for sink in settings.sinks} | now.sinks | now.skipped.keys()
 
 
 def _table(settings: Settings, target: str, now: Paused) -> str:
@@ -70,7 +101,7 @@ def _table(settings: Settings, target: str, now: Paused) -> str:
         name = str(TableId.parse(target))
     except ValueError:
         name = target
-    if name not in known | now.tables:
+    if name not in known.union(now.tables, *now.skipped.values()):
         raise ConfigError(
             f"{target!r} is neither a sink nor a table of this pipeline.",
             f"Sinks: {', '.join(sink.name for sink in settings.sinks) or 'none'}. "
@@ -79,11 +110,11 @@ def _table(settings: Settings, target: str, now: Paused) -> str:
     return name
 
 
-def _write(state: Path, paused: Paused) -> None:
+def _written(settings: Settings, paused: Paused) -> Paused:
+    place = settings.state / _FILE
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.replace(state / _FILE, json.dumps(paused.facts()).encode())
+        settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace(place, json.dumps({**paused.facts(), "resumed": paused.resumed}).encode())
     except OSError as error:
-        raise EnvironmentFault(
-            f"{state / _FILE} cannot be written: {error.strerror}.", "Nothing was changed."
-        ) from None
+        raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.", "Nothing was changed.") from None
+    return paused

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cdc.log
 from cdc.config import Settings
@@ -10,9 +10,11 @@ from cdc.errors import ConfigError, LogLost, MillraceError
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service import status
-from cdc.service.health import has_reached, nested
+from cdc.service.excepted import Asked, Standing
+from cdc.service.health import nested
+from cdc.service.letter_counts import LetterCounts
 from cdc.service.part import LOG_SECONDS
-from cdc.service.places import held_from
+from cdc.service.places import NOWHERE, Place, place_of
 
 
 def open_log(settings: Settings) -> LogReader:
@@ -27,24 +29,26 @@ class Positions:
     def __init__(self, settings: Settings, reader: LogReader | None = None) -> None:
         self._state = settings.state
         self._reader = reader or open_log(settings)
-        self._sinks = tuple(sink.name for sink in settings.sinks)
+        self._sinks = {sink.name: settings.tables_of(sink) for sink in settings.sinks}
+        self._letters = LetterCounts(settings.state, self._sinks)
 
     def known(self, asked: Sequence[str]) -> tuple[str, ...]:
         """The asked sinks, or all; raises ConfigError for a name that does not exist."""
         for name in asked:
             if name not in self._sinks:
                 raise ConfigError(f"No sink is called {name}.", f"Sinks: {', '.join(self._sinks)}.")
-        return tuple(asked) or self._sinks
+        return tuple(asked) or tuple(self._sinks)
+
+    def places(self) -> dict[str, Place]:
+        """How far each sink is, and its tables that are held back. 0 until it has the whole first snapshot: older rows
+        may be anywhere in it."""
+        consumers, exact = self._reader.consumers(), exact_from(status.read(self._state, "capture"))
+        found = {name: place_of(name, tables, consumers) for name, tables in self._sinks.items()}
+        return {name: _since(place, exact) for name, place in found.items()}
 
     def reached(self) -> dict[str, Lsn]:
-        """The LSN up to which each sink has applied everything, tables that are held back included.
-
-        0 until it has the whole first snapshot: older rows may be anywhere in it.
-        """
-        consumers, exact = self._reader.consumers(), exact_from(status.read(self._state, "capture"))
-        applied = {consumer.name: consumer.reached for consumer in consumers}
-        found = {name: _least(applied.get(name, ZERO_LSN), held_from(name, consumers)) for name in self._sinks}
-        return {name: ZERO_LSN if exact is None or reached < exact else reached for name, reached in found.items()}
+        """The LSN up to which each sink has applied everything, tables that are held back included."""
+        return {name: place.reached for name, place in self.places().items()}
 
     def head(self) -> Lsn:
         """The LSN up to which the log is complete."""
@@ -52,10 +56,14 @@ class Positions:
 
     def behind(self, wanted: Lsn, asked: Sequence[str] = ()) -> list[str]:
         """Those of the asked sinks that do not yet hold everything up to an LSN."""
-        watermark = status.read(self._state, "capture").get("watermark")
-        known = Lsn(watermark) if isinstance(watermark, int) else ZERO_LSN
-        reached, head = self.reached(), self.head()
-        return [name for name in self.known(asked) if not has_reached(wanted, reached[name], head, known)]
+        return self.standing().behind(wanted, Asked(self.known(asked)))
+
+    def standing(self) -> Standing:
+        """How far everybody is. The reader's word first, then the stores' positions, then the head and the dead
+        letters: in this order no store looks too far."""
+        capture, apply = (status.read(self._state, part) for part in ("capture", "apply"))
+        places, head = self.places(), self.head()
+        return Standing(capture, apply, places, head, watermark_of(capture), self._letters.read())
 
     def wait_for(self, sink: str, timeout: float, wanted: Lsn) -> None:
         """Return when a sink holds everything up to an LSN; raises MillraceError when out of time."""
@@ -74,15 +82,20 @@ class Known:
     parts last said of themselves, and 0 where they said nothing."""
 
     head: Lsn
-    reached: Mapping[str, Lsn]
+    places: Mapping[str, Place]
     trouble: LogLost | None = None
+
+    @property
+    def reached(self) -> dict[str, Lsn]:
+        """By sink, tables that are held back included."""
+        return {name: place.reached for name, place in self.places.items()}
 
 
 def known(settings: Settings) -> Known:
     """What can be known within seconds, whether or not the log's server answers."""
     try:
         positions = Positions(settings)
-        return Known(positions.head(), positions.reached())
+        return Known(positions.head(), positions.places())
     except LogLost as error:
         return last_said(settings, error)
 
@@ -92,8 +105,8 @@ def last_said(settings: Settings, trouble: LogLost) -> Known:
     apply = status.read(settings.state, "apply")
     durable = status.read(settings.state, "capture").get("durable")
     said = {sink.name: nested(apply, "sinks", sink.name).get("reached") for sink in settings.sinks}
-    reached = {name: parse_lsn(text) if isinstance(text, str) else ZERO_LSN for name, text in said.items()}
-    return Known(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, reached, trouble)
+    places = {name: Place(parse_lsn(text)) if isinstance(text, str) else NOWHERE for name, text in said.items()}
+    return Known(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, places, trouble)
 
 
 def exact_from(capture: Mapping[str, object]) -> Lsn | None:
@@ -102,5 +115,16 @@ def exact_from(capture: Mapping[str, object]) -> Lsn | None:
     return parse_lsn(said) if isinstance(said, str) and said else None
 
 
-def _least(reached: Lsn, held: Lsn | None) -> Lsn:
-    return reached if held is None else min(reached, held)
+def watermark_of(capture: Mapping[str, object]) -> Lsn:
+    """Up to where the reader knows that the log misses nothing of the source.
+
+    The word of a reader that is gone does not count: the source may be another one since, with the same LSNs.
+    """
+    known = capture.get("watermark")
+    return Lsn(known) if isinstance(known, int) and not status.gone(capture) else ZERO_LSN
+
+
+def _since(place: Place, exact: Lsn | None) -> Place:
+    if exact is None or place.flowing < exact:
+        return replace(place, flowing=ZERO_LSN)
+    return replace(place, held={table: at if at >= exact else ZERO_LSN for table, at in place.held.items()})

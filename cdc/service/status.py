@@ -39,6 +39,20 @@ def read(state: Path, part: str) -> dict[str, object]:
     return facts if isinstance(facts, dict) else {}
 
 
+def gone(facts: Facts) -> bool:
+    """Whether the process that said this has ended: what it said of the present may be over."""
+    pid = facts.get("pid")
+    if not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # it runs, for another user
+    return False
+
+
 def age(facts: Facts, now: datetime) -> float:
     """Seconds since the part spoke; infinite if it never did."""
     try:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -82,6 +83,7 @@ def test_a_paused_sink_a_paused_table_and_a_sink_that_gave_up_stand_still_and_th
     assert state_of(pipeline, "redis")["held"] == []
     assert pauses.read(pipeline.settings.state) == pauses.Paused()
     _stops_for_good_and_goes_on(pipeline, millrace, redis_server)
+    sampled |= _one_table_waits_alone_is_skipped_and_comes_back(pipeline, millrace)
     pipeline.assert_equal()
     _why_tells_what_each_store_holds(millrace)
     _dashboard_and_alerts_find_what_they_ask_for(pipeline, sampled)
@@ -111,6 +113,47 @@ def _stops_for_good_and_goes_on(pipeline: Pipeline, millrace: Callable[..., Prog
         said(millrace(command, "redis"))
         wait_until(lambda: state_of(pipeline, "redis").get("state") in ("paused", "running"), 60)
     pipeline.settle()
+
+
+def _one_table_waits_alone_is_skipped_and_comes_back(pipeline: Pipeline, millrace: Callable[..., Program]) -> set[str]:
+    """A type that Delta does not follow: the lake goes on with its other tables, and ends without a ghost."""
+    orders = "public.orders"
+    database, address = pipeline.database, f"http://127.0.0.1:{pipeline.settings.http.port}"
+
+    def waited(**query: str) -> dict[str, Any]:
+        with database.connect() as owner:
+            (lsn,) = owner.execute("select pg_current_wal_lsn()::text").fetchone() or ("",)
+        asked = {"lsn": lsn, "timeout": "60", **query}
+        return dict(httpx.get(f"{address}/v1/wait", params=asked, timeout=90, trust_env=False).json())
+
+    database.execute(
+        "alter table orders alter column total type numeric(12, 4)", "update orders set user_id = 1 where id = 1"
+    )
+    wait_until(lambda: orders in state_of(pipeline, "delta").get("tables_waiting", {}), 60, "orders waits")
+    database.execute("update users set name = 'flows' where id = 1")
+    assert waited(sink="delta", table="public.users") == {"reached": True, "lsn": ANY, "except": []}
+    left_out = waited(except_waiting="true")
+    assert (left_out["reached"], [item["table"] for item in left_out["except"]]) == (True, [orders])
+    assert waited(sink="delta", timeout="0.1")["behind"] == ["delta"]
+    shown = said(millrace("status"), 1)
+    assert f"table {orders} waits: table {orders}: column total is" in shown
+    assert f"millrace skip {orders} --sink delta" in shown
+    sampled = _sampled(pipeline)
+
+    said(millrace("skip", orders, "--sink", "delta"))
+    wait_until(lambda: state_of(pipeline, "delta")["tables_skipped"] == [orders], 60)
+    database.execute("delete from order_items where order_id = 2", "delete from orders where id = 2")
+    assert [(item["kind"], item["table"]) for item in waited()["except"]] == [("skipped", orders)]
+    wait_until(lambda: "millrace_table_skipped" in _sampled(pipeline), 30)
+    sampled |= _sampled(pipeline)
+    database.execute("alter table orders alter column total type numeric(12, 2)")
+    database.execute("checkpoint")  # so that the slot's restart_lsn moves: it beats what was skipped
+    said(millrace("resume", orders, "--sink", "delta"))
+    wait_until(lambda: not state_of(pipeline, "delta")["tables_skipped"], 120)
+    wait_until(lambda: not state_of(pipeline, "delta")["tables_waiting"], 120)
+    wait_until(lambda: not state_of(pipeline, "delta")["tables_refilling"], 120, "read again")
+    pipeline.settle()
+    return sampled
 
 
 def _dashboard_and_alerts_find_what_they_ask_for(pipeline: Pipeline, before: set[str]) -> None:

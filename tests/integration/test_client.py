@@ -1,6 +1,7 @@
 """The client's half of reading your own writes, against the endpoint itself."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -9,21 +10,32 @@ import cdc.log
 from cdc.client import Freshness, Stale
 from cdc.config import Settings
 from cdc.errors import ConfigError, Lost
-from cdc.model import LOG_SCHEMA, Entry, Lsn, format_lsn, parse_lsn
+from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn, parse_lsn
+from cdc.service import status
 from cdc.service.http import Server
+from cdc.service.places import consumer_name
 from deploy.local import ports
+from sinks.dead_letters import DeadLetters, Letter
 from tests.fix_servers import Database
 
 
 @pytest.fixture
 def settings(settings_of: Callable[..., Settings]) -> Iterator[Settings]:
-    settings = settings_of(sinks=[{"kind": "redis"}], http={"port": ports.pick(), "token": "open-sesame"})
-    writer = cdc.log.open_writer(settings)
-    writer.append(Entry(LOG_SCHEMA.empty_table(), Lsn(500), {"reached": "500"}))
-    writer.close()
-    cdc.log.open_reader(settings).commit("redis", Lsn(500))
+    source = {"tables": ["public.t", "public.u"]}
+    settings = settings_of(
+        source=source, sinks=[{"kind": "redis"}], http={"port": ports.pick(), "token": "open-sesame"}
+    )
+    append(settings, 500)
     with Server(settings):
         yield settings
+
+
+def append(settings: Settings, end: int) -> None:
+    """An entry in the log, which the store has."""
+    writer = cdc.log.open_writer(settings)
+    writer.append(Entry(LOG_SCHEMA.empty_table(), Lsn(end), {"reached": str(end)}))
+    writer.close()
+    cdc.log.open_reader(settings).commit("redis", Lsn(end))
 
 
 def fresh(settings: Settings, *sinks: str, token: str = "open-sesame") -> Freshness:
@@ -36,6 +48,25 @@ def test_what_the_store_holds_is_waited_for_and_what_it_lacks_is_stale(settings:
         with pytest.raises(Stale, match=r"redis did not reach 0/1F5 in 0\.2 s"):
             client.wait(format_lsn(Lsn(501)), timeout=0.2)
         client.wait(format_lsn(Lsn(500)))
+
+
+def test_what_the_answer_does_not_cover_is_at_hand(settings: Settings) -> None:
+    said = {"message": "no key", "remedy": "give it one"}
+    status.publish(settings.state, "apply", {"sinks": {"redis": {"tables_waiting": {"public.t": said}}}})
+    now = datetime.now(UTC)
+    letters = [Letter("public.u", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
+    DeadLetters(settings.state / "dead-letters" / "redis").park(letters)
+    cdc.log.open_reader(settings).commit(consumer_name("redis", TableId.parse("public.t")), Lsn(500))
+    append(settings, 600)
+    address, lsn = f"http://127.0.0.1:{settings.http.port}", format_lsn(Lsn(600))
+    with fresh(settings, "redis") as client, pytest.raises(Stale, match=r"public\.t waits: no key"):
+        client.wait(lsn, timeout=2)
+    with Freshness(address, "redis", token="open-sesame", except_waiting=True) as client:
+        client.wait(lsn)
+        assert [item["message"] for item in client.excepted] == ["public.t waits: no key", "2 dead letters of public.u"]
+    with Freshness(address, token="open-sesame", tables=["public.u"]) as client:
+        client.wait(lsn)
+        assert [item["kind"] for item in client.excepted] == ["dead letters"]
 
 
 @pytest.mark.parametrize(("sink", "token", "said"), [("nobody", "open-sesame", "404"), ("redis", "wrong", "401")])

@@ -1,17 +1,21 @@
-"""A paused table is held back from a sink and catches up in order: against a real log."""
+"""A table that is paused, or that a store cannot take, is held back and catches up in order: against a real log."""
 
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cdc.errors import SinkError, StoreRefused
 from cdc.model import Lsn, TableId, TableSchema
-from cdc.service.holds import Holds
-from cdc.service.places import consumer_name, held_from
+from cdc.ports import Batch
+from cdc.service.holds import Holds, Wishes
+from cdc.service.places import consumer_name, place_of
+from cdc.service.skipped_tables import SkippedTables
 from sinks.applier import Applier
 from sinks.dead_letters import DeadLetters
 from sinks.fold_arrow import ranked
@@ -21,8 +25,45 @@ from tests.fix_log import FilledLog
 from tests.histories import INTEGERS, History, Row, change, cut, images, log_table, table
 
 ITEMS, OTHERS = table(), table("others")
-NONE: frozenset[TableId] = frozenset()
-HELD = frozenset({ITEMS.table})
+NONE = Wishes()
+HELD = Wishes(paused=frozenset({ITEMS.table}))
+SKIPPED = Wishes(skipped=frozenset({ITEMS.table}))
+BOTH = frozenset({ITEMS.table, OTHERS.table})
+
+
+class Refused(MemorySink):
+    """A store that cannot take some tables, for as long as they are in `refused`."""
+
+    def __init__(self, store: Store, refused: set[TableId]) -> None:
+        super().__init__("store", store)
+        self.refused = refused
+
+    def prepare(self, schema: TableSchema) -> None:
+        self._check(schema)
+        super().prepare(schema)
+
+    def apply(self, batch: Batch) -> None:
+        self._check(batch.schema)
+        super().apply(batch)
+
+    def _check(self, schema: TableSchema) -> None:
+        if schema.table in self.refused:
+            raise SinkError(f"table {schema.table}: a column has another type here.", "Change it back.")
+
+
+class Source:
+    """Whoever is asked for a backfill."""
+
+    def __init__(self) -> None:
+        self.restart_lsn = Lsn(0)
+        self.asked: list[TableId] = []
+
+    def beats(self, version: Lsn) -> bool:
+        return self.restart_lsn > version
+
+    def ask(self, table: TableId) -> str:
+        self.asked.append(table)
+        return f"{self.restart_lsn:X}"
 
 
 class Scene:
@@ -31,12 +72,14 @@ class Scene:
     def __init__(self, log: FilledLog, state: Path) -> None:
         self.log = log
         self.store: Store = {}
+        self.refused: set[TableId] = set()
+        self.source = Source()
         self._state = state
         self.start()
 
     def start(self) -> None:
         """What a new process does."""
-        self.sink = MemorySink("store", self.store)
+        self.sink = Refused(self.store, self.refused)
         letters = DeadLetters(self._state / "dead-letters")
         self.applier = Applier(
             "store",
@@ -45,7 +88,8 @@ class Scene:
             letters=letters,
             stop=threading.Event(),
         )
-        self.holds = Holds("store", self.log.reader, self.applier)
+        skipped = SkippedTables(self._state, "store")
+        self.holds = Holds(self.log.reader, self.applier, skipped, self.source, NONE)
         self.holds.restore()
 
     def live(self, rows: Sequence[Row]) -> Lsn:
@@ -62,7 +106,8 @@ class Scene:
 
     def reached(self) -> Lsn | None:
         """Up to where the held tables are complete; None: none is held."""
-        return held_from("store", self.log.reader.consumers())
+        held = place_of("store", (ITEMS.table, OTHERS.table), self.log.reader.consumers()).held
+        return min(held.values(), default=None)
 
 
 @pytest.fixture
@@ -155,3 +200,160 @@ def test_held_and_released_at_random_while_batches_come_it_ends_in_the_right_sta
     scene.holds.follow(NONE)
     stored = scene.sink.stored(ITEMS).to_pylist()
     assert stored == scene.sink.expected(ITEMS, images(history.state())).to_pylist()
+
+
+def test_a_table_that_the_store_cannot_take_waits_alone_and_loses_nothing(scene: Scene) -> None:
+    before = scene.live([row(1, 10, "one"), row(1, 11, "beside", "public.others")])
+    scene.refused.add(ITEMS.table)
+    scene.live([row(1, 20, "two"), row(1, 21, "goes on", "public.others")])
+    scene.live([row(2, 30, "new"), row(1, 31, "further", "public.others")])
+    assert scene.labels(OTHERS) == {1: "further"}
+    assert scene.labels() == {1: "one"}
+    assert scene.reached() == before
+    assert scene.applier.status.state == "running"
+    said = scene.holds.waiting[ITEMS.table].facts("store", ITEMS.table)
+    assert "another type" in str(said["message"])
+    for part in ("Change it back.", "millrace resume public.items --sink store", "millrace skip public.items"):
+        assert part in str(said["remedy"])
+    scene.refused.clear()
+    scene.holds.follow(Wishes(resumed=1))
+    assert scene.labels() == {1: "two", 2: "new"}
+    assert scene.holds.waiting == {}
+    assert scene.reached() is None
+    scene.live([row(1, 40, "live again")])
+    assert scene.labels() == {1: "live again", 2: "new"}
+
+
+def test_it_is_tried_again_by_itself_but_not_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.refused.add(ITEMS.table)
+    scene.live([row(1, 10, "one")])
+    scene.refused.clear()
+    scene.holds.follow(NONE)
+    assert scene.labels() == {}, "it was refused a moment ago"
+    later = time.monotonic() + 6
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    scene.holds.follow(NONE)
+    assert scene.labels() == {1: "one"}
+
+
+def test_the_time_between_two_tries_grows(scene: Scene) -> None:
+    scene.refused.add(ITEMS.table)
+    scene.live([row(1, 10, "one")])
+    pauses = []
+    for resumed in range(1, 12):
+        scene.holds.follow(Wishes(resumed=resumed))
+        pauses.append(round(scene.holds.waiting[ITEMS.table].due - time.monotonic()))
+    assert pauses == sorted(pauses)
+    assert 290 < pauses[-1] <= 300
+    assert scene.holds.waiting[ITEMS.table].tries == 12
+
+
+def test_a_waiting_table_waits_on_after_a_restart_and_the_others_still_flow(scene: Scene) -> None:
+    scene.refused.add(ITEMS.table)
+    scene.live([row(1, 10, "one")])
+    scene.start()
+    scene.live([row(1, 20, "two"), row(1, 21, "beside", "public.others")])
+    assert scene.labels(OTHERS) == {1: "beside"}
+    scene.holds.follow(NONE)
+    assert ITEMS.table in scene.holds.waiting
+    scene.refused.clear()
+    scene.start()
+    scene.holds.follow(NONE)
+    assert scene.labels() == {1: "two"}
+
+
+def test_a_table_without_rows_that_cannot_be_prepared_is_named_too(scene: Scene) -> None:
+    scene.refused.add(ITEMS.table)
+    scene.applier.greet()
+    assert list(scene.holds.waiting) == [ITEMS.table]
+    scene.holds.follow(Wishes(resumed=1))
+    assert scene.holds.waiting[ITEMS.table].tries == 2, "nothing to catch up with is no reason to go on"
+    scene.refused.clear()
+    scene.holds.follow(Wishes(resumed=2))
+    assert scene.holds.waiting == {}
+
+
+def test_a_table_that_lost_its_key_waits_alone(scene: Scene) -> None:
+    columns = tuple(replace(column, key=False) for column in ITEMS.columns)
+    keyless = scene.log.record(replace(ITEMS, columns=columns, identity="n"))
+    scene.live([{**row(1, 10, "one"), "schema_id": keyless.id}, row(1, 11, "beside", "public.others")])
+    assert scene.labels(OTHERS) == {1: "beside"}
+    assert "REPLICA IDENTITY FULL" in scene.holds.waiting[ITEMS.table].remedy
+
+
+def test_a_store_that_refuses_us_altogether_stops_the_sink_and_holds_no_table(scene: Scene) -> None:
+    def refuse(_: Batch) -> None:
+        raise StoreRefused("the store refuses these credentials")
+
+    scene.sink.apply = refuse  # type: ignore[method-assign,assignment]
+    with pytest.raises(StoreRefused):
+        scene.live([row(1, 10, "one")])
+    assert (scene.applier.status.state, scene.holds.waiting) == ("refused", {})
+
+
+def test_a_skipped_table_keeps_nothing_back_and_comes_back_by_a_backfill_without_ghosts(scene: Scene) -> None:
+    scene.live([row(1, 10, "one"), row(2, 11, "deleted while nobody looked")])
+    scene.refused.add(ITEMS.table)
+    scene.live([row(1, 20, "two")])
+    scene.holds.follow(SKIPPED)
+    assert scene.reached() is None, "retention keeps nothing for it"
+    assert scene.holds.skipped_now() == {ITEMS.table}
+    end = scene.live([change("d", '{"id":2}', 30), row(1, 31, "three"), row(1, 32, "beside", "public.others")])
+    scene.start()
+    scene.holds.follow(SKIPPED)
+    scene.live([row(1, 40, "four")])
+    assert scene.labels() == {1: "one", 2: "deleted while nobody looked"}
+    scene.refused.clear()
+    scene.holds.follow(Wishes(resumed=1))
+    assert "open since before" in scene.holds.waiting[ITEMS.table].message
+    assert scene.source.asked == []
+    scene.source.restart_lsn = Lsn(end + 100)
+    scene.holds.follow(Wishes(resumed=2))
+    assert scene.labels() == {}
+    assert scene.source.asked == [ITEMS.table]
+    assert list(scene.holds.skipped.all()) == [ITEMS.table], "until the backfill has ended"
+    scene.live([row(1, end + 100, "as the source has it")])
+    scene.live([row(3, end + 200, "live")])
+    assert scene.labels() == {1: "as the source has it", 3: "live"}
+    assert scene.labels(OTHERS) == {1: "beside"}
+
+
+def test_a_skipped_table_that_the_store_still_cannot_take_waits_again_and_loses_nothing_more(scene: Scene) -> None:
+    scene.live([row(1, 10, "one")])
+    scene.refused.add(ITEMS.table)
+    scene.holds.follow(SKIPPED)
+    scene.source.restart_lsn = Lsn(1000)
+    scene.holds.follow(Wishes(resumed=1))
+    assert "another type" in scene.holds.waiting[ITEMS.table].message
+    scene.live([row(2, 2000, "kept")])
+    scene.refused.clear()
+    scene.start()
+    scene.holds.follow(NONE)
+    assert (scene.labels(), scene.source.asked) == ({2: "kept"}, [ITEMS.table])
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_held_table_that_left_the_pipeline_holds_nothing_and_stops_nothing(scene: Scene, paused: bool) -> None:
+    scene.live([row(1, 10, "one")])
+    scene.refused |= set() if paused else {ITEMS.table}
+    scene.holds.follow(HELD if paused else NONE)
+    scene.live([row(1, 20, "two")])
+    assert scene.reached() is not None
+    left = Wishes(given=frozenset({OTHERS.table}))
+    scene.holds.follow(left)
+    assert (scene.reached(), scene.holds.waiting) == (None, {})
+    scene.start()
+    scene.holds.follow(left)
+    scene.live([row(1, 30, "three"), row(1, 31, "beside", "public.others")])
+    assert (scene.labels(), scene.labels(OTHERS)) == ({1: "one"}, {1: "beside"})
+    scene.source.restart_lsn = Lsn(1000)
+    scene.refused.clear()
+    scene.holds.follow(Wishes(given=BOTH))
+    assert scene.source.asked == [ITEMS.table], "back in the pipeline, it is read again"
+
+
+def test_a_table_that_left_and_is_refused_only_then_is_passed_over(scene: Scene) -> None:
+    scene.holds.follow(Wishes(given=frozenset({OTHERS.table})))
+    scene.refused.add(ITEMS.table)
+    scene.live([row(1, 10, "one"), row(1, 11, "beside", "public.others")])
+    assert (scene.reached(), scene.labels(OTHERS)) == (None, {1: "beside"})

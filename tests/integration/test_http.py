@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,13 +14,15 @@ import pytest
 import cdc.log
 from cdc.config import Settings
 from cdc.errors import ConfigError, EnvironmentFault
-from cdc.model import LOG_SCHEMA, Entry, Lsn, format_lsn
+from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.service import status
 from cdc.service.http import Server
 from cdc.service.http_guard import guard
 from cdc.service.observer import Seen
+from cdc.service.places import consumer_name
 from cdc.service.reached import Positions
 from deploy.local import ports
+from sinks.dead_letters import DeadLetters, Letter
 from tests.fix_processes import wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -28,7 +31,7 @@ MakeSettings = Callable[..., Settings]
 @pytest.fixture
 def settings(settings_of: MakeSettings, tmp_path: Path) -> Settings:
     sinks = [{"kind": "delta", "name": "lake", "path": str(tmp_path / "lake")}]
-    return settings_of(sinks=sinks, http={"port": ports.pick()})
+    return settings_of(source={"tables": ["public.orders", "public.users"]}, sinks=sinks, http={"port": ports.pick()})
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_it_is_not_ready_before_the_parts_are_and_says_why(client: httpx.Client,
 def test_it_is_ready_when_every_part_works(client: httpx.Client, settings: Settings) -> None:
     well(settings)
     wait_until(lambda: client.get("/readyz").status_code == 200, 10, "ready")
-    assert client.get("/readyz").json() == {"ready": True, "reasons": []}
+    assert client.get("/readyz").json() == {"ready": True, "reasons": [], "except": []}
 
 
 def test_waiting_ends_when_the_sink_has_applied_the_entry(client: httpx.Client, settings: Settings) -> None:
@@ -72,7 +75,7 @@ def test_waiting_ends_when_the_sink_has_applied_the_entry(client: httpx.Client, 
     thread = threading.Timer(0.3, lambda: cdc.log.open_reader(settings).commit("lake", Lsn(500)))
     thread.start()
     assert client.get("/v1/wait", params=query).json()["reached"] is True
-    assert client.get("/v1/cut").json() == {"lsn": format_lsn(Lsn(500))}
+    assert client.get("/v1/cut").json() == {"lsn": format_lsn(Lsn(500)), "except": []}
 
 
 def test_waiting_for_an_lsn_between_transactions_needs_the_readers_word(
@@ -84,6 +87,96 @@ def test_waiting_for_an_lsn_between_transactions_needs_the_readers_word(
     assert client.get("/v1/wait", params=query).status_code == 504
     well(settings, watermark=700)
     assert client.get("/v1/wait", params={**query, "timeout": "10"}).status_code == 200
+
+
+@pytest.fixture
+def waiting(settings: Settings) -> str:
+    """A pipeline at LSN 500, in which one table waits at 300 and another has dead letters; returns that LSN."""
+    append(settings, 300)
+    append(settings, 500)
+    reader = cdc.log.open_reader(settings)
+    reader.commit(consumer_name("lake", TableId.parse("public.orders")), Lsn(300))
+    reader.commit("lake", Lsn(500))
+    said = {"message": "column id has another type.", "remedy": "Change it back."}
+    sink = {"state": "running", "tables_waiting": {"public.orders": said}}
+    now = datetime.now(UTC)
+    letters = [Letter("public.users", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
+    DeadLetters(settings.state / "dead-letters" / "lake").park(letters)
+    status.publish(settings.state, "capture", {"state": "streaming", "watermark": 0})
+    status.publish(settings.state, "apply", {"state": "running", "sinks": {"lake": sink}})
+    return format_lsn(Lsn(500))
+
+
+def test_waiting_for_a_sink_with_a_waiting_table_says_no_and_which(client: httpx.Client, waiting: str) -> None:
+    answer = client.get("/v1/wait", params={"lsn": waiting, "timeout": "0.1"})
+    assert (answer.status_code, answer.json()["reached"], answer.json()["behind"]) == (504, False, ["lake"])
+    assert {(item["kind"], item["sink"], item["table"]) for item in answer.json()["except"]} == {
+        ("waiting", "lake", "public.orders"),
+        ("dead letters", "lake", "public.users"),
+    }
+
+
+@pytest.mark.parametrize("query", [{"except_waiting": "true"}, {"table": "public.users"}])
+def test_waiting_without_that_table_is_answered_and_dead_letters_are_said(
+    client: httpx.Client, waiting: str, query: dict[str, str]
+) -> None:
+    answer = client.get("/v1/wait", params={"lsn": waiting, "timeout": "10", **query})
+    assert (answer.status_code, answer.json()["reached"]) == (200, True)
+    messages = [item["message"] for item in answer.json()["except"]]
+    assert "2 dead letters of public.users" in messages
+
+
+def test_the_cut_is_as_far_as_the_waiting_table_and_says_so(client: httpx.Client, waiting: str) -> None:
+    def cut(query: str = "") -> dict[str, Any]:
+        return dict(client.get(f"/v1/cut{query}").json())
+
+    wait_until(lambda: cut()["lsn"] == format_lsn(Lsn(300)), 10, "the held table's place")
+    assert cut("?except_waiting=true")["lsn"] == waiting
+    assert cut("?table=public.users")["lsn"] == waiting
+    assert {item["kind"] for item in cut("?except_waiting=true")["except"]} == {"waiting", "dead letters"}
+
+
+def test_a_waiting_table_is_named_in_readiness_metrics_and_the_picture(client: httpx.Client, waiting: str) -> None:
+    wait_until(lambda: "waits" in client.get("/readyz").text, 10, "a look")
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["reasons"] == [
+        {
+            "part": "sink lake",
+            "message": "table public.orders waits: column id has another type.",
+            "remedy": "Change it back.",
+        }
+    ]
+    assert {item["kind"] for item in answer.json()["except"]} == {"waiting", "dead letters"}
+    metrics = client.get("/metrics").text
+    assert 'millrace_table_waiting{sink="lake",table="public.orders"} 1' in metrics
+    flow = client.get("/v1/flow").json()
+    assert flow["sinks"][0]["waiting"]["public.orders"]["remedy"] == "Change it back."
+
+
+def test_a_waiting_table_does_not_make_the_others_look_late(
+    client: httpx.Client, waiting: str, settings: Settings
+) -> None:
+    moved = {
+        name: {"lsn": 450, "at": datetime(2020, 1, 1, tzinfo=UTC).isoformat()}
+        for name in ("public.orders", "public.users")
+    }
+    status.publish(
+        settings.state, "capture", {"state": "streaming", "watermark": 500, "source_lsn": 500, "tables": moved}
+    )
+
+    def lags() -> dict[str, float]:
+        tables = client.get("/v1/flow").json()["tables"]
+        return {name: one["lag_seconds"]["lake"] for name, one in tables.items()}
+
+    wait_until(lambda: lags()["public.orders"] > 1000, 10, "the lag of the waiting table")
+    assert lags()["public.users"] == 0
+
+
+def test_an_unknown_table_is_named(client: httpx.Client) -> None:
+    answer = client.get("/v1/wait?lsn=0/1&table=public.nobody")
+    assert answer.status_code == 404
+    assert "public.nobody" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("query", ["", "lsn=nonsense", "lsn=0/1&timeout=soon"])

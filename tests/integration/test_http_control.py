@@ -43,7 +43,18 @@ def test_a_sink_or_a_table_is_paused_and_resumed(client: httpx.Client, settings:
     assert client.post("/v1/pause", json={"target": target}).status_code == 200
     paused = pauses.read(settings.state)
     assert paused.sinks | paused.tables == {target}
-    assert client.post("/v1/resume", json={"target": target}).json() == {"paused": {"sinks": [], "tables": []}}
+    assert client.post("/v1/resume", json={"target": target}).json() == {
+        "paused": {"sinks": [], "tables": [], "skipped": {}}
+    }
+
+
+def test_a_table_is_skipped_in_one_sink_and_resumed_there(client: httpx.Client, settings: Settings) -> None:
+    order = {"target": "public.orders", "sink": "lake"}
+    assert client.post("/v1/skip", json=order).json()["paused"]["skipped"] == {"lake": ["public.orders"]}
+    assert pauses.read(settings.state).skipped == {"lake": {"public.orders"}}
+    assert client.post("/v1/resume", json=order).json()["paused"]["skipped"] == {}
+    for wrong in ({"target": "public.orders"}, {"target": "public.orders", "sink": "nobody"}, {"sink": "lake"}):
+        assert client.post("/v1/skip", json=wrong).status_code == 400
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"not json", b'{"target":1}', b'{"target":"nobody"}'])

@@ -105,6 +105,38 @@ def test_a_dead_letter_is_tried_again_from_the_keyboard(tab: Page, settings: Set
     assert [letter.version for letter in box.list(retry=True)] == [7]
 
 
+def test_a_table_that_waits_is_named_with_its_reason_and_can_be_skipped_and_resumed(
+    tab: Page, settings: Settings
+) -> None:
+    why = {
+        "message": "column id has another type",
+        "remedy": "Change it back.",
+        "since": "2026-01-01T10:20:30+00:00",
+        "tries": 3,
+    }
+    delta: dict[str, object] = {"state": "running", "tables_waiting": {_TABLE: why}}
+
+    def publish() -> None:
+        status.publish(settings.state, "capture", {"state": "streaming"})
+        sinks = {"delta": delta, "redis": {"state": "running"}}
+        status.publish(settings.state, "apply", {"state": "running", "sinks": sinks})
+
+    publish()
+    shown(tab, settings).shows("waits since 10:20:30, tried 3 time(s)")
+    for part in ("Not ready", "Change it back.", f"{_TABLE} waits alone", "waits in delta"):
+        tab.shows(part)
+    tab.run("document.querySelector('[data-id^=\"skip \"]').focus()")
+    tab.press("Enter", "\r")
+    wait_until(lambda: pauses.read(settings.state).skipped == {"delta": {_TABLE}}, 20, "skipped")
+    delta |= {"tables_waiting": {}, "tables_skipped": [_TABLE]}
+    publish()
+    tab.shows("resuming fills it again")
+    tab.shows("Everything works")
+    tab.run("document.querySelector('#waiting-tables button').focus()")
+    tab.press("Enter", "\r")
+    wait_until(lambda: pauses.read(settings.state) == pauses.Paused(), 20, "resumed")
+
+
 def test_a_sink_is_paused_and_the_keyboard_stays_where_it_was(tab: Page, settings: Settings) -> None:
     say(settings, "running")
     shown(tab, settings).shows("Everything works")

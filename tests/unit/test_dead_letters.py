@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from cdc.cli import dlq
 from cdc.errors import ConfigError
+from cdc.service.letter_counts import LetterCounts
 from sinks.dead_letters import DeadLetters, Letter
 from tests.histories import WHEN
 
@@ -124,3 +125,14 @@ def test_a_key_may_be_named_as_people_write_it(letters: DeadLetters, config: str
 def test_an_unknown_sink_is_named(config: str) -> None:
     with pytest.raises(ConfigError, match="no sink 'redis'"):
         run("list", "--config", config, "--sink", "redis")
+
+
+def test_the_counts_of_a_pipeline_follow_its_files_at_once(tmp_path: Path) -> None:
+    counts = LetterCounts(tmp_path, ("redis", "lake"))
+    assert counts.read() == {"redis": {}, "lake": {}}
+    box = DeadLetters(tmp_path / "dead-letters" / "redis")
+    for count in range(1, 20):
+        box.park([replace(LETTER, key=f'{{"id":{count}}}')])
+        assert counts.read()["redis"] == {LETTER.table: count}
+    box.drop()
+    assert counts.read() == {"redis": {}, "lake": {}}

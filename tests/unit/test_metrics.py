@@ -14,6 +14,7 @@ from cdc.service.metrics import MOST_TABLES, OTHERS, document, exposition
 from cdc.service.metrics_families import FAMILIES
 from cdc.service.observer import Seen
 from cdc.service.outlook import Outlook
+from cdc.service.places import Place
 from sinks.measures import Histogram
 
 _DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -29,6 +30,8 @@ def full(tables: int = 2) -> Seen:
         "state": "running",
         "changes": dict.fromkeys(names, 5),
         "dead_letters": 1,
+        "tables_waiting": {names[0]: {"message": "no key", "remedy": "give it one"}},
+        "tables_skipped": [names[1]],
         "restarts": 2,
         "visible": asdict(visible),
         "batch_times": asdict(visible),
@@ -40,6 +43,7 @@ def full(tables: int = 2) -> Seen:
         "bytes_total": 10,
         "queued_bytes": 1,
         "reconnects": 1,
+        "tables_waiting": {names[0]: {"message": "renamed", "remedy": "rename it back"}},
         "slot_retained_bytes": 100,
         "snapshot": {"rows": 1, "tables_done": 1},
     }
@@ -51,7 +55,7 @@ def full(tables: int = 2) -> Seen:
         apply={"sinks": {"redis": sink}},
         daemon=parts,
         head=Lsn(800),
-        reached={"redis": Lsn(500)},
+        places={"redis": Place(Lsn(500))},
         sink_lags={"redis": Lag(300, 2.5)},
         table_lags=lags,
         slot_room=5,

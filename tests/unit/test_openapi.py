@@ -21,5 +21,5 @@ def test_every_route_is_described_and_every_description_has_a_route() -> None:
 
 def test_what_changes_something_is_a_post_and_says_that_it_may_be_refused() -> None:
     posts = [item for item in openapi.OPERATIONS if item.method == "POST"]
-    assert {item.path for item in posts} == {"/v1/dead-letters/retry", "/v1/pause", "/v1/resume"}
+    assert {item.path for item in posts} == {"/v1/dead-letters/retry", "/v1/pause", "/v1/resume", "/v1/skip"}
     assert all(403 in item.refusals for item in posts)

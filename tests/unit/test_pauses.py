@@ -30,6 +30,39 @@ def test_sinks_and_tables_are_paused_and_resumed_one_by_one(settings: Settings) 
     assert pauses.resume(settings, "public.orders") == pauses.read(settings.state) == Paused()
 
 
+def test_a_table_is_skipped_by_one_sink_and_resumed_there_or_everywhere(settings: Settings) -> None:
+    pauses.skip(settings, "public.orders", "redis")
+    assert pauses.read(settings.state) == Paused(skipped={"redis": frozenset({"public.orders"})})
+    assert pauses.resume(settings, "public.orders", "redis") == Paused()
+    pauses.pause(settings, "public.orders")
+    pauses.skip(settings, "public.orders", "redis")
+    assert pauses.resume(settings, "public.orders", "redis") == Paused(tables=frozenset({"public.orders"}))
+    pauses.skip(settings, "public.orders", "redis")
+    assert pauses.resume(settings, "public.orders") == Paused()
+
+
+def test_every_request_to_resume_is_counted_so_that_what_waits_is_tried_again(settings: Settings) -> None:
+    for count in (1, 2):
+        pauses.resume(settings, "public.orders", "redis")
+        assert pauses.read(settings.state).resumed == count
+    assert pauses.pause(settings, "redis").resumed == 2
+
+
+@pytest.mark.parametrize(("table", "sink"), [("public.orders", "lake"), ("public.nobody", "redis"), ("redis", "redis")])
+def test_what_a_sink_does_not_have_cannot_be_skipped(settings: Settings, table: str, sink: str) -> None:
+    with pytest.raises(ConfigError):
+        pauses.skip(settings, table, sink)
+    assert pauses.read(settings.state) == Paused()
+
+
+def test_a_table_that_a_sink_is_not_given_cannot_be_skipped_there(settings_of: Make) -> None:
+    sinks = [{"kind": "redis", "tables": ["public.orders"]}]
+    with pytest.raises(ConfigError, match="is not given"):
+        pauses.skip(
+            settings_of(source={"tables": ["public.orders", "public.users"]}, sinks=sinks), "public.users", "redis"
+        )
+
+
 def test_a_table_may_be_quoted_in_any_way(settings: Settings) -> None:
     assert pauses.pause(settings, '"odd"."a.b"').tables == {'odd."a.b"'}
 

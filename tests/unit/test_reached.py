@@ -1,5 +1,6 @@
 """How far a sink is: what is asked before somebody reads a store, and must never be more than the store holds."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -7,9 +8,12 @@ import pytest
 
 import cdc.log
 from cdc.config import Settings
-from cdc.model import LOG_SCHEMA, Entry, Lsn
+from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId
 from cdc.ports import LogWriter
 from cdc.service import status
+from cdc.service.capture_status import CaptureStatus
+from cdc.service.excepted import Asked
+from cdc.service.places import consumer_name
 from cdc.service.reached import Positions
 from tests.contract.logs import rows
 
@@ -68,3 +72,44 @@ def test_where_nobody_takes_a_snapshot_the_position_alone_counts(settings: Setti
     writer.append(Entry(rows(400, 1), EARLIER))
     cdc.log.open_reader(settings).commit("cache", EARLIER)
     assert Positions(settings).reached() == {"cache": EARLIER}
+
+
+def test_the_first_word_of_a_capture_that_has_its_snapshot_to_read_lets_no_position_count(
+    settings: Settings, writer: LogWriter
+) -> None:
+    pieces(writer)
+    reader = cdc.log.open_reader(settings)
+    last = list(reader.read(reader.start()))[-1]
+    reader.commit("cache", last.end, last.offset)
+    with CaptureStatus(settings.state, ""):
+        assert Positions(settings).reached() == {"cache": 0}
+        assert Positions(settings).behind(EARLIER) == ["cache"]
+
+
+def test_the_word_of_a_reader_that_is_gone_does_not_count(settings: Settings, writer: LogWriter) -> None:
+    writer.append(Entry(rows(400, 1), EARLIER))
+    cdc.log.open_reader(settings).commit("cache", EARLIER)
+    child = os.fork()
+    if not child:
+        status.publish(settings.state, "capture", {"watermark": 2000})
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert Positions(settings).behind(EARLIER) == []
+    assert Positions(settings).behind(Lsn(2000)) == ["cache"]
+    status.publish(settings.state, "capture", {"watermark": 2000})
+    assert Positions(settings).behind(Lsn(2000)) == []
+
+
+def test_a_table_that_is_held_back_counts_unless_it_has_left_the_pipeline(
+    settings: Settings, writer: LogWriter
+) -> None:
+    writer.append(Entry(rows(400, 1), EARLIER))
+    reader = cdc.log.open_reader(settings)
+    for name, place in (("public.users", Lsn(100)), ("public.left", Lsn(50))):
+        reader.commit(consumer_name("cache", TableId.parse(name)), place)
+    reader.commit("cache", EARLIER)
+    assert Positions(settings).reached() == {"cache": 100}
+    standing = Positions(settings).standing()
+    assert standing.behind(EARLIER, Asked(("cache",))) == ["cache"]
+    assert standing.behind(EARLIER, Asked(("cache",), except_waiting=True)) == []
+    assert [item.table for item in standing.excepted(Asked(("cache",)))] == ["public.users"]

@@ -62,7 +62,7 @@ function arrow(rate, held) {
 }
 
 function sinkKind(sink) {
-  if (sink.state === "running") return sink.lag_seconds > 30 ? "slow" : "good";
+  if (sink.state === "running") return sink.lag_seconds > 30 || Object.keys(sink.waiting).length ? "slow" : "good";
   return sink.state === "paused" || sink.state === "starting" ? "slow" : "bad";
 }
 
@@ -84,6 +84,9 @@ function storeBox(sink) {
     [number(sink.changes), `changes applied, last batch ${duration(sink.batch_ms / 1000)}`]];
   if (sink.dead_letters) lines.push([number(sink.dead_letters), "set aside", "bad"]);
   if (sink.held.length) lines.push([sink.held.join(", "), "held back", "slow"]);
+  const waiting = Object.keys(sink.waiting);
+  if (waiting.length) lines.push([waiting.join(", "), waiting.length > 1 ? "wait alone" : "waits alone", "bad"]);
+  if (sink.skipped.length) lines.push([sink.skipped.join(", "), "skipped", "slow"]);
   return stage(sink.name, sink.state, sinkKind(sink), [pauseButton(sink.name, sink.state === "paused")], ...lines);
 }
 
@@ -131,7 +134,42 @@ function say(text, kind) {
   verdict.className = kind;
 }
 
-// -- snapshots, tables, dead letters
+// -- tables that wait, snapshots, tables, dead letters
+
+function drawWaiting(flow) {
+  const rows = Object.entries(flow.waiting).map(([table, why]) => waitingRow("capture", table, "not followed", why, []));
+  for (const sink of flow.sinks) {
+    for (const [table, why] of Object.entries(sink.waiting)) {
+      const since = `waits since ${String(why.since || "").slice(11, 19)}, tried ${number(why.tries)} time(s)`;
+      rows.push(waitingRow(sink.name, table, since, why, [tableButton("resume", "try again", table, sink.name), tableButton("skip", "skip", table, sink.name)]));
+    }
+    for (const table of sink.skipped) {
+      rows.push(waitingRow(sink.name, table, "skipped", { message: "Its changes are not kept; resuming fills it again." }, [tableButton("resume", "resume", table, sink.name)]));
+    }
+  }
+  $("waiting").hidden = !rows.length;
+  const table = $("waiting-tables");
+  table.tHead.replaceChildren(headRow([["where", ""], ["table", ""], ["state", ""], ["why", ""], ["", ""]]));
+  refill(table.tBodies[0], ...rows);
+}
+
+function waitingRow(where, table, state, why, buttons) {
+  return make("tr", {}, make("td", {}, where), make("th", { scope: "row" }, table), make("td", { class: state === "skipped" ? "slow" : "bad" }, state),
+    make("td", { class: "long" }, why.message || ""), make("td", { class: "buttons" }, ...buttons));
+}
+
+function tableButton(verb, label, target, sink) {
+  const button = make("button", { type: "button", "data-id": `${verb} ${target} ${sink}`, "aria-label": `${label} ${target} in ${sink}` }, label);
+  button.addEventListener("click", async () => {
+    if (button.getAttribute("aria-disabled")) return;
+    button.setAttribute("aria-disabled", "true"); // a disabled one would lose the keyboard
+    const { status, body } = await post(`v1/${verb}`, { target, sink });
+    const done = verb === "skip" ? `${sink} goes on without ${target}.` : `${target} is tried again in ${sink}.`;
+    $("waiting-answer").textContent = status === 200 ? done : body.error;
+    await refresh();
+  });
+  return button;
+}
 
 function drawProgress(flow) {
   const lines = [];
@@ -158,6 +196,7 @@ function drawTables(flow) {
   const sinks = flow.sinks.map((sink) => sink.name);
   const heads = [["table", ""], ["captured", "number"], ...sinks.map((name) => [name, "number"]), ["behind", "number"], ["", ""]];
   const held = new Set(flow.sinks.flatMap((sink) => sink.held));
+  const waits = (table) => flow.sinks.filter((sink) => table in sink.waiting).map((sink) => sink.name).join(", ");
   const rows = Object.entries(flow.tables).map(([table, one]) => {
     const ops = Object.entries(one.captured).map(([op, count]) => `${number(count)} ${OPS[op] || op}`).join(", ");
     const total = Object.values(one.captured).reduce((sum, count) => sum + count, 0);
@@ -165,7 +204,8 @@ function drawTables(flow) {
     return make("tr", {}, make("th", { scope: "row" }, table),
       make("td", { class: "number", title: ops }, number(total)),
       ...sinks.map((name) => make("td", { class: "number" }, number(one.applied[name]))),
-      make("td", { class: `number ${behind > 30 ? "slow" : ""}` }, held.has(table) ? "held" : behind > 0.5 ? duration(behind) : "–"),
+      make("td", { class: `number ${behind > 30 || waits(table) ? "slow" : ""}` },
+        held.has(table) ? "held" : waits(table) ? `waits in ${waits(table)}` : behind > 0.5 ? duration(behind) : "–"),
       make("td", {}, pauseButton(table, held.has(table))));
   });
   const table = $("tables");
@@ -254,6 +294,7 @@ async function refresh() {
     $("main").hidden = false;
     drawReasons(ready.body.reasons, flow.body.sinks);
     drawFlow(flow.body);
+    drawWaiting(flow.body);
     drawProgress(flow.body);
     drawTables(flow.body);
     drawPlots(history.body);
