@@ -36,13 +36,16 @@ def _whole_row(fact: TableFacts, table: TableSettings) -> list[str]:
     return [name for name in fact.columns if name in kept and table.mask.get(name) != "drop"]
 
 
+def marked(log: LogWriter) -> Keys:
+    """The keys that the log's rows were written with, as its mark says."""
+    found: Keys = json.loads(log.progress().marks.get(MARK, "{}"))
+    return found
+
+
 def noted(log: LogWriter) -> Keys:
-    """The keys that the log's rows were written with. A log that is older than the mark knows them by its schemas."""
+    """The same also for tables that a log from before the mark knows only by their schemas. Reads the registry."""
     recorded = {str(schema.table): sorted(column.name for column in schema.key) for schema in log.schemas.newest()}
-    return {
-        **{table: key for table, key in recorded.items() if key},
-        **json.loads(log.progress().marks.get(MARK, "{}")),
-    }
+    return {**{table: key for table, key in recorded.items() if key}, **marked(log)}
 
 
 def replaced(now: Keys, before: Keys) -> list[TableId]:

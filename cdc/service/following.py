@@ -151,7 +151,7 @@ class Following:
     def look(self, connection: Connection) -> None:
         """Have tables whose key was replaced begin again."""
         now = key_marks.current(connection, self.settings.source.tables)
-        if key_marks.replaced(now, key_marks.noted(self.log)):
+        if key_marks.replaced(now, key_marks.marked(self.log)):
             self._again.set()
 
     def absent(self, connection: Connection, tables: Sequence[TableId]) -> bool:

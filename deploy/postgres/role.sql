@@ -4,6 +4,7 @@
 create role millrace login replication password :'password';
 grant select on :tables to millrace;
 -- By list: FOR ALL TABLES would trust whoever creates the next table.
+-- Tables that inherit from one of these would be published with it: create it with ONLY before such a name then.
 create publication millrace for table :tables with (publish_via_partition_root = true);
 -- A table under row security is refused unless the role may bypass it; decide this with open eyes:
 --   alter role millrace bypassrls;
