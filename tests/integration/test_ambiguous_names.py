@@ -8,6 +8,7 @@ import pytest
 import cdc.log
 from cdc.config import TableSettings
 from cdc.model import Column, PgType, TableId, TableSchema
+from cdc.ports import Sink
 from sinks import redis, redis_settings
 from sinks.applier import Applier
 from sinks.context import SinkContext
@@ -48,12 +49,12 @@ def test_two_tables_never_share_a_name_in_redis_and_ordinary_names_stay_as_they_
 
 
 @pytest.fixture
-def cache(rig: Rig, redis_url: str) -> "redis.RedisSink":
+def cache(rig: Rig, redis_url: str) -> Sink:
     settings = redis_settings.RedisSettings(name="redis", url=redis_url)
     return redis.open_sink(settings, SinkContext(rig.state))
 
 
-def test_tables_and_rows_that_look_alike_end_equal_in_a_store(rig: Rig, cache: "redis.RedisSink") -> None:
+def test_tables_and_rows_that_look_alike_end_equal_in_a_store(rig: Rig, cache: Sink) -> None:
     rig.database.execute(
         'create schema "a.b"',
         "create schema a",
@@ -84,7 +85,7 @@ def test_tables_and_rows_that_look_alike_end_equal_in_a_store(rig: Rig, cache: "
     assert found == {'"a.b".c': 2, 'a."b.c"': 1, "public.nulls": 3, "public.single": 3}
 
 
-def verified(rig: Rig, sink: "redis.RedisSink", table: TableSettings) -> int:
+def verified(rig: Rig, sink: Sink, table: TableSettings) -> int:
     found = verify_table(rig.settings.source, table, sink)
     assert found.equal, found
     return found.rows

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ ITEMS = "create table items (tenant int, id int, label text, big text, primary k
 FILL = "insert into items select g % 3, g, 'first', repeat('x', 3000) from generate_series(1, 300) g"
 
 
+def _itself(sink: Sink) -> Sink:
+    return sink
+
+
 class Stores:
     """Sinks fed from the log, entry by entry."""
 
@@ -37,7 +42,7 @@ class Stores:
         self._offset = self._reader.start()
         self._sinks = sinks
         self._appliers = [
-            Applier(sink.name, open_sink=lambda sink=sink: sink, log=self._reader,
+            Applier(sink.name, open_sink=partial(_itself, sink), log=self._reader,
                     letters=DeadLetters(rig.state / f"letters-{sink.name}"), stop=threading.Event(),
                     reselect=SourceRows(rig.settings.source))
             for sink in sinks

@@ -226,7 +226,7 @@ def start(rig: Rig, state: Path) -> None:
     settings = rig.settings.model_copy(update={"state": state})
     stopped = threading.Event()
     stopped.set()
-    with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(state) as status:
+    with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(state, "") as status:
         capture.Capture(settings, log, status, stopped).run()
 
 
@@ -291,7 +291,7 @@ def test_generated_columns_are_refused_where_the_server_would_refuse_the_applica
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.key])
-def test_snapshot_stream_and_backfill_have_one_key(rig: Rig, name: str) -> None:
+def test_snapshot_and_stream_have_one_key(rig: Rig, name: str) -> None:
     shape = SHAPES[name]
     rows = ROWS.replace("select g,", "select array[g, null, -g],") if "array" in name else ROWS
     more = [column for column in ("code", "tenant") if any(f"{column} int" in made for made in shape.statements)]
