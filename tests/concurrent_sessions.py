@@ -35,6 +35,7 @@ _REFUSED = (
     psycopg.errors.IntegrityError,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.CardinalityViolation,
+    psycopg.errors.ObjectInUse,  # a truncate behind a deferred check in the same transaction
 )
 """What the source itself refuses, and an application has to live with."""
 
