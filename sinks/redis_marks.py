@@ -80,5 +80,5 @@ class StoreMark:
     def _evicted(self) -> bool:
         """Whether the key may be gone because Redis, full, removes whatever it likes."""
         policy = str(self.client.info("memory").get("maxmemory_policy", ""))
-        stats = self.client.info("stats")
-        return policy.startswith("allkeys") and int(stats.get("evicted_keys", 0)) > 0 and bool(self.client.dbsize())
+        evicted = int(self.client.info("stats").get("evicted_keys", 0))
+        return policy.startswith("allkeys") and evicted > 0 and bool(self.client.info("keyspace"))

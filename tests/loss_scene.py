@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.config import Settings
-from cdc.model import ZERO_LSN, TableId, TableSchema
+from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Sink
-from cdc.service import losses, status
-from cdc.service.holds import Holds
+from cdc.service import status
+from cdc.service.holds import Holds, Wishes
 from cdc.service.losses import Losses
 from cdc.service.reached import Positions
+from cdc.service.skipped_tables import SkippedTables
+from cdc.service.store_files import StoreFiles
 from sinks.applier import Applier, TableLost
 from sinks.dead_letters import DeadLetters
 from sinks.fold_arrow import ranked
@@ -26,6 +28,16 @@ from tests.histories import Row, change, images, log_table, table
 ITEMS, OTHERS = table(), table("others")
 BACKFILLED = 5
 """The version of rows that are read again: below every change."""
+
+
+class NoRefill:
+    """No table of the scene is skipped."""
+
+    def beats(self, version: Lsn) -> bool:
+        raise AssertionError(version)
+
+    def ask(self, table: TableId) -> str:
+        raise AssertionError(table)
 
 
 class LossScene:
@@ -55,7 +67,8 @@ class LossScene:
             stop=threading.Event(),
             watch=self.losses,
         )
-        self.holds = Holds(sink.name, self.log.reader, self.applier)
+        skipped = SkippedTables(self.settings.state, sink.name)
+        self.holds = Holds(self.log.reader, self.applier, skipped, NoRefill(), Wishes())
         self.holds.restore()
         self.applier.greet()
 
@@ -91,7 +104,7 @@ class LossScene:
         self.applier.look()
         self.losses.tend(self.applier)
         with contextlib.suppress(TableLost):
-            self.holds.follow(self.losses.lost)
+            self.holds.follow(self.losses.held(Wishes()))
 
     def _ask(self, asked: TableId) -> str:
         self.asked.append(asked)
@@ -103,7 +116,7 @@ class LossScene:
         for asked in self.asked:
             rows = [change("r", key, BACKFILLED, after, table=str(asked)) for key, after in self.rows[asked].items()]
             self._apply([{**row, "commit_lsn": self.log.writer.progress().end + 1} for row in rows])
-            loss = losses.lost_tables(self.settings.state, self.name)[str(asked)]
+            loss = self.files.losses()[asked]
             job = {"id": loss.backfill, "table": str(asked), "state": "done", "whole": True, "rows": len(rows)}
             known: Any = status.read(self.settings.state, "capture").get("backfills", [])
             status.publish(self.settings.state, "capture", {"backfills": [*known, job]})
@@ -124,6 +137,10 @@ class LossScene:
     @property
     def name(self) -> str:
         return self.settings.sinks[0].name
+
+    @property
+    def files(self) -> StoreFiles:
+        return StoreFiles(self.settings.state, self.name)
 
     def said(self) -> dict[str, str]:
         """Table to what is said of its loss."""

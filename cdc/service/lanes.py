@@ -188,7 +188,6 @@ class Lane:
             if self.stop.wait(_ATTEND):
                 return
 
-
     def _attended(self) -> None:
         attend(self.applier)
         if self.runner.started:

@@ -145,7 +145,9 @@ class Losses:
             offset, head = self._log.head()
             self._hold(table, LogPlace(ZERO_LSN, self._log.start()), anew=True)
             said = "lost its rows; what the topics keep of them is applied again"
-            return self._change(table, loss, replace(loss, state="rewinding", message=said, until=LogPlace(head, offset)))
+            return self._change(
+                table, loss, replace(loss, state="rewinding", message=said, until=LogPlace(head, offset))
+            )
         identity = self._ask(table)
         said = f"lost its rows; backfill {identity} reads them again"
         waiting = replace(loss, state="refilling", backfill=identity, until=None, message=said)

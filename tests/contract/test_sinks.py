@@ -14,9 +14,9 @@ from cdc.errors import Rejected
 from cdc.model import Column, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import registry
+from sinks.fingerprints import Difference, Fingerprinted, Mark
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
-from sinks.fingerprints import Difference, Fingerprinted, Mark
 from sinks.held import Shows
 from tests.contract.sinks import BENCHES, Bench
 from tests.histories import (

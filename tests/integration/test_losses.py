@@ -97,7 +97,7 @@ def test_on_request_a_lost_table_is_filled_again_and_counts(make: Make) -> None:
     scene.delete(1)
     del memory._STORES["memory"]["public.items"]
     scene.attend()
-    losses.request(scene.settings.state, "memory", ["public.items"])
+    scene.files.ask_refill([ITEMS.table])
     scene.attend()
     assert "backfill" in scene.said()["public.items"] and not scene.counts()
     scene.both("newer")
@@ -143,11 +143,11 @@ def test_a_cancelled_refill_is_said_and_nothing_counts(make: Make) -> None:
     del memory._STORES["memory"]["public.items"]
     scene.attend()
     scene.attend()
-    identity = losses.lost_tables(scene.settings.state, "memory")["public.items"].backfill
+    identity = scene.files.losses()[ITEMS.table].backfill
     status.publish(scene.settings.state, "capture", {"backfills": [{"id": identity, "state": "cancelled"}]})
     scene.attend()
     assert "was cancelled" in scene.said()["public.items"] and not scene.counts()
-    losses.request(scene.settings.state, "memory", ["public.items"])
+    scene.files.ask_refill([ITEMS.table])
     scene.refilled()
     assert scene.equal()
 
@@ -276,7 +276,7 @@ def test_an_empty_redis_in_the_place_of_the_one_that_was_written_waits_for_a_per
     scene.attend()
     assert "empty server" in scene.said()["public.items"] and not scene.counts()
     assert redis.Redis.from_url(redis_url).keys("*") == []
-    losses.request(scene.settings.state, "redis", ["public.items", "public.others"])
+    scene.files.ask_refill([ITEMS.table, OTHERS.table])
     scene.refilled()
     assert scene.equal() and scene.counts()
 
