@@ -52,7 +52,7 @@ class LossScene:
         for schema in (ITEMS, OTHERS):
             log.record(schema)
         self._version = 100
-        self._requests = self.log.writer.progress().end
+        self._requests = int(self.log.writer.progress().end)
         self.start()
 
     def start(self) -> None:
@@ -146,9 +146,10 @@ class LossScene:
         """Table to what is said of its loss."""
         return {name: facts["message"] for name, facts in self.losses.facts().items()}
 
-    def counts(self) -> bool:
-        """Whether the sink's position counts."""
-        return Positions(self.settings, self.log.reader).reached()[self.name] > ZERO_LSN
+    def counts(self, *schemas: TableSchema) -> bool:
+        """Whether the sink's position counts, for all tables or for these."""
+        place = Positions(self.settings, self.log.reader).places()[self.name]
+        return place.of([str(schema.table) for schema in schemas]) > ZERO_LSN
 
     def labels(self, schema: TableSchema = ITEMS) -> list[str]:
         """As the store has them."""

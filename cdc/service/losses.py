@@ -26,6 +26,7 @@ from sinks.fingerprints import Difference, Fingerprinted, Positioned
 
 LOOK_SECONDS = 5.0
 """A look is a request or two: every five seconds they are not measurable beside the batches."""
+_ENDED = {"failed": "failed", "cancelled": "was cancelled"}
 _log = logging.getLogger(__name__)
 Ask = Callable[[TableId], str]
 """Asks capture to read a table again as a whole; returns the backfill's id."""
@@ -167,15 +168,16 @@ class Losses:
         """Whether the backfill has ended, and how."""
         facts = status.read(self._settings.state, "capture")
         exact, jobs = facts.get("history_exact_from"), facts.get("backfills")
-        job = next((job for job in jobs if job["id"] == loss.backfill), {}) if isinstance(jobs, list) else {}
+        states = {job["id"]: job["state"] for job in jobs} if isinstance(jobs, list) else {}
+        state = states.get(loss.backfill)
         snapshot = isinstance(exact, str) and exact and parse_lsn(exact) > int(loss.backfill, 16)
-        if snapshot or job.get("state") == "done":
+        if snapshot or state == "done":
             offset, head = self._log.head()
             return self._change(table, loss, replace(loss, until=LogPlace(head, offset)))
-        if job.get("state") in ("failed", "cancelled"):
-            message = f"lost its rows, and backfill {loss.backfill}, which reads them again, was {job['state']}"
+        if state in ("failed", "cancelled"):
+            message = f"lost its rows, and backfill {loss.backfill}, which reads them again, {_ENDED[state]}"
             resumed = f"millrace backfill --resume {loss.backfill}"
-            remedy = f"Go on with: {resumed if job['state'] == 'failed' else self._command()}"
+            remedy = f"Go on with: {resumed if state == 'failed' else self._command()}"
             return self._change(table, loss, replace(loss, message=message, remedy=remedy))
         return loss
 
@@ -184,9 +186,10 @@ class Losses:
     def _lose(self, table: TableId, difference: Difference) -> bool:
         """Note what is lost and hold it; whether that is news."""
         before, loss = self._losses.get(table), self._judged(table, difference)
-        if before is not None and before.waits:
-            if before.state == "lost":
-                self._change(table, before, replace(loss, place=before.place, final=before.final or loss.final))
+        if before is not None and before.state == "renewing":
+            return False
+        if before is not None and before.waits and loss.waits:
+            self._change(table, before, replace(loss, place=before.place, final=before.final or loss.final))
             return False
         self._change(table, before, loss)
         self._hold(table, loss.place, anew=True)

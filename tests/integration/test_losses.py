@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from deltalake import DeltaTable
 from cdc.config import Settings
 from cdc.ports import Sink
 from cdc.service import losses, status
+from cdc.service.excepted import Asked, Standing
+from cdc.service.health import reasons
+from cdc.service.holds import Wishes
+from cdc.service.reached import Positions
 from sinks import memory, registry
 from sinks.context import SinkContext
 from tests.fix_log import FilledLog
@@ -57,9 +62,34 @@ def test_a_lost_table_is_held_by_name_while_the_other_goes_on_and_no_position_co
     assert scene.said() == {"public.items": "is not what was written"}
     assert "millrace refill memory" in scene.losses.facts()["public.items"]["remedy"]
     assert (scene.labels(), scene.labels(OTHERS)) == ([], ["two"])
-    assert not scene.counts()
+    assert scene.counts(OTHERS) and not scene.counts()
     scene.attend()
     assert scene.asked == [], "nobody asked for a refill"
+
+
+def test_health_names_the_lost_tables_in_one_sentence_with_the_remedy(make: Make) -> None:
+    scene = make(kind="memory")
+    scene.both("one")
+    memory._STORES["memory"].clear()
+    scene.attend()
+    now = datetime.now(UTC)
+    sink = {"state": "running", "losses": scene.losses.facts()}
+    apply = {"state": "running", "at": now.isoformat(), "sinks": {"memory": sink}}
+    (reason,) = reasons({"state": "streaming", "at": now.isoformat()}, apply, ("memory",), now)
+    assert reason.message == "public.items, public.others: is not what was written"
+    assert "millrace refill memory" in reason.remedy
+    lacking = Standing({}, apply, Positions(scene.settings, scene.log.reader).places()).excepted(Asked(("memory",)))
+    assert [(item.kind, item.table) for item in lacking] == [("lost", "public.items"), ("lost", "public.others")]
+
+
+def test_what_is_lost_of_a_table_that_was_skipped_is_nobodys_concern(make: Make) -> None:
+    scene = make(kind="memory")
+    scene.both("one")
+    del memory._STORES["memory"]["public.items"]
+    scene.attend()
+    scene.losses.follow(Wishes(skipped=frozenset({ITEMS.table})))
+    scene.attend()
+    assert scene.said() == {}
 
 
 def test_a_table_that_is_as_it_was_goes_on_with_what_it_missed(make: Make) -> None:
@@ -212,7 +242,12 @@ def test_a_closed_index_waits_alone_and_goes_on_when_it_is_opened(search: LossSc
     search.attend()
     assert search.asked == [], "its rows are all there"
     act("POST", "/{}-000001/_open?wait_for_active_shards=1")
-    wait_until(lambda: search.attend() or not search.said(), 30)
+
+    def opened() -> bool:
+        search.attend()
+        return not search.said()
+
+    wait_until(opened, 30)
     assert search.equal() and search.counts()
 
 
