@@ -136,6 +136,9 @@ class SinkSettings(Part):
     max_batch_changes: int = Field(50_000, ge=1)
     """About how many changes one batch takes; bounds memory."""
     retry: RetrySettings = Field(default_factory=RetrySettings)
+    on_loss: Literal["stop", "refill"] = "stop"
+    """When the store lost what it held of a table (an index deleted, a cache flushed, a table restored to an older
+    version): hold the table until somebody says `millrace refill`, or make it anew and read its rows again at once."""
     query: Literal["shared", "own"] = "shared"
     """Sinks that keep pace share one query, and one that falls behind gets its own until it has caught up; `own`
     (or a trigger_seconds) gives it its own always."""

@@ -32,6 +32,7 @@ from cdc.errors import (
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Sink
 from sinks.dead_letters import DeadLetters, Letter
+from sinks.fingerprints import Fingerprinted, Watch
 from sinks.fold import FOLDED
 from sinks.folded import Folded
 from sinks.images import STORED_ROW_MISSING
@@ -76,6 +77,10 @@ class Stopped(Exception):
     """The process is ending; what was not finished is done again at the next start."""
 
 
+class TableLost(Exception):
+    """The store no longer holds what was written of this table: its changes wait in the log."""
+
+
 @dataclass(slots=True)
 class SinkStatus:
     """What a sink last did: written by its query, read by whoever shows it."""
@@ -113,6 +118,7 @@ class Applier:
         retry: RetrySettings | None = None,
         tables: Collection[TableId] = (),
         note: Note = lambda _reached, _held: None,
+        watch: Watch | None = None,
     ) -> None:
         self.name = name
         self.status = SinkStatus(dead_letters=letters.count())
@@ -128,6 +134,7 @@ class Applier:
         self.refuse: Refuse | None = None
         """Without it, a table that the store cannot take stops all of them."""
         self._note = note
+        self._watch = watch
         self._sink: Sink | None = None
         self._door = threading.Lock()
         self._prepared: dict[TableId, int] = {}
@@ -146,6 +153,7 @@ class Applier:
             failpoint.reached("sink.after_apply")
             if folded.reached:
                 self._note(folded.reached, self.held)  # before the position: what crashes in between is applied again
+                self._retried(lambda: self._passed(folded.reached))
                 self._log.commit(self.name, folded.reached, folded.offset)
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest
@@ -155,7 +163,10 @@ class Applier:
             self._well()
 
     def catch_up(self, folded: Folded) -> None:
-        """Apply changes that were passed over, in the order of the log; no position moves. Raises TableRefused."""
+        """Apply changes that were passed over, in the order of the log; no position moves.
+
+        Raises TableRefused, or TableLost where the store lost the table meanwhile.
+        """
         with self.turn:
             for batch in folded.batches:
                 self._table(batch)
@@ -175,6 +186,8 @@ class Applier:
                     self._table(Batch(schema, pa.Table.from_pylist(rows, schema=FOLDED)))
                 except TableRefused as error:
                     self._refused(schema.table, error)
+                except TableLost:
+                    _log.debug("sink %s: letters of %s wait until it is filled again", self.name, table)
             self._well()
         return len(self._letters.list(retry=True))
 
@@ -199,10 +212,46 @@ class Applier:
                 self._retried(lambda: self._prepare(self._connect(), schema))
                 self._prepared[table] = -1  # its next batch may have an older schema, and prepares it again
 
+    def look(self) -> None:
+        """Compare what the store shows of itself, if it is time for that and no batch is being applied."""
+        if self._watch is None or self._sink is None or not self.turn.acquire(blocking=False):
+            return
+        try:
+            self._retried(lambda: self._look(self._connect()))
+            if self.status.state == "waiting":
+                self._well()
+        finally:
+            self.turn.release()
+
+    def renew(self, schema: TableSchema) -> None:
+        """Make a lost table's place in the store new and empty. Raises SinkError where that cannot be."""
+        with self.turn:
+            sink = self._connect()
+            if isinstance(sink, Fingerprinted) and self._watch is not None:
+                sink.renew(schema)
+                self._prepare(sink, schema)
+                self._prepared[schema.table] = -1
+                self._watch.renewed(sink, schema)
+
+    def _look(self, sink: Sink) -> frozenset[TableId]:
+        """The tables that are held from now on, since the store no longer shows what was written of them."""
+        if self._watch is None:
+            return frozenset()
+        with self._door:
+            fresh = self._watch.look(sink)
+            self.held |= fresh
+        return fresh
+
+    def _passed(self, reached: Lsn) -> None:
+        if self._watch is not None:
+            self._watch.passed(self._connect(), reached)
+
     def _connect(self) -> Sink:
         with self._door:
             if self._sink is None:
                 self._sink = self._open_sink()
+                if self._watch is not None:
+                    self._watch.connected()
                 self._prepared.clear()
                 self.facts = self._sink.facts() if isinstance(self._sink, Described) else {}
             return self._sink
@@ -210,6 +259,7 @@ class Applier:
     def _meet(self) -> None:
         """Open the store and make room for tables that have no row yet, so that their readers find them empty."""
         sink = self._connect()
+        self._look(sink)
         for schema in self._log.schemas.newest():
             if schema.table in self._prepared or schema.table in self.held:
                 continue
@@ -249,7 +299,8 @@ class Applier:
         """Returns why the store cannot take the table, if it cannot; part of it may be in the store then."""
         try:
             for batch in batches:
-                self._live(batch)
+                if batch.schema.table not in self.held:  # a look at the store may have found it lost meanwhile
+                    self._live(batch)
                 failpoint.reached("sink.mid_batch")
         except TableRefused as error:
             return error
@@ -281,6 +332,8 @@ class Applier:
     def _live(self, batch: Batch) -> None:
         try:
             self._table(batch)
+        except TableLost:
+            _log.debug("sink %s: %s waits in the log", self.name, batch.schema.table)
         except GaveUp as error:
             self.status.state, self.status.error = "stopped", str(error)
             raise
@@ -302,6 +355,8 @@ class Applier:
     def _attempt(self, batch: Batch) -> Sequence[RejectedItem]:
         sink = self._connect()
         table = batch.schema.table
+        if table in self._look(sink) or (self._watch is not None and table in self._watch.lost):
+            raise TableLost
         if self._prepared.get(table, -1) < batch.schema.id:
             self._prepare(sink, batch.schema)
             self._prepared[table] = batch.schema.id
@@ -313,14 +368,16 @@ class Applier:
             raise _of_table(table, error) from error
         return ()
 
-    @staticmethod
-    def _prepare(sink: Sink, schema: TableSchema) -> None:
+    def _prepare(self, sink: Sink, schema: TableSchema) -> None:
         if not schema.key and (schema.oid or schema.identity != "d"):  # a foreign log does not say which columns are it
             raise TableRefused(str(schema.table), _keyless(schema))
         try:
             sink.prepare(schema)
         except SinkError as error:
             raise _of_table(schema.table, error) from error
+        if self._watch is not None:
+            with self._door:
+                self._watch.prepared(sink, schema)
 
     def _reselected(self, batch: Batch, refused: Sequence[RejectedItem]) -> Sequence[RejectedItem]:
         """Read rows from the source whose stored columns were missing; returns what is refused even so.

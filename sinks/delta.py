@@ -3,6 +3,8 @@
 Promise beyond `Sink`: `apply` may be called by several threads at once for different tables.
 """
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +17,7 @@ from pydantic import Field, model_validator
 from cdc.config import SecretField, SinkSettings, TableField
 from cdc.errors import Rejected, SinkError
 from cdc.failpoint import reached
-from cdc.model import TableId, TableSchema
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
 from sinks.delta_care import Caretaker
@@ -24,7 +26,6 @@ from sinks.delta_changes import Changes, changes, expected, in_source_order
 from sinks.delta_deletes import DeleteCondition
 from sinks.delta_held import held
 from sinks.delta_history import write_history
-from sinks.delta_known import KnownTables
 from sinks.delta_layout import (
     DELETED,
     Dropped,
@@ -40,9 +41,11 @@ from sinks.delta_layout import (
 )
 from sinks.delta_maintenance import Care, Cared, maintain
 from sinks.delta_mark import clear_staging
+from sinks.delta_marks import mark_of
 from sinks.delta_spark import merge_by_spark
 from sinks.delta_store import DeltaStore, arrow_schema
 from sinks.delta_write import MergeBySpark, Ways, write
+from sinks.fingerprints import Difference, Mark
 from sinks.held import Held
 
 
@@ -98,6 +101,8 @@ class DeltaSettings(SinkSettings):
 
 
 SETTINGS = DeltaSettings
+_THOROUGH_SECONDS = 60.0
+"""How often a table's files are counted, and those of an object store are asked for."""
 _NO_IMAGES = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
 
 
@@ -115,7 +120,7 @@ class DeltaSink:
         self._stores: dict[TableId, DeltaStore] = {}
         self._layouts: dict[TableId, tuple[TableSchema, Layout]] = {}
         self._caretaker = Caretaker(settings.maintain_minutes * 60, self.maintain)
-        self._known = KnownTables(context.state / "delta" / settings.name)
+        self._thorough_at = 0.0
 
     @property
     def name(self) -> str:
@@ -125,12 +130,11 @@ class DeltaSink:
     def prepare(self, schema: TableSchema) -> None:
         """Create the table, or bring its columns to the schema as the settings say."""
         self._check_keys(schema)
-        store, wishes, name = self.store(schema.table), self._wishes(schema.table), folder(schema.table)
+        store, wishes = self.store(schema.table), self._wishes(schema.table)
         if not store.exists():
-            self._known.expect_new(schema.table, name)
             self._make_root()
             store.create(new_layout(schema, wishes))
-        self._known.remember(schema.table, name, store.current())
+        store.refuse_unfit(appends_only=self._settings.append_only)
         evolution = self._evolution(schema, store)
         store.evolve(evolution)
         if wishes.dropped == "remove":
@@ -168,6 +172,28 @@ class DeltaSink:
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         """What `stored` would give. A value that does not fit its column is null: its row was refused, and differs."""
         return expected(schema, self._layout(schema), images)
+
+    def sign(self, schema: TableSchema) -> Mark:
+        """See sinks.fingerprints.Fingerprinted."""
+        store = self._new_store(schema.table)
+        return mark_of(store.current(), store.folder)
+
+    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+        """See sinks.fingerprints.Fingerprinted. On handles of its own; those of an object store once a minute."""
+        thorough = time.monotonic() >= self._thorough_at
+        if thorough:
+            self._thorough_at = time.monotonic() + _THOROUGH_SECONDS
+        stores = {table: self._new_store(table) for table in known}
+        chosen = {table: store for table, store in stores.items() if thorough or store.folder is not None}
+        return {table: store.compared(known[table], thorough=thorough) for table, store in chosen.items()}
+
+    def renew(self, schema: TableSchema) -> None:
+        """See sinks.fingerprints.Fingerprinted. A table of ours is emptied by a commit; its history stays."""
+        self._stores.pop(schema.table, None)
+        self._layouts.pop(schema.table, None)
+        store = self._new_store(schema.table)
+        if store.exists():
+            store.empty()
 
     def maintain(self, schema: TableSchema) -> Cared:
         """One round of care for a table, on a handle of its own: may run beside `apply`, in any thread or process."""

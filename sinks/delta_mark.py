@@ -78,6 +78,8 @@ class Marker:
         """Write the batch in one commit, or in none if nothing changes; None if the table's log cannot be read here."""
         if not self._live.follow(table.version()) or not self._known(stored) or not _understood(self._live.protocol):
             return None
+        if not _plain(self._live.metadata):
+            return None
         if _PROPERTY not in self._live.metadata.get("configuration", {}):
             self._allow(table)
             if not self._known(stored):
@@ -187,6 +189,12 @@ class Marker:
         self._gone |= {path: (_identity(add), marked[path]) for path, add in named.items() if add is not None}
         if version % _EVERY_CHECKPOINT == 0:
             table.create_checkpoint()
+
+
+def _plain(metadata: Action) -> bool:
+    """Whether rows of the table may be replaced by files that name no partition."""
+    appends_only = metadata.get("configuration", {}).get("delta.appendOnly") == "true"
+    return not metadata.get("partitionColumns") and not appends_only
 
 
 def _understood(protocol: Action) -> bool:

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
-from sinks.delta_layout import Evolution, Layout
+from sinks.delta_layout import VERSION, Evolution, Layout
 from sinks.delta_mark import Marker
-from sinks.delta_merge import fence
+from sinks.delta_marks import GONE, compared, lacking, missing_files
+from sinks.delta_merge import TRUNCATED, WRITER, fence
 from sinks.delta_sync import sync
 from sinks.delta_table import RememberingTable
 from sinks.delta_write import scanned
+from sinks.fingerprints import Difference, Mark
 
 if TYPE_CHECKING:
     from sinks.delta_layout import AnyField
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SCHEMA = "millrace.schema"
+_APPEND_ONLY = "delta.appendOnly"
 
 ATTEMPTS = 6
 """A conflicting OPTIMIZE or writer is met again at most this often before the query is told to wait: each round
@@ -108,6 +111,50 @@ class DeltaStore:
         rows = pa.RecordBatchReader.from_batches(new, (_cast(batch, new) for batch in batches))
         write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence(table))
 
+    def refuse_unfit(self, *, appends_only: bool) -> None:
+        """Raise SinkError for a table of somebody else's making in which rows cannot be replaced, or not in our way."""
+        metadata = self.current().metadata()
+        if metadata.partition_columns:
+            raise self._unfit(f"is partitioned by {', '.join(metadata.partition_columns)}")
+        if metadata.configuration.get(_APPEND_ONLY) == "true" and not appends_only:
+            raise self._unfit(f"takes no changes of its rows ({_APPEND_ONLY})")
+
+    def _unfit(self, why: str) -> SinkError:
+        return SinkError(
+            f"table {self.table}: the Delta table at {self.uri} {why}.",
+            "Move it away, and Millrace makes its own; or choose another `path`.",
+        )
+
+    def compared(self, known: Mark, *, thorough: bool) -> Mark | Difference:
+        """What the table shows now, or why it is not what was written; `thorough` looks for its files, too."""
+        folder = self.folder
+        try:
+            if not self.exists():
+                return GONE
+            found = self.guarded(lambda: compared(known, folder, self.current))
+            if not thorough or folder is None or isinstance(found, Difference):
+                return found
+            missing = self.guarded(lambda: missing_files(self.current(), folder))
+        except SinkError as error:
+            if error.transient:
+                raise
+            return Difference(f"it cannot be read: {error.message}", error.remedy)
+        return lacking(missing) if missing else found
+
+    def empty(self) -> None:
+        """Remove every row and forget every truncate, in one commit. Raises SinkError for a table that is not ours."""
+        if VERSION not in self.schema().names:
+            raise SinkError(
+                f"table {self.table}: the Delta table at {self.uri} was not written by Millrace.", "Move it away."
+            )
+        self.refuse_unfit(appends_only=False)
+        self.commit(self._emptied)
+
+    def _emptied(self, table: DeltaTable) -> None:
+        lsn = table.transaction_version(WRITER) or 0
+        own = CommitProperties(app_transactions=[Transaction(WRITER, lsn), Transaction(TRUNCATED, 0)])
+        write_deltalake(table, arrow_schema(table).empty_table(), mode="overwrite", commit_properties=own)
+
     def noted_schema(self) -> int:
         """The newest schema that the table was brought to, where that is noted."""
         return int(self.current().metadata().configuration.get(_SCHEMA, 0))
@@ -168,11 +215,18 @@ class DeltaStore:
             return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {place}.")
         if isinstance(error, TableNotFoundError) or place != self.folder:
             return Lost(f"table {self.table}: there is no Delta table at its path any more.", self._remedy())
+        if self.folder is not None and self._lacks_files(self.folder):
+            return Lost(f"table {self.table}: files of the Delta table are gone.", self._remedy())
         if isinstance(error, OSError):
             return Lost(f"table {self.table}: the store cannot be reached ({type(error).__name__}).", self._remedy())
         return SinkError(
             f"table {self.table}: Delta refused ({type(error).__name__}).", "The cause is in the log of this process."
         )
+
+    def _lacks_files(self, folder: Path) -> bool:
+        with suppress(DeltaError, OSError):
+            return bool(missing_files(DeltaTable(folder), folder))
+        return False
 
     def _nearest_folder(self) -> Path | None:
         folder = self.folder

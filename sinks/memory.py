@@ -4,6 +4,7 @@ The store lives as long as the process and is shared by every sink of the same n
 a restart of ours looks like.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,9 +13,10 @@ import pyarrow.compute as pc
 
 from cdc.config import SinkSettings
 from cdc.errors import Rejected, RejectedItem
-from cdc.model import TableSchema
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
+from sinks.fingerprints import Difference, Mark, new_id
 from sinks.raw_json import splice
 
 MISSING = "stored row missing"
@@ -43,6 +45,7 @@ class Stored:
 
     rows: dict[str, Row] = field(default_factory=dict)
     truncated: int = 0
+    id: str = field(default_factory=new_id)
 
 
 Store = dict[str, Stored]
@@ -106,6 +109,19 @@ class MemorySink:
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         return images.select(["key", "after"]).take(pc.sort_indices(images, sort_keys=[("key", "ascending")]))
+
+    def sign(self, schema: TableSchema) -> Mark:
+        return {"id": self._store[str(schema.table)].id}
+
+    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+        return {table: self._seen(table, mark) for table, mark in known.items()}
+
+    def _seen(self, table: TableId, mark: Mark) -> Mark | Difference:
+        stored = self._store.get(str(table))
+        return mark if stored and stored.id == mark["id"] else Difference("is not what was written")
+
+    def renew(self, schema: TableSchema) -> None:
+        self._store.pop(str(schema.table), None)
 
     def close(self) -> None:
         """Nothing to let go of."""

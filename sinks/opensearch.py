@@ -11,11 +11,12 @@ from datetime import UTC, datetime, timedelta
 import orjson
 import pyarrow as pa
 
-from cdc.errors import Busy, Rejected, RejectedItem, SinkError
-from cdc.model import TableId, TableSchema
+from cdc.errors import Lost, Rejected, RejectedItem, SinkError
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import images as rows_as
 from sinks.context import SinkContext
+from sinks.fingerprints import Difference, Mark
 from sinks.held import Held
 from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
 from sinks.opensearch_bulk import Bulk, IndexGone, Item, item
@@ -23,6 +24,7 @@ from sinks.opensearch_client import Client, RequestRefused, path_of
 from sinks.opensearch_documents import Documents
 from sinks.opensearch_index import Index, Indexes
 from sinks.opensearch_mapping import document_id, index_name, raw_document_id
+from sinks.opensearch_marks import compared, shown
 from sinks.opensearch_routing import Route, route_of
 from sinks.opensearch_scattered import Scattered
 from sinks.opensearch_settings import OpenSearchSettings
@@ -71,11 +73,8 @@ class OpenSearchSink:
         except (IndexGone, RequestRefused) as error:
             if isinstance(error, RequestRefused) and error.status != 404:
                 raise
-            self.prepare(batch.schema)
-            raise Busy(
-                f"sink {self.name!r}: the index of {batch.schema.table} had vanished and was made again, empty.",
-                "Fill it with: millrace backfill",
-                retry_after=0.1,
+            raise Lost(
+                f"sink {self.name!r}: the index of {batch.schema.table} is gone.", "It is looked for again."
             ) from None
         self._purge_daily(batch.schema)
         if refused:
@@ -199,6 +198,25 @@ class OpenSearchSink:
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         return rows_as.expected(schema, images)
+
+    def sign(self, schema: TableSchema) -> Mark:
+        """See sinks.fingerprints.Fingerprinted."""
+        index = self._indexes.signed(self._open[schema.table])
+        self._open[schema.table] = index
+        found = shown(self._client, [index.alias])[index.alias]
+        if [one.id for one in found] != [index.id]:
+            raise Lost(f"sink {self.name!r}: the index {index.name} is gone.", "It is looked for again.")
+        return found[0].mark()
+
+    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+        """See sinks.fingerprints.Fingerprinted."""
+        aliases = {table: index_name(self._settings.prefix, table) for table in known}
+        found = shown(self._client, sorted(aliases.values()))
+        return {table: compared(found[aliases[table]], mark) for table, mark in known.items()}
+
+    def renew(self, schema: TableSchema) -> None:
+        """See sinks.fingerprints.Fingerprinted. The index of before stays, without the alias."""
+        self._indexes.renew(schema)
 
     def facts(self) -> Mapping[str, str]:
         """What an operator should know."""

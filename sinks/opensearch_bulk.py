@@ -137,6 +137,8 @@ class Bulk:
                 raise self.client.blocked(alias)
             if kind == "index_not_found_exception":
                 raise IndexGone
+            if kind == "index_closed_exception":
+                raise self.client.closed(alias)
             if status == 429 or status >= 500:
                 again.append(one)
             else:

@@ -88,6 +88,8 @@ class Client:
         status, kind = int(error.status_code), error_type(error.info)
         if kind == "cluster_block_exception":
             return self.blocked(path)
+        if kind == "index_closed_exception":
+            return self.closed(path)
         if status in _OVERLOADED:
             return Busy(f"{name} is overloaded ({status} {kind}).", "It is tried again.")
         if status in (401, 403):
@@ -102,9 +104,14 @@ class Client:
         """The error for an index that takes no writes."""
         return Blocked(
             f"sink {self._sink!r}: OpenSearch blocks writes to {place}.",
-            "Its disk is probably full: free space, then remove index.blocks.read_only_allow_delete.",
+            "Where its disk is full, free space; then remove index.blocks.read_only_allow_delete, or the block that "
+            "was set by hand (index.blocks.read_only, index.blocks.write).",
             retry_after=5.0,
         )
+
+    def closed(self, alias: str) -> Blocked:
+        """The error for an index that was closed."""
+        return Blocked(f"sink {self._sink!r}: the index behind {alias} is closed.", "Open it.", retry_after=1.0)
 
 
 def _unreachable(name: str, error: ConnectionError) -> MillraceError:

@@ -1,10 +1,12 @@
 """A table's index behind its alias: created, widened, rebuilt where a field must change its type.
 
 Readers use the alias `<prefix><schema>.<table>`, which hides tombstones; the index behind it is numbered, so that it
-can be replaced in one step. The mapping's `_meta` keeps the version of the newest truncate, the schema's id and the
-column of the routing. A template beside it gives the same mapping to an index that somebody else makes.
+can be replaced in one step. The mapping's `_meta` keeps the version of the newest truncate, the schema's id, the
+column of the routing and an id of the index. A template beside it gives the same mapping to an index that somebody
+else makes.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +15,7 @@ import orjson
 
 from cdc.errors import SinkError
 from cdc.model import TableSchema
+from sinks.fingerprints import new_id
 from sinks.opensearch_client import Client, RequestRefused, path_of
 from sinks.opensearch_mapping import index_name, mapping, unfit
 from sinks.opensearch_settings import OpenSearchSettings
@@ -30,6 +33,10 @@ class Index:
     truncated: int = 0
     schema_id: int = 0
     routing: str = ""
+    id: str = ""
+    """Ours alone; empty in an index that an older version made."""
+    replaces: str = ""
+    """The id of the index that it took the place of in a rebuild."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class Indexes:
         name = self.behind(alias)
         if name is None:
             self._describe(schema, alias)
-            return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id, routing))
+            return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id, routing, new_id()))
         found = self._found(alias, name)
         self._refuse_other_routing(found, routing)
         if found.schema_id > schema.id:
@@ -107,6 +114,32 @@ class Indexes:
         self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(noted)})
         return noted
 
+    def signed(self, index: Index) -> Index:
+        """With an id, which an index that an older version made does not have."""
+        if index.id:
+            return index
+        signed = replace(index, id=new_id())
+        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(signed)})
+        return signed
+
+    def renew(self, schema: TableSchema) -> None:
+        """A new index, empty, takes the alias over; those that had it, or once had it, stay as they are."""
+        alias = index_name(self.settings.prefix, schema.table)
+        self._describe(schema, alias)
+        wanted = {"expand_wildcards": "all", "filter_path": "*.aliases"}
+        before = self.client.json("GET", path_of(f"{alias}-*"), **wanted) | self._of_alias(alias)
+        numbers = [int(name[-6:]) for name in before if re.fullmatch(re.escape(alias) + r"-\d{6}", name)]
+        routing = self.settings.routing.get(str(schema.table), "")
+        name = f"{alias}-{max(numbers, default=0) + 1:06d}"
+        self._create(schema, Index(alias, name, 0, schema.id, routing, new_id()), aliased=False)
+        holders = [index for index, facts in before.items() if alias in facts.get("aliases", {})]
+        actions: list[dict[str, Any]] = [{"remove": {"index": index, "alias": alias}} for index in holders]
+        actions.append({"add": {"index": name, "alias": alias, "filter": self._shown()}})
+        self.client.json("POST", "/_aliases", {"actions": actions})
+
+    def _of_alias(self, alias: str) -> dict[str, Any]:
+        return self.client.json("GET", path_of(alias), ignore_unavailable="true", filter_path="*.aliases")
+
     def hidden(self) -> dict[str, Any]:
         """The query for tombstones."""
         return {"term": {f"{self.settings.metadata}.deleted": True}}
@@ -138,11 +171,13 @@ class Indexes:
         answer = self.client.json("GET", path_of(name, "_mapping"))
         meta = answer[name]["mappings"].get("_meta", {})
         truncated, schema_id = int(meta.get("truncated", 0)), int(meta.get("schema_id", 0))
-        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")))
+        own, replaces = str(meta.get("id", "")), str(meta.get("replaces", ""))
+        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")), own, replaces)
 
     def _rebuild(self, schema: TableSchema, old: Index) -> Index:
         """Copy into a new index with the new fields, versions kept, then turn the alias over in one step."""
-        new = replace(old, name=f"{old.alias}-{int(old.name.rpartition('-')[2]) + 1:06d}")
+        name = f"{old.alias}-{int(old.name.rpartition('-')[2]) + 1:06d}"
+        new = replace(old, name=name, id=new_id(), replaces=old.id)
         self._drop_leftover(new.name)
         self._create(schema, new, aliased=False)
         self._copy(old.name, new.name)
@@ -182,4 +217,5 @@ class Indexes:
 
 def _meta(index: Index) -> dict[str, Any]:
     routing = {"routing": index.routing} if index.routing else {}
-    return {"truncated": index.truncated, "schema_id": index.schema_id, **routing}
+    own = {name: value for name, value in (("id", index.id), ("replaces", index.replaces)) if value}
+    return {"truncated": index.truncated, "schema_id": index.schema_id, **routing, **own}

@@ -19,14 +19,16 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from cdc.errors import Busy, Rejected, RejectedItem, SinkError
-from cdc.model import TableId, TableSchema
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
+from sinks.fingerprints import Difference, Mark
 from sinks.held import Held as HeldKey
 from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
 from sinks.redis_faults import faults
 from sinks.redis_forms import FORMS, Held
-from sinks.redis_keys import Names
+from sinks.redis_keys import Names, escaped
+from sinks.redis_marks import StoreMark
 from sinks.redis_script import Script, Write
 from sinks.redis_settings import RedisSettings
 
@@ -84,6 +86,7 @@ class RedisSink:
         self._script = _script(settings, client)
         self._names: dict[TableId, Names] = {}
         self._truncated: dict[TableId, int] = {}
+        self._mark = StoreMark(client, settings.prefix, settings.name, settings.mode != "invalidate")
         with faults(settings.name):
             client.ping()
 
@@ -255,6 +258,37 @@ class RedisSink:
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         shown = map(self._form.shown, columns(images, "after")[0])
         return ordered((key_of(schema, row), arranged(schema, row)) for row in shown)
+
+    def sign(self, schema: TableSchema) -> Mark:
+        """See sinks.fingerprints.Fingerprinted."""
+        with faults(self.name):
+            return self._mark.sign()
+
+    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+        """See sinks.fingerprints.Fingerprinted."""
+        with faults(self.name):
+            return self._mark.look(known, reached)
+
+    def passed(self, reached: Lsn) -> None:
+        """See sinks.fingerprints.Positioned."""
+        with faults(self.name):
+            self._mark.passed(reached)
+
+    def renew(self, schema: TableSchema) -> None:
+        """See sinks.fingerprints.Fingerprinted. Versions go with their rows: those that follow may have older ones."""
+        names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
+        with faults(self.name):
+            for chunk in self._scan(names, self._settings.chunk):
+                self._delete([key for row in chunk for key in (row, names.version(row))])
+            sets = self._client.scan_iter(match=f"{escaped(names.lookups)}:*", count=_SCAN)
+            self._delete([*sets, names.truncated])
+        self._truncated.pop(schema.table, None)
+
+    def _delete(self, keys: Sequence[str | bytes]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.delete(key)
+        pipeline.execute()
 
     def close(self) -> None:
         self._client.close()

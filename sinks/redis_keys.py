@@ -42,6 +42,11 @@ def encoded(part: str, special: re.Pattern[str] = _SPECIAL) -> str:
     return special.sub(lambda match: f"%{ord(match[0]):02X}", part)
 
 
+def escaped(text: str) -> str:
+    """A text that a pattern for SCAN takes as it is."""
+    return _GLOB.sub(_BACKSLASH, text)
+
+
 def tag_of(template: str) -> str:
     """What a cluster hashes of a row's name, with `{key}`, `{schema}` and `{table}` open; empty: the whole name.
 
@@ -152,8 +157,8 @@ class Names:
 
     def patterns(self) -> Sequence[str]:
         """Patterns for SCAN that find every row and every version of the table."""
-        row = f"{_GLOB.sub(_BACKSLASH, self.before)}*{_GLOB.sub(_BACKSLASH, self.after)}"
-        return row, f"{_GLOB.sub(_BACKSLASH, self.mark)}{row}{self.mark_end}"
+        row = f"{escaped(self.before)}*{escaped(self.after)}"
+        return row, f"{escaped(self.mark)}{row}{self.mark_end}"
 
     def row_found(self, name: str) -> str | None:
         """The row that a name found by SCAN belongs to; None for a key of another purpose."""

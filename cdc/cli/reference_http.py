@@ -87,7 +87,7 @@ mode `incremental` is still reading are not.
 | `waiting` | a table that a store cannot take, that is paused or that catches up; with an empty `sink` one that capture does not follow | yes, unless `except_waiting=true`, or `table=` names others |
 | `skipped` | a table that the sink was told to go on without | no |
 | `refilling` | a table that was skipped, until its backfill has ended | no |
-| `lost` | what the store held and has lost | see its message |
+| `lost` | a table that its store held and has lost, until it is filled again | yes, unless `except_waiting=true`, or `table=` names others |
 | `gap` | rows that a sink never saw, because it is younger than the log's oldest entry | no |
 | `dead letters` | `count` changes of the table that the store refused; they are counted after the position was read, so none is missed | no |
 | `first snapshot` | the first snapshot is not whole: no position counts yet | yes |

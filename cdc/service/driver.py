@@ -16,6 +16,7 @@ from sinks import registry
 from sinks.applier import Applier, Stopped
 from sinks.context import SinkContext
 from sinks.dead_letters import DeadLetters
+from sinks.fingerprints import Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +51,9 @@ def applier_of(
     stop: threading.Event,
     *,
     rows: SourceRows | None = None,
+    watch: Watch | None = None,
 ) -> Applier:
-    """A pipeline's applier for one of its sinks; `rows` reads them from the source again."""
+    """A pipeline's applier for one of its sinks; `rows` reads them from the source again, `watch` knows its losses."""
     return Applier(
         sink.name,
         open_sink=partial(registry.open_sink, sink, context),
@@ -62,6 +64,7 @@ def applier_of(
         retry=sink.retry,
         tables=sink.tables,
         note=Batches(settings.state, sink.name, partial(_position, log, sink.name)).note,
+        watch=watch,
     )
 
 

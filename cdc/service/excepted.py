@@ -84,7 +84,7 @@ def _letters(name: str, counts: Mapping[str, int]) -> Iterator[Excepted]:
 def _of_sink(name: str, place: Place, apply: Facts) -> Iterator[Excepted]:
     facts = nested(apply, "sinks", name)
     waiting = nested(facts, "tables_waiting")
-    for table in sorted({*place.held, *waiting}):
+    for table in sorted({*place.held, *waiting} - set(nested(facts, "losses"))):
         said = nested(waiting, table)
         why = str(said.get("message") or "it is held back: paused, or catching up")
         remedy = str(said.get("remedy") or f"If it is paused: millrace resume {table}")

@@ -66,6 +66,7 @@ def _first_rows(capture: Facts) -> Iterator[Reason]:
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
     if gap := nested(facts, "gap"):
         yield Reason(f"sink {name}", str(gap["message"]), str(gap["remedy"]))
+    yield from _losses(name, nested(facts, "losses"))
     if facts.get("state") == "paused":
         yield Reason(f"sink {name}", "is paused", f"Let it go on: millrace resume {name}")
     elif facts.get("state") == "stopped":
@@ -81,6 +82,16 @@ def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
     held = facts.get("held")
     for table in held if isinstance(held, list) else ():
         yield Reason(f"sink {name}", f"holds back {table}, which is paused", f"Let it go on: millrace resume {table}")
+
+
+def _losses(name: str, losses: Mapping[str, object]) -> Iterator[Reason]:
+    """What a store lost, in one sentence for the tables that it happened to alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for table in losses:
+        said = nested(losses, table)
+        alike.setdefault((str(said.get("message")), str(said.get("remedy"))), []).append(table)
+    for (message, remedy), tables in alike.items():
+        yield Reason(f"sink {name}", f"{', '.join(tables)}: {message}", remedy)
 
 
 def nested(facts: Facts, *path: str) -> Mapping[str, object]:

@@ -18,13 +18,14 @@ from cdc.service import status
 from cdc.service.driver import applier_of, stop_aware
 from cdc.service.gaps import GapFile
 from cdc.service.holds import Holds, Wishes
+from cdc.service.losses import Losses
 from cdc.service.pauses import Paused
 from cdc.service.refill import SourceRefill
 from cdc.service.reselect import SourceRows
 from cdc.service.runner import Runner
 from cdc.service.sharing import Sharing
 from cdc.service.skipped_tables import Skipped, SkippedTables
-from sinks.applier import Applier, Stopped
+from sinks.applier import Applier, Stopped, TableLost
 from sinks.context import SinkContext
 from sinks.convoy import Member
 from sinks.query import SinkQuery
@@ -53,10 +54,13 @@ class Lane:
         self._gap = GapFile(settings, sink, log)  # before the query registers it as a reader
         context = SinkContext(settings.state, spark, stop_aware(self.stop))
         self.rows = SourceRows(settings.source)
-        self.applier = applier_of(settings, sink, log, context, self.stop, rows=self.rows)
+        refill = SourceRefill(settings)
+        self.losses = Losses(settings, sink, log, refill.ask)
+        self.losses.follow(wishes)
+        self.applier = applier_of(settings, sink, log, context, self.stop, rows=self.rows, watch=self.losses)
         self.runner = Runner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
         skipped = SkippedTables(settings.state, sink.name)
-        self._holds = Holds(log, self.applier, skipped, SourceRefill(settings), wishes)
+        self._holds = Holds(log, self.applier, skipped, refill, wishes)
         self._holds.restore()
         self._member: Member | None = None
         self._handing: threading.Thread | None = None
@@ -143,6 +147,8 @@ class Lane:
         more: dict[str, object] = {"shared": self.aboard, **self._tables()}
         if gap := self._gap.gap():
             more["gap"] = gap.facts()
+        if losses := self.losses.facts():
+            more["losses"] = losses
         return {**said, "reached": reached, "facts": dict(self.applier.facts), **more}
 
     def _tables(self) -> dict[str, object]:
@@ -151,7 +157,7 @@ class Lane:
         waiting = {str(table): one.facts(self.sink.name, table) for table, one in sorted(holds.waiting.items())}
         skipped = holds.skipped.all().items()
         return {
-            "held": _names(holds.paused_now()),
+            "held": _names(holds.paused_now() & self.wishes.paused),
             "tables_waiting": waiting,
             "tables_skipped": _names(holds.skipped_now()),
             "tables_refilling": {str(table): _refilling(table, one) for table, one in skipped if one.refill},
@@ -167,15 +173,14 @@ class Lane:
 
     def _attend(self) -> None:
         """Beside the batches: meet the store while Spark starts, so that an idle sink shows as running, hold and
-        release tables, and try dead letters again that somebody asked for."""
+        release tables, fill lost ones again, and try dead letters again that somebody asked for."""
         while True:
             try:
-                attend(self.applier)
-                if self.runner.started:
-                    self._holds.follow(self.wishes)
-                self._end_refills()
+                self._attended()
             except Stopped:
                 return
+            except TableLost:
+                _log.debug("sink %s: a table was lost while it caught up", self.sink.name)
             except MillraceError as error:
                 _log.debug("sink %s: %s", self.sink.name, error)
             except Exception:
@@ -183,11 +188,19 @@ class Lane:
             if self.stop.wait(_ATTEND):
                 return
 
+    def _attended(self) -> None:
+        attend(self.applier)
+        if self.runner.started:
+            self.losses.tend(self.applier)
+            self._holds.follow(self.losses.held(self.wishes))
+        self._end_refills()
+
 
 def attend(applier: Applier) -> None:
-    """Open a store that was not met yet, and try letters again."""
+    """Open a store that was not met yet, look whether it holds what it held, and try letters again."""
     if applier.status.state in ("starting", "refused"):
         applier.greet()
+    applier.look()
     applier.retry_letters()
 
 
@@ -231,6 +244,7 @@ class Lanes:
         for name, lane in list(self._lanes.items()):
             lane.rows.follow(settings.source)
             lane.wishes = wishes_of(settings, lane.sink, paused)
+            lane.losses.follow(lane.wishes)
             if wanted.get(name) != lane.sink:
                 self._end(name)
         self._ending = {name: thread for name, thread in self._ending.items() if thread.is_alive()}

@@ -15,6 +15,7 @@ from cdc.service.health import nested
 from cdc.service.letter_counts import LetterCounts
 from cdc.service.part import LOG_SECONDS
 from cdc.service.places import NOWHERE, Place, place_of
+from cdc.service.store_files import StoreFiles
 
 
 def open_log(settings: Settings) -> LogReader:
@@ -41,10 +42,14 @@ class Positions:
 
     def places(self) -> dict[str, Place]:
         """How far each sink is, and its tables that are held back. 0 until it has the whole first snapshot: older rows
-        may be anywhere in it."""
+        may be anywhere in it. A table that its store lost is held back from the beginning on."""
         consumers, exact = self._reader.consumers(), exact_from(status.read(self._state, "capture"))
         found = {name: place_of(name, tables, consumers) for name, tables in self._sinks.items()}
-        return {name: _since(place, exact) for name, place in found.items()}
+        return {name: self._without_losses(name, _since(place, exact)) for name, place in found.items()}
+
+    def _without_losses(self, sink: str, place: Place) -> Place:
+        lost = {str(table) for table in StoreFiles(self._state, sink).losses()}
+        return replace(place, held={**place.held, **dict.fromkeys(lost, ZERO_LSN)}) if lost else place
 
     def reached(self) -> dict[str, Lsn]:
         """The LSN up to which each sink has applied everything, tables that are held back included."""
@@ -105,7 +110,8 @@ def last_said(settings: Settings, trouble: LogLost) -> Known:
     apply = status.read(settings.state, "apply")
     durable = status.read(settings.state, "capture").get("durable")
     said = {sink.name: nested(apply, "sinks", sink.name).get("reached") for sink in settings.sinks}
-    places = {name: Place(parse_lsn(text)) if isinstance(text, str) else NOWHERE for name, text in said.items()}
+    whole = {name: text for name, text in said.items() if not StoreFiles(settings.state, name).any_loss()}
+    places = {name: Place(parse_lsn(text)) if isinstance(text := whole.get(name), str) else NOWHERE for name in said}
     return Known(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, places, trouble)
 
 

@@ -4,6 +4,7 @@ To put a new kind under the suite, write its bench and add one line to BENCHES.
 """
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,9 @@ class Bench(Protocol):
     def lose(self, schema: TableSchema, key: str) -> None:
         """Take a row away behind the sink's back, as an eviction or a rebuilt index would."""
 
+    def drop(self, schema: TableSchema) -> None:
+        """Take the whole table away behind the sink's back."""
+
 
 TABLES = ("items", "ints", "odd_texts", "pairs")
 """The tables of the suite's histories."""
@@ -67,6 +71,9 @@ class MemoryBench:
 
     def lose(self, schema: TableSchema, key: str) -> None:
         del memory._STORES[self._settings.name][str(schema.table)].rows[key]
+
+    def drop(self, schema: TableSchema) -> None:
+        del memory._STORES[self._settings.name][str(schema.table)]
 
 
 class DeltaBench:
@@ -94,6 +101,9 @@ class DeltaBench:
     def lose(self, schema: TableSchema, key: str) -> None:
         self._table(schema).delete(" AND ".join(f"{name} = {value}" for name, value in json.loads(key).items()))
 
+    def drop(self, schema: TableSchema) -> None:
+        shutil.rmtree(self._table(schema).table_uri.removeprefix("file://"))
+
     def _table(self, schema: TableSchema) -> DeltaTable:
         return DeltaTable(f"{self._settings.path}/{schema.table.schema}.{schema.table.name}")
 
@@ -120,6 +130,10 @@ class RedisBench:
 
     def lose(self, schema: TableSchema, key: str) -> None:
         self._client.delete(Names.of(schema, self._settings.prefix, self._settings.key).row(key))
+
+    def drop(self, schema: TableSchema) -> None:
+        for key in self._client.scan_iter(match=f"{self._settings.prefix}*", count=1000):
+            self._client.delete(key)
 
 
 class OpenSearchBench:
@@ -150,6 +164,9 @@ class OpenSearchBench:
         self._ask("POST", f"{self._index(schema)}/_refresh")
         query = {"query": {"ids": {"values": [document_id(key)]}}}
         self._ask("POST", f"{self._index(schema)}/_delete_by_query", query)
+
+    def drop(self, schema: TableSchema) -> None:
+        self._ask("DELETE", self._index(schema))
 
     def _index(self, schema: TableSchema) -> str:
         return f"/{index_name(self._settings.prefix, schema.table)}-000001"

@@ -56,6 +56,9 @@ class PageBench:
         del lines[key]
         sink._write(schema.table, lines)
 
+    def drop(self, schema: TableSchema) -> None:
+        self.open()._path(schema.table).unlink()
+
 
 @pytest.fixture
 def bench(module: ModuleType, tmp_path: Path) -> PageBench:

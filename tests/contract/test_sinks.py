@@ -5,15 +5,16 @@ test's name, so a failure can be run again.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pytest
 
 from cdc.errors import Rejected
-from cdc.model import Column, TableSchema
+from cdc.model import Column, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import registry
+from sinks.fingerprints import Difference, Fingerprinted, Mark
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
 from sinks.held import Shows
@@ -90,6 +91,45 @@ def _held(sink: Sink, schema: TableSchema, keys: Sequence[str]) -> list[tuple[st
     """State and version of single keys; none where a sink cannot be asked for them."""
     found = [sink.held(schema, key) for key in keys] if isinstance(sink, Shows) else []
     return [(one.state, one.version) for one in found]
+
+
+def test_a_store_that_lost_a_table_shows_it_and_takes_older_rows_once_the_table_is_renewed(
+    bench: Bench, sink: Sink
+) -> None:
+    """Rows that are read again have versions below those of changes and truncates that the store once had."""
+    if not isinstance(sink, Fingerprinted):
+        pytest.skip("it cannot tell")
+    mark, items = sink.sign(ITEMS), ITEMS.table
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 11, OTHER)]))
+    sink.apply(batch(ITEMS, [change("t", None, 20), row(1, 30, FULL)]))
+    mark = _as_it_was(sink.look({items: mark}, Lsn(0)), ITEMS)
+    bench.restart()
+    again = bench.open()
+    again.prepare(ITEMS)
+    assert isinstance(again, Fingerprinted)
+    _as_it_was(again.look({items: mark}, Lsn(0)), ITEMS)
+    assert again.sign(ITEMS)["id"] == mark["id"]
+    bench.drop(ITEMS)
+    assert isinstance(again.look({items: mark}, Lsn(0))[items], Difference)
+    again.renew(ITEMS)
+    again.prepare(ITEMS)
+    assert isinstance(again.look({items: mark}, Lsn(0))[items], Difference), "only a new mark counts"
+    renewed = _as_it_was(again.look({items: again.sign(ITEMS)}, Lsn(0)), ITEMS)
+    again.apply(batch(ITEMS, [row(1, 5, OTHER)]))
+    check(again, after(1, OTHER))
+    again.renew(ITEMS)  # also a table that is there: it may be an older copy
+    again.prepare(ITEMS)
+    check(again, {})
+    again.apply(batch(ITEMS, [row(1, 4, FULL)]))
+    check(again, after(1, FULL))
+    _as_it_was(again.look({items: again.sign(ITEMS)}, Lsn(0)), ITEMS)
+    assert renewed != mark
+
+
+def _as_it_was(shown: Mapping[TableId, Mark | Difference], schema: TableSchema) -> Mark:
+    found = shown[schema.table]
+    assert not isinstance(found, Difference), found.message
+    return found
 
 
 def test_an_older_change_never_replaces_a_newer_one(sink: Sink) -> None:

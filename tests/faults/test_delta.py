@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from cdc.errors import Busy, Lost, SinkError
@@ -221,18 +222,35 @@ def test_a_table_that_vanished_is_lost_and_says_what_to_do(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "public.items")
     with pytest.raises(Lost, match=r"public\.items.*millrace backfill public\.items"):
         sink.apply(numbers(range(10), 6))
-    with pytest.raises(SinkError, match=r"is gone.*remove .*public\.items\.id.*millrace backfill public\.items"):
-        opened(tmp_path).prepare(ITEMS)
     assert not (tmp_path / "public.items").exists(), "an empty table would hide that rows are missing"
 
 
-def test_a_table_put_in_the_place_of_ours_is_not_written(tmp_path: Path) -> None:
-    prepared(tmp_path)
-    columns = stored_table(tmp_path).to_pyarrow_table()
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"partition_by": ["label"]}, r"is partitioned by label.*Move it away"),
+        ({"configuration": {"delta.appendOnly": "true"}}, r"takes no changes of its rows \(delta.appendOnly\)"),
+    ],
+)
+def test_a_table_of_somebody_else_in_which_rows_cannot_be_replaced_is_refused_by_name(
+    tmp_path: Path, form: dict[str, Any], message: str
+) -> None:
+    prepared(tmp_path, 10)
+    schema = stored_table(tmp_path).schema()
     shutil.rmtree(tmp_path / "public.items")
-    write_deltalake(tmp_path / "public.items", columns)
-    with pytest.raises(SinkError, match="another Delta table"):
+    DeltaTable.create(tmp_path / "public.items", schema, **form)
+    with pytest.raises(SinkError, match=message) as caught:
         opened(tmp_path).prepare(ITEMS)
+    assert "public.items" in str(caught.value)
+
+
+def test_a_table_set_to_append_only_later_is_never_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark_everywhere(monkeypatch)
+    sink = prepared(tmp_path, 10)
+    stored_table(tmp_path).alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(SinkError):
+        sink.apply(numbers(range(5), 6))
+    assert set(labels(sink).values()) == {f"x {number}" for number in range(10)}
 
 
 def test_a_full_disk_is_busy_and_the_batch_goes_through_once_there_is_room(small_disk: MakeDisk) -> None:

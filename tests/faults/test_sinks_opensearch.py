@@ -50,6 +50,19 @@ def test_a_read_only_index_is_waited_for_and_deletes_wait_too(
     check(sink, state_of(labelled(2, 20, "newer")))
 
 
+def test_a_closed_index_is_waited_for_and_no_row_becomes_a_dead_letter(
+    opened: Open, opensearch_server: LocalServer, index_prefix: str
+) -> None:
+    sink = opened()
+    index = f"/{index_prefix}public.items-000001"
+    opensearch_request(opensearch_server, "POST", f"{index}/_close")
+    with pytest.raises(Busy, match="is closed"):
+        sink.apply(batch(ITEMS, labelled(2, 20)))
+    opensearch_request(opensearch_server, "POST", f"{index}/_open?wait_for_active_shards=1")
+    sink.apply(batch(ITEMS, labelled(2, 20)))
+    check(sink, state_of(labelled(2, 20)))
+
+
 def test_a_tripped_breaker_makes_the_requests_smaller(opened: Open, opensearch_server: LocalServer) -> None:
     sink = opened(bulk_mb=2.0)
     limit = "network.breaker.inflight_requests.limit"
@@ -61,15 +74,16 @@ def test_a_tripped_breaker_makes_the_requests_smaller(opened: Open, opensearch_s
     check(sink, state_of(labelled(300, 10, "x" * 5000)))
 
 
-def test_an_index_that_vanished_is_made_again_with_its_mapping(
+def test_an_index_that_vanished_is_lost_and_made_again_with_its_mapping_by_prepare_alone(
     opened: Open, opensearch_server: LocalServer, index_prefix: str
 ) -> None:
     sink = opened()
     sink.apply(batch(ITEMS, labelled(3, 10)))
     opensearch_request(opensearch_server, "DELETE", f"/{index_prefix}public.items-000001")
-    with pytest.raises(Busy, match="had vanished") as caught:
+    with pytest.raises(Lost, match="is gone"):
         sink.apply(batch(ITEMS, labelled(1, 20)))
-    assert "backfill" in caught.value.remedy
+    assert opensearch_request(opensearch_server, "GET", f"/{index_prefix}public.items-000001") == {}
+    sink.prepare(ITEMS)
     sink.apply(batch(ITEMS, labelled(1, 20)))
     check(sink, state_of(labelled(1, 20)))
     found = opensearch_request(opensearch_server, "GET", f"/{index_prefix}public.items/_mapping")

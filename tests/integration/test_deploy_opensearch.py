@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cdc.model import Column, TableSchema
+from cdc.model import Column, Lsn, TableSchema
 from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
 from sinks.opensearch_settings import OpenSearchSettings
@@ -57,6 +57,9 @@ def exercise(server: LocalServer, prefix: str) -> None:
     sink.apply(batch(ITEMS, [row(1, 10, "a"), row(2, 10, "b"), row(3, 10, "c")]))
     sink.apply(batch(ITEMS, [row(1, 11, "d"), change("d", '{"id":2}', 11)]))
     sink.apply(batch(ITEMS, [change("u", '{"id":1}', 12, '{"id":1,"label":"e"}', ["amount"])]))
+    sink.look({ITEMS.table: sink.sign(ITEMS)}, Lsn(0))
+    sink.renew(ITEMS)
+    sink.prepare(ITEMS)
     sink.stored(ITEMS)
     sink.apply(batch(ITEMS, [change("t", None, 20), row(4, 21, "f")]))
     columns = tuple(Column("amount", INT4) if column.name == "amount" else column for column in ITEMS.columns)

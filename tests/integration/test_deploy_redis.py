@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from cdc.model import Lsn
 from cdc.secret import Secret
 from deploy.local.account import account, give, place
 from sinks.context import SinkContext
@@ -74,6 +75,12 @@ def run_history(sink: Any) -> None:
         sink.apply(batch(ITEMS, rows))
     assert any(row["op"] == "t" for row in history.rows)
     check(sink, history.state())
+    mark = sink.sign(ITEMS)
+    sink.passed(Lsn(5))
+    assert sink.look({ITEMS.table: mark}, Lsn(5)) == {ITEMS.table: mark}
+    sink.renew(ITEMS)
+    sink.prepare(ITEMS)
+    check(sink, {})
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
