@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
+from cdc.capture.captured import Reason
 from cdc.config import TableSettings
 from cdc.model import TableId
 from snapshots.plan import planned
@@ -35,6 +36,7 @@ _STEERED = {
     ("cancel", State.PAUSED): State.CANCELLED,
     ("cancel", State.FAILED): State.CANCELLED,
 }
+_RESUME = "Go on with it: millrace backfill --resume {id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,18 @@ class Job:
         return self.id.startswith("table:")
 
     def steered(self, verb: str) -> Self:
-        """After pause, resume or cancel; unchanged where that means nothing."""
+        """After pause, resume or cancel; unchanged where that means nothing.
+
+        One that stands for a snapshot can be resumed for ever: without it its table is never whole.
+        """
         state = _STEERED.get((verb, self.state), self.state)
+        if self.automatic and (verb, self.state) == ("resume", State.CANCELLED):
+            state = State.RUNNING
         return replace(self, state=state, reason="" if state is State.RUNNING else self.reason)
 
     def mark(self) -> tuple[str, str]:
         """Its mark in the log: name and text. Marks stay, so of one that is over only the outcome is kept."""
-        over = self.state in (State.DONE, State.CANCELLED)
+        over = self.state is State.DONE or (self.state is State.CANCELLED and not self.automatic)
         body = {
             "request": (Request(self.request.table) if over else self.request).facts(),
             "state": self.state.value,
@@ -126,6 +133,24 @@ def missing(tables: Iterable[TableSettings], marks: Mapping[str, str]) -> list[J
         elif table.snapshot != "never" and before is None and (plan is None or not plan.finished):
             jobs.append(Job(own_id(name), Request(name), fresh=plan is None))
     return jobs
+
+
+def unfinished(jobs: Iterable[Job]) -> dict[TableId, Reason]:
+    """The tables that are not whole because the backfill which stands for their snapshot failed, was cancelled, or has
+    yet to bring back what the log dropped."""
+    found = {}
+    for job in jobs:
+        table = job.request.table
+        if job.automatic and job.state is State.CANCELLED:
+            found[table] = Reason(
+                f"The snapshot of {table} was cancelled: rows are missing.", _RESUME.format(id=job.id)
+            )
+        elif job.automatic and job.state is State.FAILED:
+            said = f"The snapshot of {table} failed, and rows are missing: {job.reason}"
+            found[table] = Reason(said, _RESUME.format(id=job.id))
+        elif job.automatic and job.anew and job.open:
+            found[table] = Reason(f"{table} begins again: its rows are being read.", "See: millrace backfill")
+    return found
 
 
 def left(tables: Iterable[TableId]) -> dict[str, str]:

@@ -179,6 +179,10 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
     settings = {table.name: table for table in source.tables}
     for missing in settings.keys() - {fact.table for fact in facts}:
         yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
+    for table, above in catalog.ancestors(connection, settings).items():
+        for root in [name for name in above if name in settings][-1:]:
+            held = identity.partition_of(table, root, source)
+            yield _fail("partitions", str(table), held.message, held.remedy)
     unfit = {fact.oid: (message, remedy) for fact, message, remedy in identity.unfit_tables(facts, source)}
     for fact in facts:
         about = str(fact.table)

@@ -118,10 +118,12 @@ def _send(settings: "Settings", message: str) -> str:
 
 def _steer(settings: "Settings", verb: str, identity: str) -> list[Facts]:
     """Pause, resume or cancel, and see that it is obeyed. Raises ConfigError where there is no such backfill."""
+    from snapshots.control import control_key
+
     chosen = {job["id"] for job in _backfills(settings) if identity in (job["id"], "all" if _open(job) else "")}
     if not chosen and identity != "all":
         raise ConfigError(f"There is no backfill {identity}.", "List them with: millrace backfill")
-    _send(settings, steer(verb, identity))
+    _send(settings, steer(verb, identity, control_key(settings.state)))
     deadline = time.monotonic() + _STEER_SECONDS
     while True:
         meant = [job for job in _backfills(settings) if job["id"] in chosen]
