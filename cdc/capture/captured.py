@@ -71,6 +71,11 @@ class Captured:
             "Give it a primary key or another replica identity; it is then read again by itself.",
         )
 
+    def know(self, schema: TableSchema) -> None:
+        """The stream has shown it with this schema."""
+        self._known[schema.table] = schema
+        self._names[schema.oid] = schema.table
+
     def wait(self, table: TableId) -> None:
         """None of its changes is wanted from here on."""
         self._tables.discard(table)

@@ -100,6 +100,8 @@ class Relations:
 
     def _recorded(self, layout: Layout, scope: int, body: bytes) -> Layout:
         """Recorded at once, but for a streamed transaction's: that may yet be rolled back with all its DDL."""
+        if self._captured is not None:
+            self._captured.know(layout.schema)
         found = standing(self._schemas, layout.schema) if scope else self._schemas.record(layout.schema)
         if found is not None:
             layout = recorded_as(layout, found)

@@ -3,16 +3,30 @@
 import contextlib
 import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 import pytest
 
 from cdc.model import TableId
+from cdc.service.following import waiting_of
 from snapshots import pace
 from snapshots.reader import TableReader
-from snapshots.requests import Request
-from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, marks, own, write_once, writers
+from snapshots.requests import Request, steer
+from tests.backfill_scene import (
+    FILL,
+    ITEM,
+    ITEMS,
+    SAY,
+    Backfilling,
+    assert_right,
+    backfilling,
+    marks,
+    own,
+    write_once,
+    writers,
+)
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 from tests.seeds import seeds
@@ -136,14 +150,39 @@ def test_a_part_of_a_table_is_read_again(snapshotted: Rig, request_: Request, id
     assert sorted(reads(snapshotted)) == ids
 
 
-def test_a_condition_without_our_signature_is_not_run(snapshotted: Rig) -> None:
-    """Whoever may connect may send messages; a condition would run with our privileges."""
-    with backfilling(snapshotted) as scene:
-        forged = scene.ask(Request(ITEM, where="true"), key=b"guessed")
-        scene.wait(scene.ask(Request(ITEM, keys=(("1",),)), key=b"guessed"))
-        assert scene.job(forged)["state"] == "unknown"
+def test_a_request_without_our_signature_is_not_obeyed(incremental: Rig, small_chunks: None) -> None:
+    """Whoever may connect may send messages, of any role: neither a condition, nor a cancelled first snapshot."""
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
+        incremental.ask(SAY, '{"cancel": "all"}')
+        incremental.ask(SAY, steer("cancel", "all", b"guessed"))
+        forged = [scene.ask(Request(ITEM, where=where), key=b"guessed") for where in ("true", "")]
+        scene.wait(own())
         scene.catch_up()
-    assert reads(snapshotted) == [1]
+        assert [scene.job(identity)["state"] for identity in forged] == ["unknown", "unknown"]
+    assert_right(incremental)
+
+
+def test_a_cancelled_first_snapshot_is_said_to_be_unfinished_and_can_be_resumed(
+    incremental: Rig, small_chunks: None
+) -> None:
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
+        scene.tell("cancel", "all")
+        scene.wait(own(), "cancelled")
+        scene.catch_up()
+    with backfilling(incremental) as scene:
+        said = waiting_of(incremental.settings.source, marks_of(scene), scene.backfills.jobs())
+        assert "cancelled" in said[ITEM].message and f"--resume {own()}" in said[ITEM].remedy
+        scene.tell("resume", own())
+        scene.wait(own())
+        scene.catch_up()
+        assert ITEM not in waiting_of(incremental.settings.source, marks_of(scene), scene.backfills.jobs())
+    assert_right(incremental)
+
+
+def marks_of(scene: Backfilling) -> Mapping[str, str]:
+    return scene.following.reader._log.progress().marks
 
 
 @pytest.mark.parametrize(
