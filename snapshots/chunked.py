@@ -127,10 +127,17 @@ class Backfills:
             return list(self._jobs.values())
 
     def facts(self) -> list[dict[str, object]]:
-        """Every open backfill and the last few that have ended, for the status."""
+        """Every open backfill, those that left a table incomplete, and the last few others, for the status."""
         jobs = self.jobs()
-        shown = [*[job for job in jobs if not job.open][-_KEPT:], *[job for job in jobs if job.open]]
-        return [{**_shown(job), **self._pace(job.id).facts(self._clock.monotonic(), job.open)} for job in shown]
+        ended = [job for job in jobs if not job.open]
+        lacking = [job for job in ended[:-_KEPT] if job.automatic and job.state in (State.FAILED, State.CANCELLED)]
+        shown = [*lacking, *ended[-_KEPT:], *[job for job in jobs if job.open]]
+        return [{**_shown(job), **self._facts_of(job)} for job in shown]
+
+    def _facts_of(self, job: Job) -> dict[str, object]:
+        facts = self._pace(job.id).facts(self._clock.monotonic(), job.open)
+        waits = job.open and job.request.table in self._waiting
+        return {**facts, "waiting": "its table, which capture does not follow for now"} if waits else facts
 
     # -- the listener: called by the reading thread
 

@@ -36,7 +36,6 @@ _STEERED = {
     ("cancel", State.PAUSED): State.CANCELLED,
     ("cancel", State.FAILED): State.CANCELLED,
 }
-_RESUME = "Go on with it: millrace backfill --resume {id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +134,16 @@ def missing(tables: Iterable[TableSettings], marks: Mapping[str, str]) -> list[J
     return jobs
 
 
-def unfinished(jobs: Iterable[Job]) -> dict[TableId, Reason]:
-    """The tables that are not whole because the backfill which stands for their snapshot failed, was cancelled, or has
-    yet to bring back what the log dropped."""
+def beginning_again(jobs: Iterable[Job]) -> dict[TableId, Reason]:
+    """The tables whose rows the log drops, and that have yet to get those that the source has now."""
     found = {}
     for job in jobs:
-        table = job.request.table
-        if job.automatic and job.state is State.CANCELLED:
-            found[table] = Reason(
-                f"The snapshot of {table} was cancelled: rows are missing.", _RESUME.format(id=job.id)
+        if job.anew and job.state not in (State.DONE, State.LEFT):
+            message = (
+                f"{job.request.table} begins again, and not all of its rows are read: backfill {job.id} is {job.state}."
             )
-        elif job.automatic and job.state is State.FAILED:
-            said = f"The snapshot of {table} failed, and rows are missing: {job.reason}"
-            found[table] = Reason(said, _RESUME.format(id=job.id))
-        elif job.automatic and job.anew and job.open:
-            found[table] = Reason(f"{table} begins again: its rows are being read.", "See: millrace backfill")
+            steer = "" if job.state is State.RUNNING else f" --resume {job.id}"
+            found[job.request.table] = Reason(message, f"See: millrace backfill{steer}")
     return found
 
 

@@ -144,10 +144,10 @@ def made_again(connection: Connection, tables: Sequence[TableId], schemas: Schem
 def waiting_of(
     source: SourceSettings, marks: Mapping[str, str], every: Iterable[Job] | None = None
 ) -> dict[TableId, Reason]:
-    """The captured tables that do not hold what the source has, each with the reason: they wait, or the backfill that
-    stands for their snapshot has not ended well. `every` are the backfills, if not as the log knows them."""
+    """The captured tables that are not followed, each with the reason: they wait, or begin again. `every` are the
+    backfills, if not as the log knows them."""
     names = {table.name for table in source.tables}
-    found = jobs.unfinished(jobs.known(marks).values() if every is None else every) | captured.waiting(marks)
+    found = jobs.beginning_again(jobs.known(marks).values() if every is None else every) | captured.waiting(marks)
     return {table: reason for table, reason in found.items() if table in names}
 
 
@@ -242,7 +242,7 @@ class Following:
         return {table for table, lsn in self._ready.items() if passed >= lsn}
 
     def waiting(self) -> dict[TableId, Reason]:
-        """The captured tables that do not hold what the source has, each with the reason."""
+        """The captured tables that are not followed for now, each with the reason."""
         return waiting_of(self.settings.source, self.log.progress().marks, self.backfills.jobs())
 
     def look(self, connection: Connection) -> None:
