@@ -233,7 +233,7 @@ def _publication(connection: Connection, source: SourceSettings) -> Iterator[Fin
         remedy = "Correct the publication or the pipeline; a changed publication needs: millrace resync"
         yield _fail("publication", source.publication, difference, remedy)
     if found.all_tables:
-        remedy = "Use an explicit list: whoever may create tables can fill your stores otherwise."
+        remedy = "Use an explicit list: the server sends changes of every table otherwise, and capture drops them."
         yield _warn("publication", source.publication, "publishes all tables", remedy)
     if not said:
         yield _ok("publication", source.publication, f"publishes {len(found.tables)} tables as configured")

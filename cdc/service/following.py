@@ -289,8 +289,8 @@ class Following:
 
     def absent(self, connection: Connection, tables: Sequence[TableId]) -> bool:
         """Whether it is in order that the publication has lost these tables: they wait, or were made again."""
-        excused = _obstacles(connection, self.settings.source, self.log, self.published).keys()
-        excused |= captured.waiting(self.log.progress().marks).keys()
+        obstructed = _obstacles(connection, self.settings.source, self.log, self.published)
+        excused = obstructed.keys() | captured.waiting(self.log.progress().marks).keys()
         return not set(tables) - excused - set(made_again(connection, tables, self.log.schemas))
 
 
