@@ -73,7 +73,8 @@ class SourceSettings(Part):
     heartbeat_seconds: float = Field(10.0, gt=0)
     """How often an idle slot is moved forward, so that it never holds back WAL."""
     schema_policy: Literal["evolve", "lenient", "ignore", "exception"] = "evolve"
-    """What a changed table does: follow it, follow what loses nothing, keep the old columns, or stop."""
+    """What a changed table does: follow it, follow what loses nothing and wait at the rest, keep the old columns, or
+    stop capture."""
     mask_key: SecretField = Secret("")
     """Key of the `hash` masks."""
     wal_room_gb: float = Field(0.0, ge=0)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 import psycopg
 
-from cdc.capture import slot
+from cdc.capture import captured, slot
 from cdc.capture.connect import Connection, connect
 from cdc.capture.events import LogicalMessage
 from cdc.capture.transactions import Large
@@ -61,7 +61,8 @@ class Backfills:
         self.history_exact_from = marks.get(EXACT_MARK, "")
         """From this LSN on the log's history is exact; empty while a snapshot that was cut short is unfinished."""
         self._changed = threading.Condition()
-        self._jobs = {**known(marks), **{job.id: job for job in missing(settings.source.tables, marks)}}
+        self._waiting = frozenset(captured.waiting(marks))
+        self._jobs = {**known(marks), **{job.id: job for job in self._missing(marks)}}
         self._paces: dict[str, Pace] = {}
         self._windows = Windows()
         self._stop = threading.Event()
@@ -69,13 +70,16 @@ class Backfills:
         self._busy: tuple[str, Connection | None] = ("", None)
         self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
         if self._interrupted and not any(job.automatic and not job.fresh for job in self._jobs.values()):
-            self._conclude(log)
+            # A crash came between the last rows of the first snapshot and the note that it was whole.
+            self._conclude(log, slot.SourceIdentity.of_mark(marks[slot.MARK]).consistent_point)
 
-    def _conclude(self, log: LogWriter) -> None:
-        """A crash came between the last rows of the first snapshot and the note that it was whole."""
-        identity = slot.SourceIdentity.of_mark(log.progress().marks[slot.MARK])
-        marks = self._whole(identity.consistent_point)
-        log.append(Entry(LOG_SCHEMA.empty_table(), max(log.progress().end, identity.consistent_point), marks))
+    def _missing(self, marks: Mapping[str, str]) -> list[Job]:
+        """The snapshots that tables lack; one that waits gets its own when it begins again."""
+        return missing([table for table in self._settings.source.tables if table.name not in self._waiting], marks)
+
+    def _conclude(self, log: LogWriter, exact: Lsn) -> None:
+        """Note that the first snapshot is whole."""
+        log.append(Entry(LOG_SCHEMA.empty_table(), max(log.progress().end, exact), self._whole(exact)))
 
     def _whole(self, exact: Lsn) -> dict[str, str]:
         self._interrupted, self.history_exact_from = False, format_lsn(exact)
@@ -85,16 +89,19 @@ class Backfills:
         """Begin with what is open."""
         self._thread.start()
 
-    def follow(self, settings: Settings, marks: Mapping[str, str]) -> None:
-        """Take over other tables, and begin with those that lack their first snapshot; `marks` are the log's.
+    def follow(self, settings: Settings, log: LogWriter) -> None:
+        """Take over other tables, and begin with those that lack their first snapshot; those that wait are not read.
 
         Only while the reader is between two connections.
         """
+        marks = log.progress().marks
         with self._changed:
             self._settings = settings
-            wanted = missing(settings.source.tables, marks)
-            self._jobs |= {job.id: job for job in wanted if job.anew or job.id not in self._jobs}
+            self._waiting = frozenset(captured.waiting(marks))
+            self._jobs |= {job.id: job for job in self._missing(marks) if job.anew or job.id not in self._jobs}
             self._changed.notify_all()
+        if self._interrupted and not self._left():
+            self._conclude(log, log.progress().end)
 
     def close(self) -> None:
         """Stop after the chunk under way; what is open goes on at the next start."""
@@ -114,12 +121,23 @@ class Backfills:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
-    def facts(self) -> list[dict[str, object]]:
-        """Every open backfill and the last few that have ended, for the status."""
+    def jobs(self) -> list[Job]:
+        """Every backfill as it stands."""
         with self._changed:
-            jobs = list(self._jobs.values())
-        shown = [*[job for job in jobs if not job.open][-_KEPT:], *[job for job in jobs if job.open]]
-        return [{**_shown(job), **self._pace(job.id).facts(self._clock.monotonic(), job.open)} for job in shown]
+            return list(self._jobs.values())
+
+    def facts(self) -> list[dict[str, object]]:
+        """Every open backfill, those that left a table incomplete, and the last few others, for the status."""
+        jobs = self.jobs()
+        ended = [job for job in jobs if not job.open]
+        lacking = [job for job in ended[:-_KEPT] if job.automatic and job.state in (State.FAILED, State.CANCELLED)]
+        shown = [*lacking, *ended[-_KEPT:], *[job for job in jobs if job.open]]
+        return [{**_shown(job), **self._facts_of(job)} for job in shown]
+
+    def _facts_of(self, job: Job) -> dict[str, object]:
+        facts = self._pace(job.id).facts(self._clock.monotonic(), job.open)
+        waits = job.open and job.request.table in self._waiting
+        return {**facts, "waiting": "its table, which capture does not follow for now"} if waits else facts
 
     # -- the listener: called by the reading thread
 
@@ -213,10 +231,14 @@ class Backfills:
 
         A table whose backfill failed or was cancelled says so itself; nobody waits for its rows.
         """
-        left = [other for other in self._jobs.values() if other.automatic and not other.fresh and other.open]
-        if not self._interrupted or left or job.fresh or not job.automatic:
+        if not self._interrupted or self._left() or job.fresh or not job.automatic:
             return {}
         return self._whole(Lsn(lsn + 1))  # a commit before this chunk may end at the mark's own LSN
+
+    def _left(self) -> list[Job]:
+        """What a snapshot that was cut short has yet to read. Nobody waits for a table that waits itself."""
+        left = [job for job in self._jobs.values() if job.automatic and not job.fresh and job.open]
+        return [job for job in left if job.request.table not in self._waiting]
 
     # -- the thread that reads tables
 
@@ -234,7 +256,8 @@ class Backfills:
             return None if self._stop.is_set() else self._running()[0]
 
     def _running(self) -> list[Job]:
-        return [job for job in self._jobs.values() if job.state is State.RUNNING]
+        running = [job for job in self._jobs.values() if job.state is State.RUNNING]
+        return [job for job in running if job.request.table not in self._waiting]
 
     def _attempt(self, job: Job) -> None:
         try:
@@ -266,7 +289,8 @@ class Backfills:
         """The backfill as it stands now, as long as it is to go on."""
         with self._changed:
             job = self._jobs[identity]
-        return job if job.state is State.RUNNING and not self._stop.is_set() else None
+            waits = job.request.table in self._waiting
+        return job if job.state is State.RUNNING and not waits and not self._stop.is_set() else None
 
     def _fail(self, job: Job, error: MillraceError) -> None:
         """Noted through the stream, like everything else, so that the log knows it in its place."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
+from cdc.capture.captured import Reason
 from cdc.config import TableSettings
 from cdc.model import TableId
 from snapshots.plan import planned
@@ -72,13 +73,18 @@ class Job:
         return self.id.startswith("table:")
 
     def steered(self, verb: str) -> Self:
-        """After pause, resume or cancel; unchanged where that means nothing."""
+        """After pause, resume or cancel; unchanged where that means nothing.
+
+        One that stands for a snapshot can be resumed for ever: without it its table is never whole.
+        """
         state = _STEERED.get((verb, self.state), self.state)
+        if self.automatic and (verb, self.state) == ("resume", State.CANCELLED):
+            state = State.RUNNING
         return replace(self, state=state, reason="" if state is State.RUNNING else self.reason)
 
     def mark(self) -> tuple[str, str]:
         """Its mark in the log: name and text. Marks stay, so of one that is over only the outcome is kept."""
-        over = self.state in (State.DONE, State.CANCELLED)
+        over = self.state is State.DONE or (self.state is State.CANCELLED and not self.automatic)
         body = {
             "request": (Request(self.request.table) if over else self.request).facts(),
             "state": self.state.value,
@@ -126,6 +132,19 @@ def missing(tables: Iterable[TableSettings], marks: Mapping[str, str]) -> list[J
         elif table.snapshot != "never" and before is None and (plan is None or not plan.finished):
             jobs.append(Job(own_id(name), Request(name), fresh=plan is None))
     return jobs
+
+
+def beginning_again(jobs: Iterable[Job]) -> dict[TableId, Reason]:
+    """The tables whose rows the log drops, and that have yet to get those that the source has now."""
+    found = {}
+    for job in jobs:
+        if job.anew and job.state not in (State.DONE, State.LEFT):
+            message = (
+                f"{job.request.table} begins again, and not all of its rows are read: backfill {job.id} is {job.state}."
+            )
+            steer = "" if job.state is State.RUNNING else f" --resume {job.id}"
+            found[job.request.table] = Reason(message, f"See: millrace backfill{steer}")
+    return found
 
 
 def left(tables: Iterable[TableId]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What is said to and by the backfills through the WAL: JSON in logical messages with the prefix `millrace`. Pure.
 
-Everybody who may connect to the database may send such a message, so nothing in it is trusted: an SQL condition, which
-would run with our privileges, counts only with a signature made with the key in the state folder.
+Everybody who may connect to the database may send such a message, and the stream does not tell who did. So a request
+counts only with a signature made with the key in the state folder, and our own marks with a token that only we know. A
+signed request is good as often as it is sent: whoever has its text may ask for the same again, and for nothing else.
 """
 
 import hmac
@@ -87,6 +88,7 @@ class Refused:
     reason: str
 
 
+_UNSIGNED = Refused("it is not signed with this pipeline's key; use: millrace backfill, or its option --sql")
 Said = Request | Steer | Edge | Ended | Anew | Refused
 
 
@@ -96,9 +98,10 @@ def ask(request: Request, key: bytes) -> str:
     return json.dumps({"backfill": said, "signature": _signature(said, key)}, ensure_ascii=False)
 
 
-def steer(verb: str, identity: str) -> str:
-    """The message that steers one."""
-    return json.dumps({verb: identity})
+def steer(verb: str, identity: str, key: bytes) -> str:
+    """The message that steers one, signed."""
+    said: dict[str, object] = {verb: identity}
+    return json.dumps({**said, "signature": _signature(said, key)})
 
 
 def edge(high: bool, token: str) -> str:
@@ -129,17 +132,19 @@ def understand(content: bytes, key: bytes) -> Said:
         if "anew" in said:
             return Anew(str(said["anew"]), str(said["token"]))
         verb = next(verb for verb in _VERBS if verb in said)
-        return Steer(verb, str(said[verb]))
+        return Steer(verb, str(said[verb])) if _signed(said, {verb: str(said[verb])}, key) else _UNSIGNED
     except (ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError):
         return Refused("it is not a request that this version knows")
 
 
 def _request(said: dict[str, Any], key: bytes) -> Request | Refused:
     request = Request.of_facts(said["backfill"])
-    signed = hmac.compare_digest(str(said.get("signature", "")), _signature(request.facts(), key))
-    if request.where and not signed:
-        return Refused("its condition is not signed; use: millrace backfill --where")
-    return request
+    return request if _signed(said, request.facts(), key) else _UNSIGNED
+
+
+def _signed(said: dict[str, Any], meant: dict[str, object], key: bytes) -> bool:
+    given = str(said.get("signature", "")).encode(errors="replace")
+    return hmac.compare_digest(given, _signature(meant, key).encode())
 
 
 def _signature(said: dict[str, object], key: bytes) -> str:

@@ -58,7 +58,7 @@ class Backfilling:
         return f"{parse_lsn(self.rig.ask(f'select lsn from ({SAY}) said', signed)):X}"
 
     def tell(self, verb: str, identity: str) -> None:
-        self.rig.ask(SAY, steer(verb, identity))
+        self.rig.ask(SAY, steer(verb, identity, control_key(self.rig.state)))
 
     def job(self, identity: str) -> dict[str, Any]:
         return next((dict(job) for job in self.backfills.facts() if job["id"] == identity), {"state": "unknown"})

@@ -190,6 +190,29 @@ def schema(connection: Connection, facts: TableFacts) -> TableSchema:
     return TableSchema(facts.table, columns, oid=facts.oid, identity=facts.identity)
 
 
+_ANCESTORS = """
+select n.nspname::text, c.relname::text, an.nspname::text, ac.relname::text
+  from unnest(%(schemas)s::text[], %(names)s::text[]) as w(schema, name)
+  join pg_catalog.pg_namespace n on n.nspname = w.schema
+  join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name and c.relispartition
+ cross join lateral pg_catalog.pg_partition_ancestors(c.oid) with ordinality a(relid, place)
+  join pg_catalog.pg_class ac on ac.oid = a.relid and ac.oid <> c.oid
+  join pg_catalog.pg_namespace an on an.oid = ac.relnamespace
+ order by a.place
+"""
+
+
+def ancestors(connection: Connection, names: Iterable[TableId]) -> dict[TableId, list[TableId]]:
+    """The partitioned tables above those of these tables that are partitions, the root last."""
+    wanted = list(names)
+    keys = {"schemas": [name.schema for name in wanted], "names": [name.name for name in wanted]}
+    found: dict[TableId, list[TableId]] = {}
+    with explained("Reading the catalog"):
+        for schema, name, *above in connection.execute(_ANCESTORS, keys).fetchall():
+            found.setdefault(TableId(schema, name), []).append(TableId(*above))
+    return found
+
+
 def relation(table: TableId) -> sql.Identifier:
     """The table in a composed statement."""
     return sql.Identifier(table.schema, table.name)

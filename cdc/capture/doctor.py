@@ -179,6 +179,10 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
     settings = {table.name: table for table in source.tables}
     for missing in settings.keys() - {fact.table for fact in facts}:
         yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
+    for table, above in catalog.ancestors(connection, settings).items():
+        for root in [name for name in above if name in settings][-1:]:
+            held = identity.partition_of(table, root, source)
+            yield _fail("partitions", str(table), held.message, held.remedy)
     unfit = {fact.oid: (message, remedy) for fact, message, remedy in identity.unfit_tables(facts, source)}
     for fact in facts:
         about = str(fact.table)
@@ -229,7 +233,7 @@ def _publication(connection: Connection, source: SourceSettings) -> Iterator[Fin
         remedy = "Correct the publication or the pipeline; a changed publication needs: millrace resync"
         yield _fail("publication", source.publication, difference, remedy)
     if found.all_tables:
-        remedy = "Use an explicit list: whoever may create tables can fill your stores otherwise."
+        remedy = "Use an explicit list: the server sends changes of every table otherwise, and capture drops them."
         yield _warn("publication", source.publication, "publishes all tables", remedy)
     if not said:
         yield _ok("publication", source.publication, f"publishes {len(found.tables)} tables as configured")

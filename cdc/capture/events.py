@@ -6,7 +6,8 @@ Plain tuples, because a stream of small transactions makes two of them per row. 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cdc.model import ZERO_LSN, Lsn, TableSchema
+from cdc.capture.captured import Reason
+from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 
 
 class Begin(NamedTuple):
@@ -132,6 +133,14 @@ class LogicalMessage(NamedTuple):
     row: int = 0
 
 
+class TableWaits(NamedTuple):
+    """This captured table cannot be followed from here on: none of its rows is decoded any more."""
+
+    table: TableId
+    reason: Reason
+    row: int = 0
+
+
 class RelationChanged(NamedTuple):
     """Rows of this table that follow have this schema, as recorded in the registry."""
 
@@ -153,4 +162,5 @@ Event = (
     | StreamPrepare
     | LogicalMessage
     | RelationChanged
+    | TableWaits
 )

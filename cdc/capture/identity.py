@@ -11,10 +11,12 @@ import psycopg
 from psycopg import sql
 
 from cdc.capture import catalog, keys
+from cdc.capture.captured import Reason
 from cdc.capture.catalog import TableFacts, relation
 from cdc.capture.keys import Index
 from cdc.config import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
+from cdc.model import TableId
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -138,6 +140,21 @@ def _usable(fact: TableFacts) -> list[Index]:
 
 def _chosen(index: Index) -> str:
     return "DEFAULT" if index.primary else f"USING INDEX {sql.Identifier(index.name).as_string(None)}"
+
+
+def partition_of(table: TableId, root: TableId, source: SourceSettings) -> Reason:
+    """Why a table is not captured that is a partition of a published one."""
+    captured = any(other.name == root for other in source.tables)
+    message = f"{table} is a partition of {root}: Postgres sends its changes as changes of {root}"
+    if captured:
+        return Reason(
+            f"{message}, which holds its rows in the stores.",
+            f"Take {table} out of source.tables, or detach it: ALTER TABLE {relation(root).as_string(None)} DETACH "
+            f"PARTITION {relation(table).as_string(None)}",
+        )
+    return Reason(
+        f"{message}, which is not captured.", f"Name {root} instead of {table} in source.tables, or detach it."
+    )
 
 
 def statement(fact: TableFacts, full: bool = True) -> str:

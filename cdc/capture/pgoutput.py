@@ -22,6 +22,7 @@ streamed one. `ordinal` counts a transaction's rows over feeds.
   key; without one the whole row is the key, and so it is for a table with identity nothing (inserts only).
 - A relation counts from its message on, also inside a transaction. A schema that is new in a streamed block has a
   negative `schema_id` in its rows; the StreamCommit says which id it was recorded under.
+- Rows of tables that are not captured are dropped before their columns are looked at.
 
 Malformed bytes raise DecodeError and nothing else; the decoder must not be used afterwards.
 """
@@ -34,6 +35,7 @@ import pyarrow as pa
 
 from cdc.capture import changes, control
 from cdc.capture.buffers import repeated, take
+from cdc.capture.captured import Captured
 from cdc.capture.changes import Changes
 from cdc.capture.contexts import Contexts, Placed
 from cdc.capture.events import (
@@ -44,6 +46,7 @@ from cdc.capture.events import (
     StreamCommit,
     StreamPrepare,
     StreamStart,
+    TableWaits,
 )
 from cdc.capture.frames import BEGIN, COMMIT, Frames, flags_of_kinds, join
 from cdc.capture.layout import Layout
@@ -74,7 +77,8 @@ class Decoder:
     `schemas` records every new table schema (masked); `catalog` finds types that are not Postgres's own; `keys` finds
     the primary key of a table with identity FULL; `parallel` says that the stream was started with
     `streaming 'parallel'` (protocol 4), whose aborts are longer; `after` is where the stream was started: every
-    transaction that ended up to there is in the log, and none that ended later.
+    transaction that ended up to there is in the log, and none that ended later; `captured` are the tables that are
+    wanted, all where it is None.
     """
 
     def __init__(
@@ -86,8 +90,9 @@ class Decoder:
         *,
         parallel: bool = False,
         after: Lsn = ZERO_LSN,
+        captured: Captured | None = None,
     ) -> None:
-        self._relations = Relations(schemas, catalog, keys, masking)
+        self._relations = Relations(schemas, catalog, keys, masking, captured)
         self._contexts = Contexts(ended=after)
         self._parsers = dict(control.PARSERS)
         if parallel:
@@ -152,9 +157,9 @@ class Decoder:
                     self._relations.forget(event.xid)
             else:
                 scope = 0 if scopes is None else int(scopes[index])
-                layout = self._relations.learn(frames.message(index), scope, index)
-                if layout is not None:
-                    found[index] = RelationChanged(layout.schema)
+                learnt = self._relations.learn(frames.message(index), scope, index)
+                if learnt is not None:
+                    found[index] = learnt if isinstance(learnt, TableWaits) else RelationChanged(learnt.schema)
 
     def _changes(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
         """The inserts, updates and deletes, table schema by table schema."""
@@ -172,10 +177,11 @@ class Decoder:
         return [(layout, changes.decode(frames, layout, message[rows], at[rows] + 4)) for layout, rows in groups]
 
     def _by_layout(self, scope: Places | None, oid: Places, message: Places) -> list[tuple[Layout, Places | slice]]:
-        """The rows of each layout. The usual feed is of one table that does not change."""
+        """The rows of each layout; others are left out. The usual feed is of one table that does not change."""
         first = int(oid[0])
         if scope is None and (oid == first).all() and not self._relations.changes(0, first):
-            return [(self._layout(0, first, int(message[0])), slice(None))]
+            layout = self._relations.at(0, first, int(message[0]))
+            return [] if layout is None else [(layout, slice(None))]
         return self._by_each_layout(np.zeros(len(oid), np.int64) if scope is None else scope, oid, message)
 
     def _by_each_layout(self, scope: Places, oid: Places, message: Places) -> list[tuple[Layout, Places | slice]]:
@@ -185,22 +191,18 @@ class Decoder:
             rows = np.flatnonzero((oid == of_oid) & (scope == of_scope))
             cuts = np.searchsorted(message[rows], self._relations.changes(of_scope, of_oid))
             for piece in filter(len, np.split(rows, cuts)):
-                layout = self._layout(of_scope, of_oid, int(message[piece[0]]))
-                parts.setdefault(id(layout), (layout, []))[1].append(piece)
+                layout = self._relations.at(of_scope, of_oid, int(message[piece[0]]))
+                if layout is not None:
+                    parts.setdefault(id(layout), (layout, []))[1].append(piece)
         return [(layout, np.sort(np.concatenate(pieces))) for layout, pieces in parts.values()]
-
-    def _layout(self, scope: int, oid: int, place: int) -> Layout:
-        layout = self._relations.at(scope, oid, place)
-        if layout is None:
-            raise DecodeError(f"Message {place} of the feed is of relation {oid}, which was never described", 0)
-        return layout
 
     def _truncates(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
         groups = []
         for index in frames.of(_TRUNCATE).tolist():
             scope = 0 if scopes is None else int(scopes[index])
             for oid in control.truncated(frames.message(index), scope != 0):
-                groups.append((self._layout(scope, oid, index), changes.truncate(index)))
+                if (layout := self._relations.at(scope, oid, index)) is not None:
+                    groups.append((layout, changes.truncate(index)))
         return groups
 
 

@@ -34,27 +34,44 @@ class PolicedSchemas:
     def record(self, schema: TableSchema) -> TableSchema:
         """Record it, or keep the former one (`ignore`). Raises SchemaRefused; durable on return."""
         before = self._newest.get(schema.table)
-        if before is not None and self._policy != "evolve":
-            found = list(_changes(before, schema))
-            if found and self._policy == "ignore" and not _rekeyed(before, schema):
+        if before is not None and self._keeps(before, schema):
+            if before.oid == schema.oid:
                 return before
-            refused = [what for what, harmless in found if self._policy == "exception" or not harmless]
-            if refused:
-                raise SchemaRefused(
-                    f"{schema.table} changed: {'; '.join(refused)}. The policy `{self._policy}` forbids it.",
-                    "Undo the change, or follow it with source.schema_policy: evolve",
-                )
+            schema = replace(before, oid=schema.oid)  # made again: the former columns, by its new oid
+        if (refused := self.refusal(schema)) is not None:
+            raise refused
         recorded = self._newest[schema.table] = self._schemas.record(schema)
         return recorded
+
+    def refusal(self, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
+        """What `record` would raise, if the schema before it were this one. Records nothing."""
+        before = before or self._newest.get(schema.table)
+        if before is None or self._policy in ("evolve", "ignore"):
+            return None
+        found = _changes(before, schema)
+        refused = [what for what, harmless in found if self._policy == "exception" or not harmless]
+        if not refused:
+            return None
+        return SchemaRefused(
+            f"{schema.table} changed: {'; '.join(refused)}. The policy `{self._policy}` forbids it.",
+            "Undo the change, or follow it with source.schema_policy: evolve",
+        )
+
+    @property
+    def stops(self) -> bool:
+        """Whether a change that is refused ends capture instead of having its table wait."""
+        return self._policy == "exception"
 
     def standing(self, schema: TableSchema) -> TableSchema | None:
         """What `record` would return without having to store anything; None: it would store it, or refuse it."""
         before = self._newest.get(schema.table)
         if before is None or replace(schema, id=before.id) == before:
             return before
-        if self._policy != "ignore" or _rekeyed(before, schema):
-            return None
-        return before if any(_changes(before, schema)) else None
+        return before if self._keeps(before, schema) else None
+
+    def _keeps(self, before: TableSchema, schema: TableSchema) -> bool:
+        """Whether the former columns stay although the table has others."""
+        return self._policy == "ignore" and not _rekeyed(before, schema) and any(_changes(before, schema))
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with."""
@@ -70,6 +87,17 @@ def standing(schemas: Schemas, schema: TableSchema) -> TableSchema | None:
     if isinstance(schemas, PolicedSchemas):
         return schemas.standing(schema)
     return next((known for known in schemas.newest() if replace(schema, id=known.id) == known), None)
+
+
+def refusal(schemas: Schemas, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
+    """Why the registry would not take this schema after that one, or after its newest. Records nothing.
+
+    Raises it where the policy says that capture stops.
+    """
+    refused = schemas.refusal(schema, before) if isinstance(schemas, PolicedSchemas) else None
+    if refused is not None and isinstance(schemas, PolicedSchemas) and schemas.stops:
+        raise refused
+    return refused
 
 
 def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, bool]]:

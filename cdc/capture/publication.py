@@ -56,6 +56,10 @@ class Publication:
         ordered = replace(self, tables=tuple(sorted(self.tables, key=lambda entry: entry.table)))
         return json.dumps(asdict(ordered), separators=(",", ":"))
 
+    def of(self, tables: Collection[TableId]) -> "Publication":
+        """What it is for these tables: whatever else it holds is no concern of the pipeline."""
+        return replace(self, tables=tuple(entry for entry in self.tables if entry.table in tables))
+
     @classmethod
     def of_mark(cls, text: str) -> Self:
         """Read it back. Raises LogCorrupt if the mark is not one."""
@@ -118,7 +122,7 @@ def _tables_query(connection: Connection, every: bool) -> sql.SQL | sql.Composed
 
 
 def differences(found: Publication, source: SourceSettings) -> list[str]:
-    """What a publication does not send as configured, in words; empty if it fits.
+    """What a publication does not send as configured, in words; empty if it fits. What it sends besides is dropped.
 
     A row filter is compared only for being there: the server prints conditions in its own way. The reader
     notices a change of the text by the mark.
@@ -127,11 +131,8 @@ def differences(found: Publication, source: SourceSettings) -> list[str]:
     said = [f"{table.name} is not in it" for table in source.tables if table.name not in have]
     wanted = {table.name: table for table in source.tables}
     for name, entry in have.items():
-        if name not in wanted:
-            if not found.all_tables:
-                said.append(f"{name} is in it but not configured")
-            continue
-        said += _entry_differences(entry, wanted[name])
+        if name in wanted:
+            said += _entry_differences(entry, wanted[name])
     missing = [operation for operation in OPERATIONS if operation not in found.operations]
     if missing:
         said.append(f"it does not publish {', '.join(missing)}")
@@ -267,6 +268,8 @@ def _adopt(connection: Connection, source: SourceSettings, found: Publication, s
             _refuse_unfit(connection, narrowed)
             refuse_filters(connection, source)
     except psycopg.errors.InsufficientPrivilege:
+        if not added:
+            return found  # what it sends besides is dropped
         said = "; ".join(change.as_string(None) for change in statements)
         raise SourceRefused(
             f"Role {source.user} may not change publication {source.publication}.", f"Run as its owner: {said}"

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cdc.capture import slot
+from cdc.capture.captured import Captured, waiting
 from cdc.capture.connect import brief, connect
 from cdc.capture.handoff import Handoff
 from cdc.capture.lookups import Lookups
@@ -81,7 +82,7 @@ class Reader:
         self._scratch = scratch
         self._masking = masking
         self._listener: Listener = listener or Deaf()
-        self._known = frozenset(known) | {table.name for table in source.tables}
+        self._leaving = frozenset(known)
         self._tally = Tally()
         self._handoff = Handoff(log, _QUEUE_BYTES, self._tally, clock)
         self._state = "starting"
@@ -120,13 +121,12 @@ class Reader:
         """Have `run` end its connection, do this in its own thread while nothing is on its way, and connect again."""
         self._change = change
 
-    def follow(self, source: SourceSettings, masking: Masking) -> None:
+    def follow(self, source: SourceSettings, masking: Masking, leaving: Collection[TableId]) -> None:
         """Take over other tables from the next connection on. Only inside `between`.
 
-        Those of before stay known: their last changes may still be under way.
+        `leaving` are those besides whose last changes may still be under way.
         """
-        self._source, self._masking = source, masking
-        self._known |= {table.name for table in source.tables}
+        self._source, self._masking, self._leaving = source, masking, frozenset(leaving)
 
     def run(self, stop: threading.Event) -> None:
         """Follow the slot until `stop`. Raises what cannot be cured by trying again."""
@@ -173,13 +173,24 @@ class Reader:
         return Stream(
             wire,
             self._handoff,
-            Decoder(self._log.schemas, lookups.type_of, lookups.key_of, self._masking, after=after),
+            Decoder(
+                self._log.schemas,
+                lookups.type_of,
+                lookups.key_of,
+                self._masking,
+                after=after,
+                captured=self._captured(),
+            ),
             Assembler(after, _OPEN_BYTES, lambda: Overflow(self._scratch)),
             self._clock,
             listener=self._listener,
             heartbeat=self._source.heartbeat_seconds,
-            known=self._known,
         )
+
+    def _captured(self) -> Captured:
+        """What is wanted of this connection: nothing of tables that the log knows to wait."""
+        tables = self._leaving | {table.name for table in self._source.tables}
+        return Captured(tables - waiting(self._log.progress().marks).keys(), self._log.schemas.newest())
 
     def _connected(self, after: Lsn, silence: float) -> Wire:
         """A started stream, once slot and log are known to fit together."""

@@ -3,15 +3,21 @@
 A relation counts from its message on. Inside a streamed block it counts for that transaction only, until its commit
 makes it everybody's: so does the server think of what it has sent. A schema that is new there has a provisional id
 (negative) until then, so that a rollback leaves nothing in the registry.
+
+A relation that is not captured has no layout: nothing is asked or recorded of it, and its rows are dropped. A captured
+table that cannot be followed any more is said to wait at once, also in a streamed block: should that be rolled back,
+the table has waited for nothing and is read again.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from cdc.capture.captured import Captured, Reason
+from cdc.capture.events import TableWaits
 from cdc.capture.layout import Layout, lay_out, recorded_as
 from cdc.capture.mask import Masking
-from cdc.capture.policy import standing
+from cdc.capture.policy import refusal, standing
 from cdc.capture.reading import Reading
 from cdc.capture.types import BUILT_IN
 from cdc.errors import DecodeError
@@ -30,34 +36,72 @@ _KEY_FLAG = 1
 class Relations:
     """Every relation known so far, by scope (0, or the streamed transaction's id) and oid."""
 
-    def __init__(self, schemas: Schemas, catalog: Catalog, keys: Keys, masking: Masking) -> None:
+    def __init__(
+        self, schemas: Schemas, catalog: Catalog, keys: Keys, masking: Masking, captured: Captured | None = None
+    ) -> None:
+        self._captured = captured
         self._schemas = schemas
         self._catalog = catalog
         self._keys = keys
         self._masking = masking
         self._types: dict[int, PgType] = {}
-        self._messages: dict[int, tuple[bytes, Layout]] = {}
-        self._history: dict[tuple[int, int], list[tuple[int, Layout]]] = {}
+        self._messages: dict[int, tuple[bytes, Layout | None]] = {}
+        self._history: dict[tuple[int, int], list[tuple[int, Layout | None]]] = {}
         self._over: set[int] = set()
         self._pending: dict[int, list[tuple[bytes, Layout]]] = {}
         self._provisional = 0
 
-    def learn(self, message: memoryview, scope: int, place: int) -> Layout | None:
-        """Take in a relation message that stands at `place` of this feed; returns the layout where it is new."""
+    def learn(self, message: memoryview, scope: int, place: int) -> Layout | TableWaits | None:
+        """Take in a relation message that stands at `place` of this feed; returns the layout where it is new, or which
+        table waits from here on."""
         body = bytes(message[5 if scope else 1 :])
         oid = int.from_bytes(body[:4], "big")
         seen = self._messages.get(oid)
-        if seen is None or seen[0] != body:
-            layout = self._taken_in(message, scope, body)
-            changed = seen is None or seen[1].schema != layout.schema
-        else:
-            layout, changed = seen[1], False
+        if seen is not None and seen[0] == body:
+            self._history.setdefault((scope, oid), []).append((place, seen[1]))
+            return None
+        before = None if seen is None else seen[1]
+        found = self._taken_in(message, scope, body)
+        layout = found if isinstance(found, Layout) else None
+        if layout is None:
+            self._messages[oid] = (body, None)
         self._history.setdefault((scope, oid), []).append((place, layout))
-        return layout if changed else None
+        changed = layout is not None and (before is None or before.schema != layout.schema)
+        return found if changed or layout is None else None
 
-    def _taken_in(self, message: memoryview, scope: int, body: bytes) -> Layout:
+    def _taken_in(self, message: memoryview, scope: int, body: bytes) -> Layout | TableWaits | None:
+        """The layout of a captured table; None: nobody wants its rows."""
+        reading = Reading(message)
+        if scope:
+            reading.u32()
+        oid = reading.u32()
+        table = TableId(reading.text() or "pg_catalog", reading.text())
+        if self._captured is None or self._captured.takes(table):
+            layout = self._laid_out(_parsed(reading, oid, table, self._type))
+            reason = self._obstacle(layout.schema, scope)
+            return self._recorded(layout, scope, body) if reason is None else self._waits(table, reason)
+        found = self._captured.renamed(oid, table)
+        return None if found is None else self._waits(*found)
+
+    def _waits(self, table: TableId, reason: Reason) -> TableWaits:
+        if self._captured is not None:
+            self._captured.wait(table)
+        return TableWaits(table, reason)
+
+    def _obstacle(self, schema: TableSchema, scope: int) -> Reason | None:
+        """Why a captured table cannot be followed with this schema. Raises SchemaRefused where capture is to stop."""
+        if self._captured is None:
+            return None
+        if (lost := self._captured.unidentified(schema)) is not None:
+            return lost
+        earlier = (layout.schema for _, layout in reversed(self._pending.get(scope, [])))
+        refused = refusal(self._schemas, schema, next((had for had in earlier if had.table == schema.table), None))
+        return None if refused is None else Reason(refused.message, refused.remedy)
+
+    def _recorded(self, layout: Layout, scope: int, body: bytes) -> Layout:
         """Recorded at once, but for a streamed transaction's: that may yet be rolled back with all its DDL."""
-        layout = self._laid_out(_parsed(Reading(message), scope != 0, self._type))
+        if self._captured is not None:
+            self._captured.know(layout.schema)
         found = standing(self._schemas, layout.schema) if scope else self._schemas.record(layout.schema)
         if found is not None:
             layout = recorded_as(layout, found)
@@ -69,12 +113,17 @@ class Relations:
         return layout
 
     def at(self, scope: int, oid: int, place: int) -> Layout | None:
-        """The layout that a row at this place of the feed was written with."""
+        """The layout that a row at this place of the feed was written with; None: its table is not captured.
+
+        Raises DecodeError where the stream has not described the relation.
+        """
         history = self._history.get((scope, oid), [])
         index = bisect_left(history, place, key=lambda entry: entry[0])
         if index:
             return history[index - 1][1]
-        return self.at(0, oid, place) if scope else None
+        if not scope:
+            raise DecodeError(f"Message {place} of the feed is of relation {oid}, which was never described", 0)
+        return self.at(0, oid, place)
 
     def changes(self, scope: int, oid: int) -> list[int]:
         """Where in this feed the layout of this relation changes."""
@@ -93,7 +142,8 @@ class Relations:
         for (inner, oid), history in list(self._history.items()):
             if inner == scope:
                 last = history[-1][1]
-                self._history.setdefault((0, oid), []).append((place, recorded.get(last.schema.id, last)))
+                kept_last = None if last is None else recorded.get(last.schema.id, last)
+                self._history.setdefault((0, oid), []).append((place, kept_last))
         self.forget(scope)
         return {provisional: layout.schema.id for provisional, layout in recorded.items()}
 
@@ -130,11 +180,8 @@ def _keyed(schema: TableSchema, names: Collection[str]) -> TableSchema:
     return TableSchema(schema.table, columns, schema.id, schema.oid, schema.identity)
 
 
-def _parsed(reading: Reading, streamed: bool, find: Catalog) -> TableSchema:
-    if streamed:
-        reading.u32()
-    oid = reading.u32()
-    table = TableId(reading.text() or "pg_catalog", reading.text())
+def _parsed(reading: Reading, oid: int, table: TableId, find: Catalog) -> TableSchema:
+    """The rest of a relation message, behind its name."""
     identity = chr(reading.octet())
     if identity not in "dfin":
         raise DecodeError(f"Relation {table} has an unknown replica identity", 0)

@@ -1,19 +1,18 @@
 """One connection's worth of reading: from frames to entries on their way to the log, and back to confirmations."""
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
-import pyarrow.compute as pc
-
 from cdc import failpoint
-from cdc.capture.events import LogicalMessage, RelationChanged
+from cdc.capture.captured import marked
+from cdc.capture.events import LogicalMessage, TableWaits
 from cdc.capture.handoff import Handoff
-from cdc.capture.pgoutput import Decoded, Decoder
+from cdc.capture.pgoutput import Decoder
 from cdc.capture.transactions import Assembler, Item, Large
 from cdc.capture.wire import Frame, Wire
-from cdc.errors import SchemaRefused
-from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, TableId
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry
 from cdc.ports import Clock
 
 MESSAGE_PREFIX = "millrace"
@@ -27,6 +26,8 @@ _PACE_SECONDS = 0.01
 """Least time between two feeds while the log is at work: each costs half a millisecond however small. An idle log is
 fed at once, so what comes during one append goes into the next."""
 _ANSWER_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -69,7 +70,6 @@ class Stream:
         *,
         listener: Listener,
         heartbeat: float,
-        known: Collection[TableId],
     ) -> None:
         self._wire = wire
         self._handoff = handoff
@@ -78,8 +78,6 @@ class Stream:
         self._listener = listener
         self._clock = clock
         self._heartbeat = heartbeat
-        self._known = known
-        self._strangers: set[str] = set()
         self._frames: list[Frame] = []
         self._size = 0
         self._fed = clock.monotonic() - _PACE_SECONDS
@@ -140,25 +138,8 @@ class Stream:
         self._fed = self._clock.monotonic()
         frames, self._frames, self._size = self._frames, [], 0
         decoded = self._decoder.feed(frames)
-        self._refuse_strangers(decoded)
         for item in self._assembler.take(decoded.rows, decoded.events, decoded.subxids):
             self._pass_on(item)
-
-    def _refuse_strangers(self, decoded: Decoded) -> None:
-        """A table that was renamed, or put into the publication by hand, must not end up half in the log.
-
-        Partitions tell their own schema besides their root's, but no row is ever theirs.
-        """
-        schemas = (event.schema.table for event in decoded.events if type(event) is RelationChanged)
-        self._strangers |= {str(table) for table in schemas if table not in self._known}
-        if not self._strangers:
-            return
-        if found := self._strangers.intersection(pc.unique(decoded.rows["table"]).to_pylist()):
-            raise SchemaRefused(
-                f"The stream has changes of {min(found)}, which is not captured: it was renamed, or put into the "
-                "publication by hand.",
-                "Name it in source.tables and start again; a renamed table is read anew under its new name.",
-            )
 
     def _pass_on(self, item: Item) -> None:
         if isinstance(item, LogicalMessage):
@@ -167,6 +148,10 @@ class Stream:
                 said = self._listener.heard(item)
                 self._handoff.put([replace(entry, end=max(entry.end, self.received)) for entry in said])
                 self.received = max([self.received, *(entry.end for entry in said)])
+            return
+        if isinstance(item, TableWaits):
+            _log.warning("Table %s waits: %s", item.table, item.reason)
+            self._handoff.put([Entry(LOG_SCHEMA.empty_table(), self.received, marked(item.table, item.reason))])
             return
         self._listener.passed(item)
         self.received = max(self.received, item.end)

@@ -24,6 +24,7 @@ from cdc.capture.events import (
     StreamCommit,
     StreamStart,
     StreamStop,
+    TableWaits,
 )
 from cdc.capture.net_effect import settled, settled_parts, shows_deleted_rows
 from cdc.errors import DecodeError, SourceRefused
@@ -112,7 +113,7 @@ class Large:
         self.aside.discard()
 
 
-Item = Entry | Large | LogicalMessage
+Item = Entry | Large | LogicalMessage | TableWaits
 
 
 @dataclass(slots=True)
@@ -242,6 +243,8 @@ class Assembler:
                 return self._committed(whole, event.end_lsn, stamp)
             case LogicalMessage():
                 return self._said(event)
+            case TableWaits():
+                return [event]  # ahead of its transaction: before any row of the table is missed
             case RelationChanged():
                 pass
             case Commit() | StreamCommit():

@@ -95,6 +95,8 @@ class Watch:
     def _compare(self, connection: Connection) -> None:
         found = publication.read(connection, self._source.publication)
         stored = self._published
+        if found is not None:
+            found = found.of({entry.table for entry in stored.tables})
         sent = {entry.table for entry in found.tables} if found is not None else set()
         gone = [entry.table for entry in stored.tables if entry.table not in sent]
         if found is not None and gone and self.absent(connection, gone):
@@ -103,7 +105,7 @@ class Watch:
 
 
 def compare(found: Publication | None, stored: Publication) -> None:
-    """Raise SourceRefused unless the publication is the one that the stream was started with."""
+    """Raise SourceRefused unless the publication sends the captured tables as it did when the stream was started."""
     if found is None:
         raise SourceRefused(
             f"Publication {stored.name} was dropped. Changes made since cannot be read any more, even if it is made "
@@ -112,11 +114,5 @@ def compare(found: Publication | None, stored: Publication) -> None:
         )
     if found.mark() == stored.mark():
         return
-    said = publication.altered(stored, found, [entry.table for entry in stored.tables])
-    known = {entry.table for entry in stored.tables}
-    said += [f"{entry.table} was put in" for entry in found.tables if entry.table not in known]
-    raise SourceRefused(
-        f"Publication {stored.name} was changed: {'; '.join(said)}.",
-        "Put a new table into source.tables and start again. "
-        "For any other change: undo it, or take a new snapshot with: millrace resync",
-    )
+    if said := publication.altered(stored, found, [entry.table for entry in stored.tables]):
+        raise SourceRefused(f"Publication {stored.name} was changed: {'; '.join(said)}.", publication.RESYNC)

@@ -38,6 +38,7 @@ def backfill(
     resume: Annotated[str, typer.Option(metavar="ID", help="Go on with the backfill with this id, or all.")] = "",
     cancel: Annotated[str, typer.Option(metavar="ID", help="Give up the backfill with this id, or all.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow it to its end.")] = True,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the signed SQL instead of sending it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read a table again beside the stream, whole or in part.
@@ -50,6 +51,10 @@ def backfill(
 
     settings = settings_from(config)
     steering = {"pause": pause, "resume": resume, "cancel": cancel}
+    if sql:
+        asked = [_request(table, where, since, keys)] if table else []
+        _print_sql(settings, asked, {verb: identity for verb, identity in steering.items() if identity})
+        return
     steered = [job for verb, identity in steering.items() if identity for job in _steer(settings, verb, identity)]
     if as_json and not table and steered:
         print_json(steered)
@@ -59,6 +64,20 @@ def backfill(
         _read_again(settings, _request(table, where, since, keys), wait, as_json)
     elif not any(steering.values()):
         _list(settings, as_json)
+
+
+def _print_sql(settings: "Settings", asked: list[Request], steering: dict[str, str]) -> None:
+    """The statements that whoever reaches the source may run: each is good for what it asks, and for nothing else."""
+    from psycopg import sql
+
+    from snapshots.control import control_key
+    from snapshots.messages import PREFIX
+
+    key = control_key(settings.state)
+    said = [*(steer(verb, identity, key) for verb, identity in steering.items()), *(ask(one, key) for one in asked)]
+    for message in said:
+        statement = sql.SQL("select pg_logical_emit_message(true, {}, {});").format(PREFIX, message)
+        OUT.print(statement.as_string(None), markup=False, highlight=False, soft_wrap=True)
 
 
 def _read_again(settings: "Settings", request: Request, wait: bool, as_json: bool) -> None:
@@ -118,10 +137,12 @@ def _send(settings: "Settings", message: str) -> str:
 
 def _steer(settings: "Settings", verb: str, identity: str) -> list[Facts]:
     """Pause, resume or cancel, and see that it is obeyed. Raises ConfigError where there is no such backfill."""
+    from snapshots.control import control_key
+
     chosen = {job["id"] for job in _backfills(settings) if identity in (job["id"], "all" if _open(job) else "")}
     if not chosen and identity != "all":
         raise ConfigError(f"There is no backfill {identity}.", "List them with: millrace backfill")
-    _send(settings, steer(verb, identity))
+    _send(settings, steer(verb, identity, control_key(settings.state)))
     deadline = time.monotonic() + _STEER_SECONDS
     while True:
         meant = [job for job in _backfills(settings) if job["id"] in chosen]

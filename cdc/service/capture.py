@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import cdc.log
-from cdc.capture import key_marks, publication, slot, watch
+from cdc.capture import captured, key_marks, publication, slot, watch
 from cdc.capture.connect import Connection, connect
 from cdc.capture.partitions import Partitions
 from cdc.capture.publication import Publication
@@ -26,7 +26,7 @@ from cdc.ports import LogWriter
 from cdc.service import lean, part, resync
 from cdc.service.budgets import BudgetedLog, DiskBudget
 from cdc.service.capture_status import CaptureStatus
-from cdc.service.following import Following, publish, refuse_unready
+from cdc.service.following import Following, publish, refuse_unready, unobstructed, waiting_of
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
 from snapshots.initial import EXACT_MARK, Ending, run_initial
@@ -48,7 +48,8 @@ def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
 
 
 def _status(settings: Settings, log: LogWriter) -> CaptureStatus:
-    return CaptureStatus(settings.state, log.progress().marks.get(EXACT_MARK, ""))
+    marks = log.progress().marks
+    return CaptureStatus(settings.state, marks.get(EXACT_MARK, ""), waiting_of(settings.source, marks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,15 @@ class Capture:
     def preflight(self, fresh: bool) -> None:
         """Raise SourceRefused with everything that doctor finds wrong.
 
-        Slot and publication of a log that goes on are judged by what the log knows of them instead.
+        Slot and publication of a log that goes on are judged by what the log knows of them instead, and a table that it
+        has captured waits where it cannot be captured any more.
         """
-        with connect(self.settings.source):
-            pass  # an unreachable source is tried again, not refused
-        refuse_unready(self.settings.source, frozenset({"slot"} if fresh else {"slot", "publication"}))
+        source, before = self.settings.source, self._published_before()
+        with connect(source) as connection:  # an unreachable source is tried again, not refused
+            if not fresh and before is not None:
+                source = unobstructed(connection, source, self.log, before)
+        if source.tables or not self.settings.source.tables:
+            refuse_unready(source, frozenset({"slot"} if fresh else {"slot", "publication"}))
 
     def _published_before(self) -> Publication | None:
         stored = self.log.progress().marks.get(publication.MARK)
@@ -87,15 +92,16 @@ class Capture:
         """The publication at a later start, and what it is now noted in the log."""
         if before is not None:
             return publish(self.settings.source, before, self.log)
-        with connect(self.settings.source) as connection:
-            return publication.ensure(connection, self.settings.source)
+        source = self.settings.source
+        with connect(source) as connection:
+            return publication.ensure(connection, source).of({table.name for table in source.tables})
 
     def _begun(self) -> Publication:
         """Publication, slot and first snapshot. A start that fails before the log knows them leaves neither behind."""
         source, stored = self.settings.source, self.log.progress().marks.get(publication.MARK)
         with connect(source) as connection:
             existed = publication.read(connection, source.publication) is not None
-            published = publication.ensure(connection, source)
+            published = publication.ensure(connection, source).of({table.name for table in source.tables})
         try:
             self.begin(published)
         except BaseException:
@@ -129,6 +135,8 @@ class Capture:
         self.status.publish()  # before any row: nobody may take what the stores are about to get for all of it
         stored = self.log.progress().marks.get(slot.MARK)
         noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
+        for table in captured.waiting(self.log.progress().marks):  # the snapshot brings it too
+            noted |= captured.marked(table, None)
         try:
             with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
                 marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
@@ -168,6 +176,8 @@ class Capture:
     def _follow(self, published: Publication, before: Publication) -> None:
         """The stream, and beside it: backfills, a look at slot and publication, and the log's upkeep."""
         source, clock = self.settings.source, SystemClock()
+        left = {entry.table for entry in before.tables} - {table.name for table in source.tables}
+        leaving = frozenset() if published.all_tables else frozenset(left)
         backfills = Backfills(self.settings, self.log, clock)
         reader = Reader(
             source,
@@ -176,16 +186,16 @@ class Capture:
             self.settings.state / "scratch",
             masking=masking_of(source),
             listener=backfills,
-            known=[entry.table for entry in before.tables],
+            known=leaving,
         )
         side = watch.Watch(source, published, reader.fail)
-        following = Following(self.settings, self.log, reader, side, backfills, published, self.stop)
+        following = Following(self.settings, self.log, reader, side, backfills, published, self.stop, leaving=leaving)
         side.absent = following.absent
         partitions = Partitions(lambda: [table.name for table in following.settings.source.tables], self.log)
 
         def also(connection: Connection) -> None:
-            partitions.look(connection)
             following.look(connection)
+            partitions.look(connection)
 
         side.also = also
         self.status.follow(reader, side, backfills, following, partitions)

@@ -1,16 +1,18 @@
 """What the capture process says of itself, about once a second."""
 
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Self
 
+from cdc.capture.captured import Reason
 from cdc.capture.partitions import Partitions
 from cdc.capture.reader import Reader, ReaderStatus
 from cdc.capture.watch import Watch
-from cdc.model import format_lsn
+from cdc.model import TableId, format_lsn
 from cdc.service import status
 from cdc.service.following import Following
 from snapshots.chunked import Backfills
@@ -22,12 +24,15 @@ _EVERY = 1.0
 class CaptureStatus:
     """Publishes `status/capture.json` from a thread of its own, from `with` to its end."""
 
-    def __init__(self, state: Path, history_exact_from: str) -> None:
+    def __init__(
+        self, state: Path, history_exact_from: str, tables_waiting: Mapping[TableId, Reason] | None = None
+    ) -> None:
         self._folder = state
         self._state, self._trouble = "starting", ""
         self.history_exact_from = history_exact_from
         """As the log knew it at the start: what counts until backfills go on with it. Said from the first word on:
         without it, positions would count as where nobody takes a snapshot."""
+        self._tables_waiting = tables_waiting or {}
         self._snapshot: SnapshotProgress | None = None
         self._reader: Reader | None = None
         self._watch: Watch | None = None
@@ -83,6 +88,8 @@ class CaptureStatus:
             facts["history_exact_from"] = self._backfills.history_exact_from
         if self._partitions is not None:
             facts["notices"] = [str(notice) for notice in self._partitions.said]
+        waiting = self._tables_waiting if self._following is None else self._following.waiting()
+        facts["tables_waiting"] = {str(table): asdict(reason) for table, reason in sorted(waiting.items())}
         if self._following is not None:
             facts["captured"] = [str(table.name) for table in self._following.settings.source.tables]
             facts["tables_outcome"] = self._following.outcome

@@ -6,28 +6,35 @@ the stream, when nothing is on its way. A crash in the middle is mended by the n
 
 import logging
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from cdc import failpoint
-from cdc.capture import catalog, doctor, key_marks, publication
-from cdc.capture.connect import Connection, connect
+from cdc.capture import captured, catalog, doctor, key_marks, publication
+from cdc.capture.captured import Reason
+from cdc.capture.connect import Connection, connect, explained
 from cdc.capture.doctor import Verdict
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.capture.watch import Watch
 from cdc.config import Settings, SourceSettings
-from cdc.errors import ConfigError, MillraceError, SourceError, SourceRefused
-from cdc.model import LOG_SCHEMA, Entry, TableId
+from cdc.errors import ConfigError, LogFull, MillraceError, SourceError, SourceRefused
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId, parse_lsn
 from cdc.ports import LogWriter, Schemas
+from cdc.service import obstacles
 from cdc.service.part import News
 from snapshots import jobs
 from snapshots.chunked import Backfills
-from snapshots.rows import masking_of
+from snapshots.jobs import Job
+from snapshots.rows import describe, masking_of
 
 _LOCK_SECONDS = 10
 """An ALTER PUBLICATION waits behind a vacuum of the table; the stream waits with it, so not for long."""
 _LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 30.0
+"""After a change that nobody asked for has failed, perhaps behind a lock: every try interrupts the stream."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,31 +46,85 @@ def refuse_unready(source: SourceSettings, known: frozenset[str]) -> None:
         raise SourceRefused(f"The source is not ready: {said}.", " ".join(found.remedy for found in failed))
 
 
-def publish(source: SourceSettings, stored: Publication, log: LogWriter) -> Publication:
-    """Make the publication send the configured tables, and note in the log what it is, and which tables begin again:
-    those that were made again, and those whose key was replaced.
+def unobstructed(connection: Connection, source: SourceSettings, log: LogWriter, stored: Publication) -> SourceSettings:
+    """The source without the captured tables that something is in the way of: those wait, the others flow."""
+    return without(source, _obstacles(connection, source, log, stored))
 
+
+def without(source: SourceSettings, tables: Collection[TableId]) -> SourceSettings:
+    """The source with these tables left out."""
+    return source.model_copy(update={"tables": tuple(table for table in source.tables if table.name not in tables)})
+
+
+def _obstacles(
+    connection: Connection,
+    source: SourceSettings,
+    log: LogWriter,
+    stored: Publication,
+    remade: Collection[TableId] = frozenset(),
+) -> dict[TableId, Reason]:
+    """What is in the way of tables that the log has captured before; a new one is refused instead."""
+    waiting = captured.waiting(log.progress().marks).keys()
+    tables = {entry.table for entry in stored.tables} | waiting
+    found = publication.read(connection, source.publication)
+    anew = waiting | set(remade)
+    return obstacles.find(connection, source, tables, anew=anew, schemas=log.schemas, published=found)
+
+
+def publish(
+    source: SourceSettings, stored: Publication, log: LogWriter, again: Collection[TableId] = frozenset()
+) -> Publication:
+    """Make the publication send the configured tables, and note in the log what it is, which tables wait, and which
+    begin again: those of `again`, those that were made again, and those whose key was replaced.
+
+    A table that waits is taken out, so that the source's application goes on with it, whatever it lacks.
     Raises SourceRefused where anything but the list of tables differs from `stored`.
     """
-    before = key_marks.noted(log)
+    before, keys_before = captured.waiting(log.progress().marks), key_marks.noted(log)
     with connect(source) as connection:
         connection.execute(f"set lock_timeout = '{_LOCK_SECONDS}s'".encode())
         remade = made_again(connection, _absent(connection, source, stored), log.schemas)
-        kept = tuple(entry for entry in stored.tables if entry.table not in remade)
-        found = publication.follow(connection, source, replace(stored, tables=kept))
-        now = key_marks.current(connection, source.tables)
+        found_now = _obstacles(connection, source, log, stored, remade)
+        still = {name: reason for name, reason in before.items() if name not in again}
+        waits = {table.name: still[table.name] for table in source.tables if table.name in still} | found_now
+        active = without(source, waits)
+        begun = {*remade, *again} - waits.keys()
+        kept = {entry.table for entry in stored.tables} - begun - waits.keys()
+        found = publication.follow(connection, active, stored.of(kept)).of({table.name for table in active.tables})
+        for table in active.tables:
+            if table.name in begun:  # known by its oid from here on
+                describe(connection, table, masking_of(source)).recorded(log.schemas)
+        keys_now = key_marks.current(connection, source.tables)
     failpoint.reached("tables.published")
-    rekeyed = key_marks.replaced(now, before)
-    for table in rekeyed:
-        old, new = (", ".join(known[str(table)]) for known in (before, now))
-        _log.warning("Table %s is keyed by %s and was by %s: it begins again under its new key.", table, new, old)
-    sent = {entry.table for entry in found.tables} - {*remade, *rekeyed}
-    left = jobs.left(entry.table for entry in stored.tables if entry.table not in sent)
-    marks = {publication.MARK: found.mark(), key_marks.MARK: key_marks.mark(now, before, source.tables), **left}
+    begun |= _rekeyed(keys_now, keys_before) - waits.keys()
+    sent = {entry.table for entry in found.tables} - begun
+    left = jobs.left({entry.table for entry in stored.tables if entry.table not in sent} | begun)
+    over = {name: text for table in before.keys() - waits.keys() for name, text in captured.marked(table, None).items()}
+    keys = key_marks.mark(keys_now, keys_before, source.tables)
+    marks = {publication.MARK: found.mark(), key_marks.MARK: keys, **left, **over, **_told(before, waits)}
     if left or any(log.progress().marks.get(name) != text for name, text in marks.items()):
         log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, marks))
         failpoint.reached("tables.noted")
     return found
+
+
+def _rekeyed(now: key_marks.Keys, before: key_marks.Keys) -> set[TableId]:
+    """The tables whose key was replaced; said in the log lines."""
+    found = key_marks.replaced(now, before)
+    for table in found:
+        old, new = (", ".join(known[str(table)]) for known in (before, now))
+        _log.warning("Table %s is keyed by %s and was by %s: it begins again under its new key.", table, new, old)
+    return set(found)
+
+
+def _told(before: Mapping[TableId, Reason], now: Mapping[TableId, Reason]) -> dict[str, str]:
+    """The marks of tables that wait for a reason which the log does not know; said in the log lines too."""
+    marks: dict[str, str] = {}
+    for table, reason in now.items():
+        if before.get(table) != reason:
+            _log.warning("Table %s waits: %s", table, reason)
+            marks |= captured.marked(table, reason)
+    return marks
 
 
 def _absent(connection: Connection, source: SourceSettings, stored: Publication) -> list[TableId]:
@@ -80,6 +141,16 @@ def made_again(connection: Connection, tables: Sequence[TableId], schemas: Schem
     return [table for table in tables if table in here and known.get(table, here[table]) != here[table]]
 
 
+def waiting_of(
+    source: SourceSettings, marks: Mapping[str, str], every: Iterable[Job] | None = None
+) -> dict[TableId, Reason]:
+    """The captured tables that are not followed, each with the reason: they wait, or begin again. `every` are the
+    backfills, if not as the log knows them."""
+    names = {table.name for table in source.tables}
+    found = jobs.beginning_again(jobs.known(marks).values() if every is None else every) | captured.waiting(marks)
+    return {table: reason for table, reason in found.items() if table in names}
+
+
 @dataclass(slots=True)
 class Following:
     """The tables of a running capture. `follow` from any thread but the reader's; `run` is a thread of its own."""
@@ -93,19 +164,26 @@ class Following:
     stop: threading.Event
     outcome: dict[str, object] = field(default_factory=dict)
     """How the last change of tables went, for the status."""
+    leaving: frozenset[TableId] = frozenset()
+    """Tables besides the configured ones whose last changes may still be under way."""
     _again: threading.Event = field(default_factory=threading.Event)
-    _dropped: frozenset[TableId] = frozenset()
+    _ready: dict[TableId, Lsn] = field(default_factory=dict)
+    """Tables that wait although nothing is in their way any more, each with the LSN that the stream has to pass."""
+    _oids: dict[TableId, int] = field(default_factory=dict)
+    """The captured tables as the last look saw them."""
 
     def run(self, news: News) -> None:
         """Take over what the pipeline file says whenever it is news, and tables that were made again, until `stop`."""
+        earliest = 0.0
         while not self.stop.wait(_LOOK_SECONDS):
             settings = news()
-            if settings is None and not self._again.is_set():
+            if settings is None and not (self._again.is_set() and time.monotonic() >= earliest):
                 continue
             self._again.clear()
             try:
                 self.follow(settings or self.settings)
             except MillraceError as error:
+                earliest = time.monotonic() + _RETRY_SECONDS
                 _log.error("The tables stay as they were: %s", error)
                 self.outcome = {"ok": False, "message": error.message, "remedy": error.remedy}
 
@@ -124,15 +202,18 @@ class Following:
             known = frozenset({"slot", "publication", "slots", "senders"})
             refuse_unready(source.model_copy(update={"tables": tuple(added)}), known)
         done, refused = threading.Event(), list[SourceError]()
+        again = {table.name for table in source.tables} & self._beginning()
 
         def change() -> None:
             try:
                 with self.side.averted() as expect:
-                    self.published = publish(source, self.published, self.log)
+                    self.published = publish(source, self.published, self.log, again)
                     expect(self.published)
-                self.reader.follow(source, masking)
-                self.backfills.follow(settings, self.log.progress().marks)
+                self.leaving = self._still_leaving(source)
+                self.reader.follow(source, masking, self.leaving)
+                self.backfills.follow(settings, self.log)
                 self.settings = settings
+                self._ready = {table: lsn for table, lsn in self._ready.items() if table not in again}
             except SourceError as error:
                 refused.append(error)
             finally:
@@ -148,28 +229,69 @@ class Following:
         _log.info("Capturing %d tables: %s", len(names), ", ".join(names))
         self.outcome = {"ok": True, "message": "", "tables": names}
 
+    def _still_leaving(self, source: SourceSettings) -> frozenset[TableId]:
+        """A publication of all tables goes on sending what the pipeline gave up: nothing of that is wanted."""
+        if self.published.all_tables:
+            return frozenset()
+        before = {table.name for table in self.settings.source.tables}
+        return (self.leaving | before) - {table.name for table in source.tables}
+
+    def _beginning(self) -> set[TableId]:
+        """The tables that may begin again: the stream has passed all that was in their way."""
+        passed = self.reader.status.watermark
+        return {table for table, lsn in self._ready.items() if passed >= lsn}
+
+    def waiting(self) -> dict[TableId, Reason]:
+        """The captured tables that are not followed for now, each with the reason."""
+        return waiting_of(self.settings.source, self.log.progress().marks, self.backfills.jobs())
+
     def look(self, connection: Connection) -> None:
-        """Have tables whose key was replaced begin again."""
-        now = key_marks.current(connection, self.settings.source.tables)
-        if key_marks.replaced(now, key_marks.marked(self.log)):
+        """Find, each time that the source is looked at, tables that have to wait, and those that wait no longer."""
+        names = {table.name for table in self.settings.source.tables}
+        listed = {entry.table for entry in self.published.tables}
+        self._note_made_again(connection, names)
+        found = _obstacles(connection, self.settings.source, self.log, self.published)
+        waiting = captured.waiting(self.log.progress().marks).keys() & names
+        if free := waiting - found.keys():
+            here = self._position(connection)
+            self._ready = {table: self._ready.get(table, here) for table in free}
+        else:
+            self._ready = {}
+        keys = key_marks.current(connection, self.settings.source.tables)
+        rekeyed = key_marks.replaced(keys, key_marks.marked(self.log))
+        if found.keys() & listed or found.keys() - waiting or rekeyed or self._beginning():
             self._again.set()
+
+    def _note_made_again(self, connection: Connection, tables: Collection[TableId]) -> None:
+        """Tables that are others than at the last look, or than the log knows them, wait and begin again.
+
+        A publication of all tables sends them under their name as if nothing had happened.
+        """
+        oids = {fact.table: fact.oid for fact in catalog.tables(connection, tables) if fact.leaf_of is None}
+        known = {schema.table: schema.oid for schema in self.log.schemas.newest() if schema.oid} | self._oids
+        waiting = captured.waiting(self.log.progress().marks)
+        made = {table for table, oid in oids.items() if known.get(table, oid) != oid and table not in waiting}
+        reason = "It is read again by itself."
+        notes = {table: Reason(f"Table {table} was dropped and made again.", reason) for table in made}
+        if notes:
+            with suppress(LogFull):  # noticed again at the next look
+                self.log.append(Entry(LOG_SCHEMA.empty_table(), self.log.progress().end, _told(waiting, notes)))
+                self._oids |= oids
+        else:
+            self._oids |= oids
+
+    @staticmethod
+    def _position(connection: Connection) -> Lsn:
+        """Where the source is now: what was seen of its catalog is below."""
+        with explained("Asking for the server's position"):
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+        return parse_lsn(row[0]) if row is not None else ZERO_LSN
 
     def absent(self, connection: Connection, tables: Sequence[TableId]) -> bool:
-        """Whether it is in order that the publication has lost these tables: they were dropped.
-
-        Those that were made again meanwhile are followed anew, and so will be the others when they are.
-        """
-        here = {facts.table for facts in catalog.tables(connection, tables)}
-        remade = made_again(connection, tables, self.log.schemas)
-        if here - set(remade):
-            return False
-        gone = frozenset(tables) - here
-        for table in gone - self._dropped:
-            _log.warning("Table %s was dropped; its rows stay in the stores until it is made again.", table)
-        self._dropped = gone
-        if remade:
-            self._again.set()
-        return True
+        """Whether it is in order that the publication has lost these tables: they wait, or were made again."""
+        obstructed = _obstacles(connection, self.settings.source, self.log, self.published)
+        excused = obstructed.keys() | captured.waiting(self.log.progress().marks).keys()
+        return not set(tables) - excused - set(made_again(connection, tables, self.log.schemas))
 
 
 def refuse_other_changes(before: SourceSettings, after: SourceSettings) -> None:

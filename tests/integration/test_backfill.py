@@ -9,10 +9,22 @@ import psycopg
 import pytest
 
 from cdc.model import TableId
+from cdc.service.excepted import unfinished
 from snapshots import pace
 from snapshots.reader import TableReader
-from snapshots.requests import Request
-from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, marks, own, write_once, writers
+from snapshots.requests import Request, steer
+from tests.backfill_scene import (
+    FILL,
+    ITEM,
+    ITEMS,
+    SAY,
+    assert_right,
+    backfilling,
+    marks,
+    own,
+    write_once,
+    writers,
+)
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 from tests.seeds import seeds
@@ -136,14 +148,36 @@ def test_a_part_of_a_table_is_read_again(snapshotted: Rig, request_: Request, id
     assert sorted(reads(snapshotted)) == ids
 
 
-def test_a_condition_without_our_signature_is_not_run(snapshotted: Rig) -> None:
-    """Whoever may connect may send messages; a condition would run with our privileges."""
-    with backfilling(snapshotted) as scene:
-        forged = scene.ask(Request(ITEM, where="true"), key=b"guessed")
-        scene.wait(scene.ask(Request(ITEM, keys=(("1",),)), key=b"guessed"))
-        assert scene.job(forged)["state"] == "unknown"
+def test_a_request_without_our_signature_is_not_obeyed(incremental: Rig, small_chunks: None) -> None:
+    """Whoever may connect may send messages, of any role: neither a condition, nor a cancelled first snapshot."""
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
+        incremental.ask(SAY, '{"cancel": "all"}')
+        incremental.ask(SAY, steer("cancel", "all", b"guessed"))
+        forged = [scene.ask(Request(ITEM, where=where), key=b"guessed") for where in ("true", "")]
+        scene.wait(own())
         scene.catch_up()
-    assert reads(snapshotted) == [1]
+        assert [scene.job(identity)["state"] for identity in forged] == ["unknown", "unknown"]
+    assert_right(incremental)
+
+
+def test_a_cancelled_first_snapshot_is_said_to_be_unfinished_and_can_be_resumed(
+    incremental: Rig, small_chunks: None
+) -> None:
+    with backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
+        scene.tell("cancel", "all")
+        scene.wait(own(), "cancelled")
+        scene.catch_up()
+    with backfilling(incremental) as scene:
+        for _ in range(30):
+            forgotten = scene.ask(Request(ITEM, keys=(("1",),)))
+        scene.wait(forgotten)
+        assert [job["id"] for job in unfinished({"backfills": scene.backfills.facts()})] == [own()]
+        scene.tell("resume", own())
+        wait_until(lambda: not unfinished({"backfills": scene.backfills.facts()}), 20, "the first snapshot is whole")
+        scene.catch_up()
+    assert_right(incremental)
 
 
 @pytest.mark.parametrize(

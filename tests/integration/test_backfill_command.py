@@ -16,6 +16,9 @@ import yaml
 
 from cdc.cli import main
 from cdc.errors import ConfigError
+from cdc.model import TableId
+from snapshots.control import control_key
+from snapshots.requests import Request, Steer, understand
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, RunProgram, wait_until
 
@@ -90,6 +93,29 @@ def test_a_wrong_request_is_refused_before_it_is_sent(tmp_path: Path, arguments:
     config.write_text(yaml.safe_dump({"source": {"port": 1, "tables": ["public.items"]}}))
     with pytest.raises(ConfigError, match=re.escape(said)):
         main.app(["backfill", *arguments, "--config", str(config)], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("public.items", "--keys", "17"), Request(TableId("public", "items"), keys=(("17",),))),
+        (("public.items", "--where", "v = 'it''s'"), Request(TableId("public", "items"), where="v = 'it''s'")),
+        (("--cancel", "all"), Steer("cancel", "all")),
+    ],
+    ids=["keys", "condition", "cancel"],
+)
+def test_a_request_can_be_had_as_signed_sql(
+    rig: Rig, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], meant: object
+) -> None:
+    key = control_key(rig.state, create=True)
+    config = rig.state.parent / "millrace.yaml"
+    sections = {"state": str(rig.state), "source": {"port": 1, "tables": ["public.items"]}}
+    config.write_text(yaml.safe_dump(sections))
+    main.app(["backfill", *arguments, "--sql", "--config", str(config)], standalone_mode=False)
+    statement = capsys.readouterr().out.strip()
+    found = re.fullmatch(r"select pg_logical_emit_message\(true, 'millrace', (.*)\);", statement)
+    assert found is not None
+    assert understand(rig.ask(f"select {found[1].replace('%', '%%')}").encode(), key) == meant
 
 
 SLOWLY = ("--where", "pg_sleep(2) is not null")

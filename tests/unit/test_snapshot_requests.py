@@ -30,9 +30,17 @@ def test_a_signed_request_is_understood_as_it_was_meant(request: Request) -> Non
 
 
 @given(requests)
-def test_a_condition_needs_our_signature(request: Request) -> None:
-    understood = understand(ask(request, b"another").encode(), KEY)
-    assert isinstance(understood, Refused) if request.where else understood == request
+def test_a_request_needs_our_signature(request: Request) -> None:
+    assert isinstance(understand(ask(request, b"another").encode(), KEY), Refused)
+    assert isinstance(understand(json.dumps({"backfill": request.facts()}).encode(), KEY), Refused)
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])
+def test_steering_needs_our_signature(verb: str) -> None:
+    assert isinstance(understand(json.dumps({verb: "all"}).encode(), KEY), Refused)
+    assert isinstance(understand(steer(verb, "all", b"another").encode(), KEY), Refused)
+    said = json.loads(steer("pause", "1F", KEY))
+    assert isinstance(understand(json.dumps({verb: "all", "signature": said["signature"]}).encode(), KEY), Refused)
 
 
 def test_a_condition_put_into_a_signed_request_is_refused() -> None:
@@ -52,7 +60,7 @@ def test_no_message_does_harm(content: bytes) -> None:
 def test_every_message_of_ours_is_understood() -> None:
     assert understand(edge(True, "t").encode(), KEY) == Edge(True, "t")
     assert understand(edge(False, "t").encode(), KEY) == Edge(False, "t")
-    assert understand(steer("pause", "all").encode(), KEY) == Steer("pause", "all")
+    assert understand(steer("pause", "all", KEY).encode(), KEY) == Steer("pause", "all")
     assert understand(ended("1", "t", "why").encode(), KEY) == Ended("1", "t", "why")
 
 

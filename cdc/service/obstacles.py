@@ -1,0 +1,97 @@
+"""Why captured tables cannot be followed for now, as the source's catalog shows it: looked at from the side.
+
+What the stream shows of it comes earlier or later than this, by as much as capture is behind.
+"""
+
+from collections.abc import Collection, Iterator
+
+from cdc.capture import catalog, identity
+from cdc.capture.captured import Reason, renamed
+from cdc.capture.catalog import TableFacts
+from cdc.capture.connect import Connection, explained
+from cdc.capture.policy import refusal
+from cdc.capture.publication import Publication
+from cdc.config import SourceSettings, TableSettings
+from cdc.model import TableId
+from cdc.ports import Schemas
+from snapshots.rows import describe, masking_of
+
+_NAMES = """
+select c.oid::bigint, n.nspname::text, c.relname::text from pg_catalog.pg_class c
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = any(%s::oid[])
+"""
+
+
+def find(
+    connection: Connection,
+    source: SourceSettings,
+    tables: Collection[TableId],
+    *,
+    anew: Collection[TableId],
+    schemas: Schemas,
+    published: Publication | None,
+) -> dict[TableId, Reason]:
+    """What is in the way of which of these tables; `anew` are those that are to begin again.
+
+    The columns of those are looked at too: of others the stream says in its place what the schema policy refuses.
+    """
+    chosen = [table for table in source.tables if table.name in tables]
+    facts = catalog.tables(connection, (table.name for table in chosen))
+    here = {fact.table for fact in facts}
+    found = dict(_gone(connection, [table.name for table in chosen if table.name not in here], schemas))
+    found |= _partitions(connection, source, here & set(tables), published)
+    found |= {name: reason for name, reason in _unfit(facts, source, published) if name not in found}
+    for table in chosen:
+        if table.name in anew and table.name not in found:
+            found |= _refused(connection, source, table, schemas)
+    return found
+
+
+def _gone(connection: Connection, tables: list[TableId], schemas: Schemas) -> Iterator[tuple[TableId, Reason]]:
+    """Tables that do not exist by their name: under another one, or not at all."""
+    if not tables:
+        return
+    oids = {schema.table: schema.oid for schema in schemas.newest() if schema.oid}
+    known = [oids[table] for table in tables if table in oids]
+    with explained("Reading the catalog"):
+        names = {oid: TableId(*name) for oid, *name in connection.execute(_NAMES, (known,)).fetchall()}
+    for table in tables:
+        name = names.get(oids.get(table, 0))
+        yield table, _dropped(table) if name is None else renamed(table, name)
+
+
+def _dropped(table: TableId) -> Reason:
+    return Reason(
+        f"Table {table} was dropped: its rows stay in the stores.",
+        "Make it again, and it begins again with the rows that it has then; or take it out of source.tables and run: "
+        "millrace reload.",
+    )
+
+
+def _partitions(
+    connection: Connection, source: SourceSettings, tables: Collection[TableId], published: Publication | None
+) -> dict[TableId, Reason]:
+    """Tables whose changes Postgres sends under the name of the partitioned table above them."""
+    roots = {table.name for table in source.tables}
+    if published is not None and published.all_tables:
+        roots |= {entry.table for entry in published.tables}
+    above = catalog.ancestors(connection, tables)
+    held = {table: [root for root in names if root in roots] for table, names in above.items()}
+    return {table: identity.partition_of(table, names[-1], source) for table, names in held.items() if names}
+
+
+def _unfit(
+    facts: list[TableFacts], source: SourceSettings, published: Publication | None
+) -> Iterator[tuple[TableId, Reason]]:
+    for fact, message, remedy in identity.unfit_tables(facts, source):
+        harm = ""
+        if published is not None and published.all_tables and not fact.identity_columns and fact.kind != "p":
+            harm = f" Publication {published.name} holds it still: they fail now."
+        yield fact.leaf_of or fact.table, Reason(message + harm, f"{remedy} It is then read again by itself.")
+
+
+def _refused(
+    connection: Connection, source: SourceSettings, table: TableSettings, schemas: Schemas
+) -> dict[TableId, Reason]:
+    refused = refusal(schemas, describe(connection, table, masking_of(source)).layout.schema)
+    return {} if refused is None else {table.name: Reason(refused.message, refused.remedy)}
