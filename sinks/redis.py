@@ -116,7 +116,7 @@ class RedisSink:
 
     def _check_names(self, schema: TableSchema, names: Names) -> None:
         for table, other in self._names.items():
-            if table != schema.table and other.patterns() == names.patterns():
+            if table != schema.table and other.pattern() == names.pattern():
                 raise SinkError(
                     f"sink {self.name!r}: {table} and {schema.table} would share their keys.",
                     "Use {schema} and {table} in `key`, or name them apart in `keys`.",
@@ -212,17 +212,25 @@ class RedisSink:
         self._truncated[table] = version
 
     def _scan(self, names: Names, size: int) -> Iterator[list[str]]:
-        """Names of the table's rows, also of those that left only a version; a name may come twice."""
+        """Names of the table's rows, also of those that left only a version; a name may come twice.
+
+        Only a version proves that a row is ours. In mode `invalidate` rows are the application's by agreement, under
+        the names that rows of the table have: then those are found too.
+        """
         found: list[str] = []
-        for pattern in names.patterns():
+        for pattern in self._patterns(names):
             for key in self._client.scan_iter(match=pattern, count=_SCAN):
-                if row := names.row_found(key.decode()):
+                row = names.row_found(key)
+                if row and not any(other.closer(names, row) for other in self._names.values()):
                     found.append(row)
                 if len(found) >= size:
                     yield found
                     found = []
         if found:
             yield found
+
+    def _patterns(self, names: Names) -> Sequence[str]:
+        return (names.pattern(), names.pattern(versions=False))[: 2 if self._settings.mode == "invalidate" else 1]
 
     def stored(self, schema: TableSchema) -> pa.Table:
         if self._settings.mode == "invalidate":

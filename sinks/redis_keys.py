@@ -30,6 +30,10 @@ _SPECIAL_IN_SETS = re.compile(r"[%:{}\n]")  # sets are listed by lines
 _TEXT_NULL = "%6Eull"
 _GLOB = re.compile(r"([\\*?\[\]^])")
 _BACKSLASH = r"\\\1"
+_PART = r"(?:[^%:{}]|%[0-9A-F]{2})*"
+"""What `encoded` gives, as a pattern."""
+_DIGITS = r"(?:-?[0-9]+|null)"
+_INTEGERS = frozenset({"int2", "int4", "int8"})
 _LONGEST_VALUE = 512
 _NOT_PLAIN = r'["\\%:{}]'
 """Found in the text of a key that must be taken apart or encoded."""
@@ -83,8 +87,12 @@ class Names:
     """How the names of the table's sets begin."""
     together: bool
     """Whether all rows and sets of the table are in one cluster slot."""
-    nulls: bool = False
+    nulls: bool
     """Whether parts of a key may be null: the whole row is the key."""
+    shape: re.Pattern[str]
+    """What the whole name of a row of this table looks like: the template around one encoded part per key column."""
+    any_key: re.Pattern[str]
+    """The same of a row under whichever key the table has had."""
 
     @classmethod
     def of(cls, schema: TableSchema, prefix: str, template: str) -> "Names":
@@ -105,6 +113,8 @@ class Names:
             f"{prefix}{RESERVED}by:" + (f"{{{tag}}}:" if tag and "{" not in prefix else "") + named,
             bool(tag) and "{key}" not in tag,
             schema.keyed_by_row,
+            re.compile(f"{re.escape(prefix + before)}{_parts(schema)}{re.escape(after)}"),
+            re.compile(f"{re.escape(prefix + before)}{_PART}(?::{_PART})*{re.escape(after)}"),
         )
 
     def row(self, key: str) -> str:
@@ -155,13 +165,31 @@ class Names:
         """The cluster slot of a row and its version."""
         return key_slot(row.encode())
 
-    def patterns(self) -> Sequence[str]:
-        """Patterns for SCAN that find every row and every version of the table."""
+    def pattern(self, versions: bool = True) -> str:
+        """The pattern for SCAN that finds every version of the table, or every row; and names of others beside them."""
         row = f"{escaped(self.before)}*{escaped(self.after)}"
-        return row, f"{escaped(self.mark)}{row}{self.mark_end}"
+        return f"{escaped(self.mark)}{row}{self.mark_end}" if versions else row
 
-    def row_found(self, name: str) -> str | None:
-        """The row that a name found by SCAN belongs to; None for a key of another purpose."""
+    def row_found(self, found: bytes) -> str | None:
+        """The row that a name found by SCAN belongs to; None for a key of another table or purpose.
+
+        The trap: an application may have keys of its own that fit the pattern, `user:42:cart` beside `user:{key}`.
+        """
+        try:
+            name = found.decode()
+        except UnicodeDecodeError:  # ours never are
+            return None
         if name.startswith(self.mark):
-            return self.row_of(name)
-        return None if name.startswith(self.prefix + RESERVED) else name
+            row = self.row_of(name)
+            return row if self.any_key.fullmatch(row) else None
+        return name if self.shape.fullmatch(name) and not name.startswith(self.prefix + RESERVED) else None
+
+    def closer(self, other: "Names", row: str) -> bool:
+        """Whether a row that fits both templates is this table's: of `user:{key}` and `user:cart:{key}` the longer."""
+        return len(self.before) + len(self.after) > len(other.before) + len(other.after) and bool(
+            self.any_key.fullmatch(row)
+        )
+
+
+def _parts(schema: TableSchema) -> str:
+    return ":".join(_DIGITS if column.type.name in _INTEGERS else _PART for column in schema.key or schema.columns)

@@ -128,3 +128,22 @@ def test_the_rights_that_the_documentation_names_suffice(private_redis: MakeRedi
     sink.apply(batch(ITEMS, [change("t", None, 20)]))
     assert sink.stored(ITEMS).num_rows == 0
     assert sink.facts() == {"eviction policy": "unknown"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"lookups": {"public.items": ("label",)}}, {"form": "hash"}])
+def test_a_truncate_deletes_only_rows_that_millrace_wrote(redis_url: str, settings: dict[str, Any]) -> None:
+    """Also not a key of the application that could be a row's, and not the rows of a table with a longer name."""
+    carts = table("carts")
+    sink = opened(redis_url, keys={"public.items": "user:{key}", "public.carts": "user:cart:{key}"}, **settings)
+    sink.prepare(carts)
+    client = redis.Redis.from_url(redis_url)
+    client.rpush("user:42:cart", "socks")
+    client.set("user:7", "the application's")
+    sink.apply(batch(ITEMS, [change("u", f'{{"id":{key}}}', 10, f'{{"id":{key},"label":"a"}}') for key in (1, 42)]))
+    sink.apply(batch(carts, [change("u", '{"id":1}', 10, '{"id":1,"label":"b"}', table="public.carts")]))
+    assert sink.stored(ITEMS).num_rows == 2
+    sink.apply(batch(ITEMS, [change("t", None, 20)]))
+    assert client.exists("user:1", "user:42") == 0
+    assert client.exists("user:42:cart", "user:7", "user:cart:1") == 3
+    assert sink.stored(ITEMS).num_rows == 0
+    assert sink.stored(carts).num_rows == 1

@@ -67,6 +67,18 @@ def test_a_truncate_empties_the_cache_of_the_table_only(redis_url: str) -> None:
     assert [client.exists(name) for name in ("public.items:1", "public.items:2", "public.other:1")] == [0, 0, 1]
 
 
+def test_a_truncate_leaves_keys_alone_that_no_row_of_the_table_can_have(redis_url: str) -> None:
+    sink, client = opened(redis_url, keys={"public.items": "item:{key}"}), redis.Redis.from_url(redis_url)
+    others = ["item:42:cart", "item:settings", b"item:\xff", "item:4 2", "items:1"]
+    for name in ("item:42", "item:-7", *others):
+        client.set(name, "filled by the application")
+    sink.apply(batch(ITEMS, [row(42, 10)]))
+    client.set("item:42", "filled again")
+    sink.apply(batch(ITEMS, [change("t", None, 20)]))
+    assert not client.exists("item:42", "item:-7")
+    assert client.exists(*others) == len(others)
+
+
 @pytest.mark.parametrize("mode", ["invalidate", "rows"])
 def test_the_changed_keys_are_published_once_each(redis_url: str, mode: Any) -> None:
     sink = open_sink(RedisSettings(url=redis_url, mode=mode, channel="changes"), SinkContext(Path("unused")))
