@@ -31,7 +31,7 @@ def format_lsn(lsn: Lsn) -> str:
 
 
 class Op(StrEnum):
-    """What happened to the row: Debezium's letters."""
+    """What happened to the row: Debezium's letters, and one of our own."""
 
     INSERT = "c"
     UPDATE = "u"
@@ -39,6 +39,8 @@ class Op(StrEnum):
     READ = "r"
     TRUNCATE = "t"
     MESSAGE = "m"
+    REMOVE = "p"
+    """A partition went with its rows: every row of a range with a smaller version is gone (`cdc.key_range`)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -166,7 +168,8 @@ LOG_SCHEMA = pa.schema(
 """A change as a row of Arrow. `key`, `after` and `before` are JSON objects as text.
 
 `unchanged` names the columns that the server did not send (unchanged TOAST): they are absent from `after`,
-and absent is never NULL. `key` is null only for truncates and messages.
+and absent is never NULL. `key` is null only for truncates and messages; of a removed range it is the range's text, a
+JSON array.
 """
 
 PROGRESS_TABLE = "millrace.progress"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NewType, Protocol
 
 import pyarrow as pa
 
+from cdc.key_range import Removal
 from cdc.model import Entry, Lsn, Progress, TableId, TableSchema
 
 if TYPE_CHECKING:
@@ -187,12 +188,14 @@ class Batch:
     """The folded changes of one table: at most one row per key, columns of `sinks.fold.FOLDED`.
 
     `truncated` is the version of the newest truncate in the batch (0: none): every stored row with a smaller
-    version goes, before the rows of the batch are applied.
+    version goes, before the rows of the batch are applied. So goes every stored row that one of `removed` takes; rows
+    of the batch that they take are not in it any more.
     """
 
     schema: TableSchema
     rows: pa.Table
     truncated: int = 0
+    removed: tuple[Removal, ...] = ()
 
 
 class Sink(Protocol):

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -317,6 +317,8 @@ class Applier:
         table = str(batch.schema.table)
         if batch.truncated:
             self._letters.truncate(table, batch.truncated)
+        if batch.removed:
+            self._letters.remove(table, batch.removed)
         parked = self._letters.of_table(table) if self.status.dead_letters else {}
         whole = _onto_letters(batch, parked) if parked else batch
         refused = self._reselected(whole, self._attempted(whole))
@@ -341,8 +343,8 @@ class Applier:
     def _attempted(self, batch: Batch) -> Sequence[RejectedItem]:
         """What the store refuses for ever; all of it, where the policy says to park what a store does not take."""
         try:
-            # no letter can hold a truncate: without it, rows that are gone would stay
-            limit = 0 if batch.truncated and self._retry.then == "park" else self._retry.attempts
+            # no letter can hold a truncate or a removed range: without it, rows that are gone would stay
+            limit = 0 if (batch.truncated or batch.removed) and self._retry.then == "park" else self._retry.attempts
             return self._retried(lambda: self._attempt(batch), limit)
         except GaveUp as error:
             if self._retry.then == "stop":
@@ -502,4 +504,4 @@ def _onto_letters(batch: Batch, parked: Mapping[str, Letter]) -> Batch:
         after, missing = splice(row["after"], letter.after, row["unchanged"])
         row.update(after=after, unchanged=list(missing))
         changed = True
-    return Batch(batch.schema, pa.Table.from_pylist(rows, schema=FOLDED), batch.truncated) if changed else batch
+    return replace(batch, rows=pa.Table.from_pylist(rows, schema=FOLDED)) if changed else batch

@@ -13,6 +13,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+
+from cdc.key_range import Removal
+
 _TABLE = """
 create table if not exists letters (
     "table" text not null, key text not null, op text not null, after text, unchanged text not null,
@@ -75,6 +79,14 @@ class DeadLetters:
         """Forget what a truncate of the table has overtaken."""
         with self._open() as database:
             database.execute('delete from letters where "table" = ? and version < ?', (table, version))
+
+    def remove(self, table: str, removed: Sequence[Removal]) -> None:
+        """Forget what went with a range of rows."""
+        letters = self.list(table)
+        keys, versions = pa.array([one.key for one in letters]), pa.array([one.version for one in letters], pa.int64())
+        for removal in removed if letters else ():
+            gone = removal.takes(keys, versions).nonzero()[0].tolist()
+            self.resolve(table, [(letters[place].key, letters[place].version) for place in gone])
 
     def of_table(self, table: str) -> dict[str, Letter]:
         """The letters of a table by key."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from pydantic import Field, model_validator
 from cdc.config import SecretField, SinkSettings, TableField
 from cdc.errors import Rejected, SinkError
 from cdc.failpoint import reached
+from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
@@ -42,6 +44,7 @@ from sinks.delta_layout import (
 from sinks.delta_maintenance import Care, Cared, maintain
 from sinks.delta_mark import clear_staging
 from sinks.delta_marks import mark_of
+from sinks.delta_ranges import deletes
 from sinks.delta_spark import merge_by_spark
 from sinks.delta_store import DeltaStore, arrow_schema
 from sinks.delta_write import MergeBySpark, Ways, write
@@ -146,12 +149,19 @@ class DeltaSink:
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
         _refuse_null_keys(given)
+        for removal in batch.removed:
+            self._remove(store, given.layout, removal)
         reached("delta.before_commit")
         done = store.commit(lambda table: self._write(store, table, given))
         reached("delta.after_commit")
         self._caretaker.written(batch.schema)
         if done.rejected:
             raise Rejected(done.rejected)
+
+    def _remove(self, store: DeltaStore, layout: Layout, removal: Removal) -> None:
+        """In commits of their own, before the batch's: a crash in between repeats them, which changes nothing."""
+        for gone in deletes(store.current(), layout, removal):
+            store.commit(partial(self._write, store, given=gone))
 
     def stored(self, schema: TableSchema) -> pa.Table:
         """Live rows under the source's column names, ordered by key; types of sinks.delta_types."""

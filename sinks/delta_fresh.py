@@ -8,6 +8,7 @@ The order of looking is the promise: first how far the sink has come, then the t
 What the sink merges in between is met twice, and versions decide.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.errors import ConfigError, SinkError
+from cdc.key_range import Removal
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Offset
 from sinks.delta_changes import Changes, changes
@@ -24,6 +26,7 @@ from sinks.delta_images import no_values
 from sinks.delta_json import AnyArray
 from sinks.delta_layout import DELETED, VERSION, Evolution, Layout
 from sinks.delta_merge import floor
+from sinks.delta_ranges import deletes, taken
 from sinks.delta_rewrite import decide, fresh, places
 from sinks.delta_spark import frame_of
 from sinks.delta_store import arrow_schema
@@ -129,7 +132,19 @@ def _changed(delta: DeltaTable | None, evolution: Evolution, batch: Batch, trunc
     layout = evolution.layout
     given = changes(batch, layout).after_truncate(truncated)
     stored = layout.arrow.empty_table() if delta is None else _below(delta, given, evolution, truncated)
-    return fresh(stored, given, decide(stored, given))
+    for removal in batch.removed:
+        stored = stored.filter(pa.array(~taken(stored, layout, removal)))
+    newest = fresh(stored, given, decide(stored, given))
+    return newest if delta is None else _with_removed(newest, delta, layout, batch.removed)
+
+
+def _with_removed(rows: pa.Table, delta: DeltaTable, layout: Layout, removed: Sequence[Removal]) -> pa.Table:
+    """The rows, and tombstones of what a removed range takes from the table; of a key that is in both, the row."""
+    for removal in removed:
+        for gone in deletes(delta, layout, removal):
+            new = places(rows, gone.rows, layout.key) < 0
+            rows = pa.concat_tables([rows, gone.rows.select(rows.column_names).filter(pa.array(new))])
+    return rows
 
 
 def _below(delta: DeltaTable, given: Changes, evolution: Evolution, truncated: int) -> pa.Table:

@@ -38,7 +38,7 @@ READ_ORDINAL = 1 << 62
 """Added to the ordinals of rows that were read from the source. A resync ends with a truncate of their own version,
 which must not count as later than they are: it removes what they did not bring."""
 _ORDINAL = f"ordinal + case when op = 'r' then {READ_ORDINAL} else 0 end as ordinal"
-_OP = "case when op in ('d', 't', 'm') then op else 'u' end as op"
+_OP = "case when op in ('d', 't', 'm', 'p') then op else 'u' end as op"
 # Older changes of a partial key weigh nothing, so that they share the sum of the newest one and stay beside it.
 _WEIGHT = "case when place = 1 then 200 + ifnull(octet_length(after), 0) else 0 end"
 _ROWS = ["`table`", "key", "op", "after", "unchanged", "version", "commit_lsn", "commit_ts", "schema_id"]
@@ -49,8 +49,8 @@ def fold(changes: "DataFrame") -> "DataFrame":
     """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`: 1 for the newest change of a key, 2 and on for older.
 
     Older ones are there only for keys whose newest change is partial. Truncates and progress markers have no key, and
-    so come out as one row per table. `bytes` is the size of the batch up to and including the row's key; the marker,
-    which is the last row, has the size of the whole.
+    so come out as one row per table; a removed range has its own text as key, and comes out once. `bytes` is the size
+    of the batch up to and including the row's key; the marker, which is the last row, has the size of the whole.
     One partition, no exchange, one sort: a batch is small, and a shuffle costs more than it saves
     (docs/adr/0010-fold.md).
     """

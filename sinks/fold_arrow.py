@@ -63,5 +63,5 @@ def _partial(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 def _op(column: AnyArray) -> AnyArray:
     """Inserts, updates and reads all mean: the row is now this."""
-    own: AnyArray = pc.is_in(column, value_set=pa.array(["d", "t", "m"]))
+    own: AnyArray = pc.is_in(column, value_set=pa.array(["d", "t", "m", "p"]))
     return pc.if_else(own, column, pa.scalar("u"))

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.key_range import KeyRange, Removal
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Offset, Schemas
 from sinks.fold import FOLDED
@@ -56,10 +57,11 @@ def joined(several: Sequence[Folded]) -> Folded:
             cuts[str(batch.schema.table)] = cut
     rows = pa.concat_tables([FOLDED.empty_table(), *(batch.rows for batch in batches)])
     below = _after_truncates(ranked(rows.append_column("ordinal", pa.array(np.arange(rows.num_rows)))), cuts)
+    removals = _Removals.of(batches)
     return Folded(
         max(folded.reached for folded in several),
         max((folded.newest for folded in several if folded.newest), default=None),
-        list(_batches(below, cuts, lambda table, number: schemas[table, number])),
+        list(_batches(removals.applied(below), cuts, removals, lambda table, number: schemas[table, number])),
         next((folded.offset for folded in reversed(several) if folded.offset), None),
     )
 
@@ -72,9 +74,12 @@ def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     offset = next((Offset(text) for text in markers.column("after").to_pylist() if text), None)
     truncates = pc.equal(changes.column("op"), pa.scalar("t"))
     cuts = {row["table"]: row for row in changes.filter(truncates).to_pylist()}
-    below = _after_truncates(changes.filter(pc.invert(truncates)), cuts)
+    ranges = pc.equal(changes.column("op"), pa.scalar("p"))
+    removals = _Removals.read(changes.filter(ranges))
+    below = _after_truncates(changes.filter(pc.invert(pc.or_(truncates, ranges))), cuts)
     newest = pc.max(changes.column("commit_ts")).as_py()
-    return Folded(Lsn(reached), newest, list(_batches(below, _below_own_rows(cuts), schemas.get)), offset)
+    batches = list(_batches(removals.applied(below), _below_own_rows(cuts), removals, schemas.get))
+    return Folded(Lsn(reached), newest, batches, offset)
 
 
 def merged(rows: pa.Table) -> pa.Table:
@@ -143,21 +148,60 @@ def _below_own_rows(cuts: Mapping[str, Row]) -> dict[str, Row]:
     return {table: {**cut, "version": cut["version"] - 1} for table, cut in cuts.items()}
 
 
-def _batches(below: pa.Table, cuts: Mapping[str, Row], schema_of: SchemaOf) -> Iterator[Batch]:
+@dataclass(frozen=True, slots=True)
+class _Removals:
+    """The ranges removed in a batch, by table and the schema that it had then: the names of their columns are its."""
+
+    of_schema: Mapping[tuple[str, int], tuple[Removal, ...]]
+
+    @classmethod
+    def read(cls, rows: pa.Table) -> "_Removals":
+        """From changes of a removed range; the newest of each range."""
+        found: dict[tuple[str, int], list[Removal]] = {}
+        for row in rows.to_pylist():
+            removal = Removal(KeyRange.parse(row["key"]), row["version"], row["commit_lsn"], row["commit_ts"])
+            found.setdefault((row["table"], row["schema_id"]), []).append(removal)
+        return cls({pair: tuple(removals) for pair, removals in found.items()})
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> "_Removals":
+        """From batches that were folded apart."""
+        found: dict[tuple[str, int], dict[KeyRange, Removal]] = {}
+        for batch in batches:
+            for removal in batch.removed:
+                known = found.setdefault((str(batch.schema.table), batch.schema.id), {})
+                if (older := known.get(removal.range)) is None or older.version < removal.version:
+                    known[removal.range] = removal
+        return cls({pair: tuple(removals.values()) for pair, removals in found.items()})
+
+    def applied(self, rows: pa.Table) -> pa.Table:
+        """Without the rows that they take."""
+        for (table, _), removals in self.of_schema.items():
+            mine = pc.equal(rows["table"], pa.scalar(table)).to_numpy()
+            for removal in removals:
+                taken = mine.copy()
+                own = rows.filter(pa.array(mine))
+                taken[mine] = removal.takes(own["key"], own["version"])
+                rows, mine = rows.filter(pa.array(~taken)), mine[~taken]
+        return rows
+
+
+def _batches(below: pa.Table, cuts: Mapping[str, Row], removals: _Removals, schema_of: SchemaOf) -> Iterator[Batch]:
     rows = merged(below)
     deaths = _deaths(below, rows)
-    pairs = {(table, cut["schema_id"]) for table, cut in cuts.items()}
+    pairs = {(table, cut["schema_id"]) for table, cut in cuts.items()} | set(removals.of_schema)
     groups = rows.group_by(["table", "schema_id"]).aggregate([])
     pairs |= {(group["table"], group["schema_id"]) for group in groups.to_pylist()}
     cut_done: set[str] = set()
     for table, schema_id in sorted(pairs):
         schema = schema_of(TableId.parse(table), schema_id)
         truncated = cuts[table]["version"] if table in cuts and table not in cut_done else 0
+        removed = removals.of_schema.get((table, schema_id), ())
         cut_done.add(table)
         if deaths.num_rows and (gone := _of(deaths, table, schema_id)).num_rows:
-            yield Batch(schema, gone, truncated)
-            truncated = 0
-        yield Batch(schema, _of(rows, table, schema_id) if len(pairs) > 1 else rows, truncated)
+            yield Batch(schema, gone, truncated, removed)
+            truncated, removed = 0, ()
+        yield Batch(schema, _of(rows, table, schema_id) if len(pairs) > 1 else rows, truncated, removed)
 
 
 def _of(rows: pa.Table, table: str, schema_id: int) -> pa.Table:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from cdc.config import SinkSettings
 from cdc.errors import Rejected, RejectedItem
+from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
@@ -74,6 +75,8 @@ class MemorySink:
     def apply(self, batch: Batch) -> None:
         stored = self._store.setdefault(str(batch.schema.table), Stored())
         self._truncate(stored, batch.truncated)
+        for removal in batch.removed:
+            self._remove(stored, removal)
         rejected = [item for row in batch.rows.to_pylist() if (item := self._put(stored, row))]
         if rejected:
             raise Rejected(rejected)
@@ -83,6 +86,12 @@ class MemorySink:
         for key, row in stored.rows.items():
             if row.version < version:
                 stored.rows[key] = Row(version, None)
+
+    def _remove(self, stored: Stored, removal: Removal) -> None:
+        keys = list(stored.rows)
+        versions = pa.array([row.version for row in stored.rows.values()], pa.int64())
+        for place in removal.takes(pa.array(keys, pa.string()), versions).nonzero()[0]:
+            stored.rows[keys[place]] = Row(removal.version, None)
 
     def _put(self, stored: Stored, row: dict[str, object]) -> RejectedItem | None:
         key, version, image = str(row["key"]), int(str(row["version"])), row["after"]

@@ -12,9 +12,11 @@ import orjson
 import pyarrow as pa
 
 from cdc.errors import Lost, Rejected, RejectedItem, SinkError
+from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import images as rows_as
+from sinks import opensearch_ranges
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark
 from sinks.held import Held
@@ -82,6 +84,8 @@ class OpenSearchSink:
 
     def _apply(self, batch: Batch) -> list[RejectedItem]:
         index, route = self._truncate(self._open[batch.schema.table], batch), self._routes[batch.schema.table]
+        for removal in batch.removed:
+            self._remove(index, removal)
         rows, table = not_before(batch.rows, index.truncated), str(batch.schema.table)
         if route.scattered:
             return Scattered(self._client, self._bulk, self._documents, index, route).write(rows, table)
@@ -151,6 +155,23 @@ class OpenSearchSink:
         self._open[batch.schema.table] = self._indexes.remember_truncate(index, batch.truncated)
         return self._open[batch.schema.table]
 
+    def _remove(self, index: Index, removal: Removal) -> None:
+        """Turn the older rows of a range into tombstones of its version. Every copy of a routed row is a hit."""
+        below = {"range": {f"{self._settings.metadata}.version": {"lt": removal.version}}}
+        near = opensearch_ranges.filters(self._client, index.name, removal.range)
+        query = {"bool": {"filter": [below, *near], "must_not": [self._indexes.hidden()]}}
+        tombstone = self._documents.gone(removal.version)
+        asked = {"query": query, "_source": opensearch_ranges.source_of(removal.range)}
+        for hits in self._pages(index.name, asked):
+            found = [members(hit) for hit in hits]
+            texts = opensearch_ranges.texts([hit["_source"] for hit in found], removal.range.columns)
+            gone = [found[place] for place in removal.range.holds(texts).nonzero()[0]]
+            items = [item("", removal.version, hit["_id"].encode(), tombstone, _routing(hit)) for hit in gone]
+            if self._bulk.send(index.alias, items):
+                raise SinkError(
+                    f"sink {self.name!r}: OpenSearch refuses a delete in {index.alias}.", "Look at its log."
+                )
+
     def _purge_daily(self, schema: TableSchema) -> None:
         now = datetime.now(UTC)
         if now - self._purged.get(schema.table, _LONG_AGO) > timedelta(days=1):
@@ -188,11 +209,16 @@ class OpenSearchSink:
         return Held("deleted" if gone else "there", int(hits[0]["_version"]), f"{name}/{identity}")
 
     def _sources(self, name: str) -> Iterator[str]:
+        for hits in self._pages(name, {"query": {"bool": {"must_not": [self._indexes.hidden()]}}}):
+            yield from (members(hit)["_source"] for hit in hits)
+
+    def _pages(self, name: str, asked: Mapping[str, object]) -> Iterator[list[str]]:
+        """What a query finds, as of now, page by page."""
         self._client.text("POST", path_of(name, "_refresh"))
-        body = {"size": _PAGE, "sort": ["_doc"], "query": {"bool": {"must_not": [self._indexes.hidden()]}}}
+        body = {"size": _PAGE, "sort": ["_doc"], **asked}
         answer = self._client.text("POST", path_of(name, "_search"), body, scroll="2m")
         while hits := list(elements(members(members(answer)["hits"])["hits"])):
-            yield from (members(hit)["_source"] for hit in hits)
+            yield hits
             scroll = {"scroll": "2m", "scroll_id": unquote(members(answer)["_scroll_id"])}
             answer = self._client.text("POST", "/_search/scroll", scroll)
 
@@ -227,3 +253,7 @@ class OpenSearchSink:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _routing(hit: Mapping[str, str]) -> str | None:
+    return unquote(hit["_routing"]) if "_routing" in hit else None

@@ -212,7 +212,7 @@ class SinkQuery:
 def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     """The folded batch: in one piece, or, where it is larger than a driver should hold, in pieces of whole keys.
 
-    Every piece has the truncates; only the last one says how far the batch brings the sink.
+    Every piece has the truncates and the removed ranges; only the last one says how far the batch brings the sink.
     """
     from pyspark import StorageLevel
 
@@ -237,7 +237,7 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
 
 def _piece(whole: "DataFrame", piece: int) -> "pa.Table":
     low, high = piece * _PIECE_BYTES, (piece + 1) * _PIECE_BYTES
-    return whole.where(f"(bytes >= {low} and bytes < {high}) or op in ('t', 'm')").toArrow()
+    return whole.where(f"(bytes >= {low} and bytes < {high}) or op in ('t', 'm', 'p')").toArrow()
 
 
 def _size(rows: "pa.Table") -> int:

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from cdc.errors import Busy, Rejected, RejectedItem, SinkError
+from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
@@ -140,6 +141,8 @@ class RedisSink:
     def apply(self, batch: Batch) -> None:
         with faults(self.name):
             self._truncate(batch.schema.table, batch.truncated)
+            for removal in batch.removed:
+                self._remove(batch.schema.table, removal)
             refused = self._written(batch.schema, not_before(batch.rows, self._truncated[batch.schema.table]))
         if refused:
             raise Rejected(refused)
@@ -210,6 +213,14 @@ class RedisSink:
             self._script.write(names, [Write(name, _hex(version), "d", b"") for name in chunk])
         self._client.set(names.truncated, _hex(version))
         self._truncated[table] = version
+
+    def _remove(self, table: TableId, removal: Removal) -> None:
+        """Delete the rows of a range; the script leaves those with a newer version alone."""
+        names = self._names[table]
+        for chunk in self._scan(names, _SCAN):
+            rows = [name for name in chunk if names.shape.fullmatch(name)]  # not those of a key that it had before
+            held = removal.range.holds(names.parts(rows)).nonzero()[0].tolist()
+            self._script.write(names, [Write(rows[place], _hex(removal.version), "d", b"") for place in held])
 
     def _scan(self, names: Names, size: int) -> Iterator[list[str]]:
         """Names of the table's rows, also of those that left only a version; a name may come twice.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from redis.crc import key_slot
@@ -89,6 +90,8 @@ class Names:
     """Whether all rows and sets of the table are in one cluster slot."""
     nulls: bool
     """Whether parts of a key may be null: the whole row is the key."""
+    columns: tuple[str, ...]
+    """The key's columns."""
     shape: re.Pattern[str]
     """What the whole name of a row of this table looks like: the template around one encoded part per key column."""
     any_key: re.Pattern[str]
@@ -113,6 +116,7 @@ class Names:
             f"{prefix}{RESERVED}by:" + (f"{{{tag}}}:" if tag and "{" not in prefix else "") + named,
             bool(tag) and "{key}" not in tag,
             schema.keyed_by_row,
+            tuple(key),
             re.compile(f"{re.escape(prefix + before)}{_parts(schema)}{re.escape(after)}"),
             re.compile(f"{re.escape(prefix + before)}{_PART}(?::{_PART})*{re.escape(after)}"),
         )
@@ -139,6 +143,17 @@ class Names:
             return [self.row(key) for key in texts.to_pylist()]
         names: list[str] = pc.binary_join_element_wise(self.before, inside, self.after, "").to_pylist()
         return names
+
+    def parts(self, rows: Sequence[str]) -> dict[str, AnyArray]:
+        """The key's columns of rows with these names, as texts; the opposite of `rows`."""
+        inside = pc.utf8_slice_codeunits(pa.array(rows, pa.string()), len(self.before), -len(self.after) or None)
+        texts = pc.list_flatten(pc.split_pattern(inside, ":"))
+        null = pc.and_(pc.equal(texts, pa.scalar("null")), pa.scalar(self.nulls))
+        for sign, code in (("null", _TEXT_NULL), (":", "%3A"), ("{", "%7B"), ("}", "%7D"), ("%", "%25")):
+            texts = pc.replace_substring(texts, code, sign)
+        texts = pc.if_else(null, pa.scalar(None, pa.string()), texts)
+        width = len(self.columns)
+        return {name: texts.take(pa.array(np.arange(at, len(texts), width))) for at, name in enumerate(self.columns)}
 
     def version(self, row: str) -> str:
         """The name beside a row's name."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc.key_range import KeyRange, Level, Removal
 from cdc.model import LOG_SCHEMA, Column, PgType, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.fold import FOLDED
@@ -90,6 +91,8 @@ class History:
         if chance < 0.02:
             self._add("t", None)
             self.live.clear()
+        elif chance < 0.05:
+            self._remove(key)
         elif name not in self.live:
             self.live[name] = image(key, self.rng)
             self._add("c", name, self.live[name])
@@ -100,6 +103,17 @@ class History:
             self._move(name, self.rng.choice(self.keys))
         else:
             self._update(name, key, partial=chance < 0.75)
+
+    def _remove(self, key: dict[str, str]) -> None:
+        """A partition goes with its rows: some values of the key's first column."""
+        column, low = next(iter(key.items()))
+        if low.startswith('"'):
+            level = Level((column,), ("word",), listed=(json.loads(low),))
+        else:
+            level = Level((column,), ("number",), (low,), (str(int(low) + 3),))
+        gone = KeyRange((level,)).text()
+        self._add("p", gone)
+        self.live = {name: values for name, values in self.live.items() if not _in_range(name, gone)}
 
     def _update(self, name: str, key: dict[str, str], partial: bool) -> None:
         values = image(key, self.rng)
@@ -157,11 +171,26 @@ def folded(rows: Sequence[Row]) -> tuple[dict[str, Row], int]:
     The truncate has a version below that of the rows behind it, which may be its own.
     """
     cut = max((row for row in rows if row["op"] == "t"), key=_order, default=None)
+    ranges = removed(rows)
     newest: dict[str, Row] = {}
-    for row in sorted((row for row in rows if row["key"] is not None), key=_order):
+    for row in sorted((row for row in rows if row["key"] is not None and row["op"] != "p"), key=_order):
+        if any(row["version"] < version and _in_range(row["key"], one) for one, version in ranges.items()):
+            continue
         if cut is None or row["version"] > cut["version"] or _order(row) > _order(cut):
             newest[row["key"]] = _onto(newest.get(row["key"]), row)
     return newest, cut["version"] - 1 if cut else 0
+
+
+def removed(rows: Sequence[Row]) -> dict[str, int]:
+    """The ranges that went, each with its newest version."""
+    return {row["key"]: row["version"] for row in sorted(rows, key=_order) if row["op"] == "p"}
+
+
+def _in_range(key: str, text: str) -> bool:
+    """Of the ranges that histories write: one column each."""
+    (level,) = json.loads(text)
+    value = json.loads(key)[level["columns"][0]]
+    return value in level["in"] if "in" in level else int(level["from"][0]) <= value < int(level["to"][0])
 
 
 def _order(row: Row) -> tuple[int, int, int]:
@@ -210,7 +239,8 @@ def batch(schema: TableSchema, rows: Sequence[Row]) -> Batch:
     """The folded batch of these changes of one table."""
     newest, truncated = folded(rows)
     columns = [{name: row[name] for name in FOLDED.names} for row in newest.values()]
-    return Batch(schema, pa.Table.from_pylist(columns, schema=FOLDED), truncated)
+    gone = [Removal(KeyRange.parse(text), version, version + 1, WHEN) for text, version in removed(rows).items()]
+    return Batch(schema, pa.Table.from_pylist(columns, schema=FOLDED), truncated, tuple(gone))
 
 
 def labelled(count: int, version: int, label: str = "x") -> list[Row]:

@@ -10,7 +10,14 @@ from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, comple
 if TYPE_CHECKING:
     from cdc.service.why import Story, Told
 
-_OPS = {"c": "inserted", "u": "updated", "d": "deleted", "r": "read by a snapshot", "t": "truncated"}
+_OPS = {
+    "c": "inserted",
+    "u": "updated",
+    "d": "deleted",
+    "r": "read by a snapshot",
+    "t": "truncated",
+    "p": "removed with its partition",
+}
 
 
 def why(

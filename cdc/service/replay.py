@@ -88,9 +88,9 @@ def _pieces(reader: LogReader, asked: Range) -> Iterator[tuple[pa.Table, Replaye
 
 
 def _chosen(rows: pa.Table, asked: Range) -> pa.Table:
-    """Rows of the asked tables and keys. A truncate has no key and concerns every one."""
+    """Rows of the asked tables and keys. Truncates and removed ranges concern every key."""
     if asked.tables:
         rows = rows.filter(pc.field("table").isin([str(table) for table in asked.tables]))
     if asked.keys:
-        rows = rows.filter(pc.field("key").isin(list(asked.keys)) | (pc.field("op") == "t"))
+        rows = rows.filter(pc.field("key").isin(list(asked.keys)) | pc.field("op").isin(["t", "p"]))
     return rows

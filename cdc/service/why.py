@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
+from cdc.key_range import KeyRange
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
 from cdc.ports import LogReader
 from cdc.service.batches import Applied, Book
@@ -99,9 +101,14 @@ def events(reader: LogReader, table: str, key: str, seconds: float) -> list[Even
     for piece in reader.read(reader.start()):
         if time.monotonic() > deadline:
             raise MillraceError(f"The log is too long to search in {seconds:g} s.", "Use: millrace log show")
-        rows = piece.rows.filter((pc.field("table") == name) & (pc.field("key") == wanted))
-        found += _events(rows.to_pylist(), piece.end)
+        rows = piece.rows.filter((pc.field("table") == name) & ((pc.field("key") == wanted) | (pc.field("op") == "p")))
+        found += _events([row for row in rows.to_pylist() if row["op"] != "p" or _in_range(row, wanted)], piece.end)
     return found
+
+
+def _in_range(row: Mapping[str, object], key: str) -> bool:
+    """Whether a removed range has this key."""
+    return bool(KeyRange.parse(str(row["key"])).holds_keys(pa.array([key]))[0])
 
 
 def _events(rows: Sequence[Mapping[str, object]], end: Lsn) -> Iterator[Event]:

@@ -6,11 +6,13 @@ test's name, so a failure can be run again.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from cdc.errors import Rejected
+from cdc.key_range import KeyRange, Level
 from cdc.model import Column, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import registry
@@ -219,6 +221,26 @@ def test_a_row_written_after_the_truncate_of_its_own_transaction_stays(sink: Sin
         check(sink, after(1, OTHER) | after(4, OTHER))
 
 
+def gone(version: int, low: str, high: str) -> Row:
+    """The partition of the rows from `low` to below `high` went."""
+    return change("p", KeyRange((Level(("id",), ("number",), (low,), (high,)),)).text(), version)
+
+
+def test_a_removed_range_takes_its_older_rows_and_no_other(bench: Bench, sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 10, FULL), row(3, 30, FULL), row(4, 10, FULL), row(5, 10, FULL)]))
+    sink.apply(batch(ITEMS, [gone(20, "2", "5"), row(4, 25, OTHER), row(2, 15, OTHER)]))
+    state = after(1, FULL) | after(3, FULL) | after(4, OTHER) | after(5, FULL)
+    check(sink, state)
+    bench.restart()
+    again = bench.open()
+    again.prepare(ITEMS)
+    again.apply(batch(ITEMS, [row(2, 10, FULL), row(4, 10, FULL)]))
+    again.apply(batch(ITEMS, [gone(20, "2", "5")]))
+    check(again, state)
+    again.apply(batch(ITEMS, [row(2, 21, OTHER)]))
+    check(again, state | after(2, OTHER))
+
+
 def test_an_empty_batch_changes_nothing(sink: Sink) -> None:
     sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
     sink.apply(batch(ITEMS, []))
@@ -278,7 +300,7 @@ def deliver(bench: Bench, schema: TableSchema, batches: Sequence[Batch], rng: ra
 def _torn(whole: Batch, rng: random.Random) -> Batch:
     """What a failed attempt may have left behind: the truncate and any of the rows."""
     kept = [index for index in range(whole.rows.num_rows) if rng.random() < 0.5]
-    return Batch(whole.schema, whole.rows.take(pa.array(kept, pa.int64())), whole.truncated)
+    return replace(whole, rows=whole.rows.take(pa.array(kept, pa.int64())))
 
 
 def _never_back(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ import random
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class Fickle(MemorySink):
         refused = [RejectedItem(row["table"], row["key"], row["version"], "poison") for row in poison]
         keys = {item.key for item in refused}
         kept = pa.array([key not in keys for key in batch.rows.column("key").to_pylist()], pa.bool_())
-        super().apply(Batch(batch.schema, batch.rows.filter(kept), batch.truncated))
+        super().apply(replace(batch, rows=batch.rows.filter(kept)))
         if refused:
             raise Rejected(refused)
 

@@ -14,7 +14,7 @@ from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, TableId, TableSchema
 from sinks.fold import FOLDED, fold
 from sinks.fold_arrow import ranked as ranked_by_arrow
 from sinks.folded import Folded, gather, joined
-from tests.histories import INTEGERS, ODD_TEXTS, TEXT, History, Row, change, folded, log_table, table
+from tests.histories import INTEGERS, ODD_TEXTS, TEXT, History, Row, change, folded, log_table, removed, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ITEMS = table()
 PLACED = pa.schema([*FOLDED, pa.field("ordinal", pa.int64()), pa.field("place", pa.int32())])
 seeds = st.integers(0, 2**32)
+Outcome = tuple[dict[str, Any], int, dict[str, int]]
+"""What counts by key, the newest truncate, and the removed ranges with their versions."""
 
 
 class Registry:
@@ -46,21 +48,22 @@ def ranked(rows: Sequence[Row]) -> pa.Table:
     for group in by_key.values():
         newest = sorted(group, key=lambda row: (row["version"], row["commit_lsn"], row["ordinal"]), reverse=True)
         kept = newest if newest[0]["unchanged"] else newest[:1]
-        out += [{**row, "op": row["op"] if row["op"] in "dtm" else "u", "place": at} for at, row in enumerate(kept, 1)]
+        out += [{**row, "op": row["op"] if row["op"] in "dtmp" else "u", "place": at} for at, row in enumerate(kept, 1)]
     return pa.Table.from_pylist(out, schema=PLACED)
 
 
-def result(rows: Sequence[Row]) -> tuple[dict[str, Any], int]:
+def result(rows: Sequence[Row]) -> Outcome:
     """The product's fold of one table, with the Spark half by a plain sort: key to what counts, and the truncate."""
     return shown(gather(ranked(rows), Registry()))
 
 
-def shown(whole: Folded) -> tuple[dict[str, Any], int]:
+def shown(whole: Folded) -> Outcome:
     rows = [row for batch in whole.batches for row in batch.rows.to_pylist()]
     keys = {row["key"]: essence(row) for row in rows}
     for batch in whole.batches:
         assert len(set(batch.rows["key"].to_pylist())) == batch.rows.num_rows
-    return keys, max((batch.truncated for batch in whole.batches), default=0)
+    ranges = {removal.range.text(): removal.version for batch in whole.batches for removal in batch.removed}
+    return keys, max((batch.truncated for batch in whole.batches), default=0), ranges
 
 
 def test_the_delete_below_a_partial_row_goes_to_the_store_before_it() -> None:
@@ -81,9 +84,9 @@ def essence(row: Row) -> tuple[Any, ...]:
     return row["op"], row["after"], tuple(row["unchanged"] or ()), row["version"], row["schema_id"]
 
 
-def by_the_book(rows: Sequence[Row]) -> tuple[dict[str, Any], int]:
+def by_the_book(rows: Sequence[Row]) -> Outcome:
     newest, truncated = folded(rows)
-    return {key: essence(row) for key, row in newest.items()}, truncated
+    return {key: essence(row) for key, row in newest.items()}, truncated, removed(rows)
 
 
 def history(seed: int, size: int = 40) -> list[Row]:
@@ -91,10 +94,11 @@ def history(seed: int, size: int = 40) -> list[Row]:
     return History(ITEMS, INTEGERS, rng).write(size).rows
 
 
-def as_changes(outcome: tuple[dict[str, Any], int]) -> list[Row]:
+def as_changes(outcome: Outcome) -> list[Row]:
     """A folded batch as rows of a log: what a compacted log would hold."""
-    keys, truncated = outcome
+    keys, truncated, ranges = outcome
     rows = [change(op, key, version, after, list(gone)) for key, (op, after, gone, version, _) in keys.items()]
+    rows += [change("p", text, version) for text, version in ranges.items()]
     return [*rows, *([change("t", None, truncated + 1)] if truncated else [])]
 
 
@@ -137,7 +141,7 @@ def test_repeats_and_order_change_nothing(seed: int, rng: random.Random) -> None
 @given(seeds)
 def test_a_whole_history_leaves_nothing_partial_and_is_the_state_of_the_source(seed: int) -> None:
     made = History(ITEMS, INTEGERS, random.Random(seed)).write(40)
-    keys, _ = result(made.rows)
+    keys, *_ = result(made.rows)
     assert {key: after for key, (op, after, gone, *_) in keys.items() if op == "u"} == made.state()
     assert not any(gone for _, _, gone, *_ in keys.values())
 
@@ -145,7 +149,7 @@ def test_a_whole_history_leaves_nothing_partial_and_is_the_state_of_the_source(s
 def test_a_key_change_gives_both_keys_the_same_version() -> None:
     rows = [change("c", '{"id":1}', 5, '{"id":1,"big":"x"}'), change("d", '{"id":1}', 9)]
     rows.append(change("c", '{"id":2}', 9, '{"id":2,"big":"x"}'))
-    keys, _ = result(rows)
+    keys, *_ = result(rows)
     assert [(key, keys[key][0], keys[key][3]) for key in sorted(keys)] == [('{"id":1}', "d", 9), ('{"id":2}', "u", 9)]
 
 
@@ -172,9 +176,9 @@ def test_a_truncate_removes_earlier_rows_of_its_own_transaction_though_their_ver
     """A transaction that was overtaken gives all its changes one version: their order in the log decides."""
     rows = [change("c", '{"id":1}', 9, '{"id":1}', ordinal=0), change("c", '{"id":2}', 9, '{"id":2}', ordinal=1)]
     rows += [change("t", None, 9, ordinal=2), change("c", '{"id":2}', 9, '{"id":2,"n":1}', ordinal=3)]
-    keys, truncated = result(rows)
+    keys, truncated, ranges = result(rows)
     assert ({key: row[1] for key, row in keys.items()}, truncated) == ({'{"id":2}': '{"id":2,"n":1}'}, 8)
-    assert shown(gather(ranked_by_arrow(log_table(rows)), Registry())) == (keys, truncated)
+    assert shown(gather(ranked_by_arrow(log_table(rows)), Registry())) == (keys, truncated, ranges)
 
 
 def test_rows_of_a_resync_stay_though_the_truncate_that_ends_it_has_their_version() -> None:
@@ -192,7 +196,7 @@ def test_spark_ranks_as_a_plain_sort_does(spark: "SparkSession") -> None:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     rows: list[Row] = []
-    expected: dict[str, tuple[dict[str, Any], int]] = {}
+    expected: dict[str, Outcome] = {}
     for seed in range(200):
         schema = table(f"t{seed}", [("id", TEXT)])
         rng = random.Random(seed)

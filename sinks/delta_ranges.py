@@ -1,0 +1,93 @@
+"""A range of keys removed from a Delta table: the stored rows that it takes, as the deletes that a merge knows.
+
+So every form of table (rows, history, changelog) ends them in its own way and keeps its own tombstones.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from cdc.key_range import Level, Removal
+from sinks.delta_changelog import newest
+from sinks.delta_changes import PARTIAL, Changes
+from sinks.delta_images import no_values
+from sinks.delta_json import AnyArray
+from sinks.delta_layout import COMMITTED, DELETED, VERSION, Layout
+from sinks.delta_merge import quoted
+
+AT_ONCE = 500_000
+"""Deletes in one commit: what a merge may hold in memory beside the files that it writes again."""
+
+
+def deletes(table: DeltaTable, layout: Layout, removal: Removal) -> Iterator[Changes]:
+    """A delete of every live row of the range that is older, some of them at a time."""
+    gone = removed_rows(table, layout, removal)
+    for start in range(0, gone.num_rows, AT_ONCE):
+        yield _as_deletes(gone.slice(start, AT_ONCE).combine_chunks(), layout, removal)
+
+
+def removed_rows(table: DeltaTable, layout: Layout, removal: Removal) -> pa.Table:
+    """The columns of the key of the live rows that the removal takes; read in pieces, of which only those stay."""
+    own = [*layout.key, *(one.name for one in layout.placed if one.column.key)]
+    names = [name for name in dict.fromkeys(own) if name != VERSION]
+    if layout.changelog:
+        pieces = newest(table, layout).to_batches()
+    else:
+        condition = " AND ".join([f"NOT {DELETED}", f"{VERSION} < {removal.version}", *_near(layout, removal)])
+        pieces = pa.RecordBatchReader.from_stream(table.scan(columns=[*names, VERSION], predicate=condition))
+    schema = pa.schema([layout.arrow.field(name) for name in (*names, VERSION)])
+    found = [schema.empty_table()]
+    for piece in pieces:
+        rows = pa.Table.from_batches([piece]).select(schema.names).cast(schema)
+        found.append(rows.filter(pa.array(taken(rows, layout, removal))))
+    return pa.concat_tables(found).select(names)
+
+
+def taken(rows: pa.Table, layout: Layout, removal: Removal) -> npt.NDArray[np.bool_]:
+    """Which of these rows the removal takes; they have the layout's key columns and versions."""
+    names = {one.column.name: one.name for one in layout.placed}
+    values = {name: rows[names[name]].combine_chunks() for name in removal.range.columns}
+    older: AnyArray = pc.less(rows[VERSION], pa.scalar(removal.version, pa.int64()))
+    flags: npt.NDArray[np.bool_] = removal.range.holds(values) & older.to_numpy()
+    return flags
+
+
+def _near(layout: Layout, removal: Removal) -> Iterator[str]:
+    """Conditions by which files without a row of the range are left unread."""
+    placed = {one.column.name: one for one in layout.placed}
+    for level in removal.range.levels:
+        one = placed[level.columns[0]]
+        for sign, bound in _ends(level):
+            if pa.types.is_integer(one.type) and "." not in bound:
+                yield f"{quoted(one.name)} {sign} {bound}"
+            elif pa.types.is_date(one.type):
+                yield f"{quoted(one.name)} {sign} DATE '{bound}'"
+
+
+def _ends(level: Level) -> Iterator[tuple[str, str]]:
+    for sign, bounds in ((">=", level.lower), ("<=", level.upper)):
+        if bounds and isinstance(bounds[0], str):
+            yield sign, bounds[0]
+
+
+def _as_deletes(keys: pa.Table, layout: Layout, removal: Removal) -> Changes:
+    count = keys.num_rows
+    ours: dict[str, AnyArray] = {
+        VERSION: pa.array(np.full(count, removal.version, np.int64)),
+        DELETED: pa.array(np.ones(count, np.bool_)),
+        COMMITTED: pa.repeat(pa.scalar(removal.commit_ts, layout.arrow.field(COMMITTED).type), count),
+    }
+    columns: dict[str, AnyArray] = {
+        field.name: ours[field.name]
+        if field.name in ours
+        else keys[field.name].combine_chunks()
+        if field.name in keys.column_names
+        else no_values(count, field.type)
+        for field in layout.arrow
+    }
+    rows = pa.table({**columns, PARTIAL: pa.array(np.zeros(count, np.bool_))})
+    return Changes(layout, rows, pa.nulls(count, pa.string()), (), (), 0, removal.commit_lsn)

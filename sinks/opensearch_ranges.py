@@ -1,0 +1,54 @@
+"""Which documents may lie in a range of keys: a query that finds all of them, and the exact test of what it found."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from cdc.key_range import KeyRange, Level
+from sinks.opensearch_client import Client, path_of
+from sinks.raw_json import members, unquote
+
+_COMPARABLE = {"time": {"date"}, "number": {"short", "integer", "long"}, "word": set[str]()}
+"""Fields in whose order a range of keys is a range too. What they do not index (infinity, BC) is outside of it."""
+_UNSAFE = frozenset(".*,")
+
+
+def filters(client: Client, index: str, wanted: KeyRange) -> list[dict[str, Any]]:
+    """Conditions that no document of the range fails: they spare the others the way. Edges are tested later."""
+    found: list[dict[str, Any]] = []
+    for level in wanted.levels:
+        column = level.columns[0]
+        if _bounded(level) and _field(client, index, column) in _COMPARABLE[level.kinds[0]]:
+            found.append({"range": {column: {"gte": level.lower[0], "lte": level.upper[0]}}})
+    return found
+
+
+def _bounded(level: Level) -> bool:
+    """Whether the first column has two bounds that a field can be compared with."""
+    bounds = (*level.lower[:1], *level.upper[:1])
+    whole = all(isinstance(bound, str) and (level.kinds[0] == "time" or "." not in bound) for bound in bounds)
+    return bool(bounds) and whole and not _UNSAFE.intersection(level.columns[0])
+
+
+def _field(client: Client, index: str, column: str) -> str:
+    """The type of a column's field as the index has it, which may be older than the settings."""
+    answer = client.json("GET", path_of(index, "_mapping", "field", column))
+    fields = next(iter(answer.values()))["mappings"].get(column, {}).get("mapping", {})
+    return str(next(iter(fields.values()), {}).get("type", ""))
+
+
+def source_of(wanted: KeyRange) -> bool | list[str]:
+    """What to fetch of a document. A part of it is printed again by OpenSearch, which would round a long number."""
+    numbers = any(kind == "number" for level in wanted.levels for kind in level.kinds)
+    return True if numbers or any(_UNSAFE.intersection(name) for name in wanted.columns) else wanted.columns
+
+
+def texts(sources: Sequence[str], names: Sequence[str]) -> Mapping[str, pa.StringArray]:
+    """Columns of these documents. One by one: each hit was taken out of its answer by hand already."""
+    rows = [members(source) for source in sources]
+    return {name: pa.array([_text(row.get(name, "null")) for row in rows], pa.string()) for name in names}
+
+
+def _text(raw: str) -> str | None:
+    return None if raw == "null" else unquote(raw)
