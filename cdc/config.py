@@ -37,6 +37,16 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
 
+class PartitionSettings(Part):
+    """What happens to rows that come or go with a partition, of which Postgres sends nothing."""
+
+    removed: Literal["keep", "delete"] = "keep"
+    """Rows of a partition that is dropped, detached or truncated: they stay in the stores, with a notice, or are
+    deleted there by the partition's bounds."""
+    attached: Literal["backfill", "notice"] = "backfill"
+    """Rows of a partition that is attached: they are read by a backfill, or a notice says that they are missing."""
+
+
 class TableSettings(Part):
     """One captured table."""
 
@@ -50,6 +60,8 @@ class TableSettings(Part):
     """Row filter of the publication, an SQL condition over this table's columns (PostgreSQL 15 and newer)."""
     snapshot: Literal["initial", "never", "incremental"] = "initial"
     """How existing rows are read: one consistent snapshot, not at all, or in chunks beside the stream."""
+    partitions: PartitionSettings | None = None
+    """For this table, if it is partitioned; without it, the source's `partitions`."""
 
 
 class SourceSettings(Part):
@@ -82,6 +94,8 @@ class SourceSettings(Part):
     Where the source sets max_slot_wal_keep_size, that counts too."""
     snapshot_workers: int = Field(2, ge=1, le=32)
     """Connections that read the first snapshot side by side."""
+    partitions: PartitionSettings = PartitionSettings()
+    """For every partitioned table that does not say otherwise."""
 
     @model_validator(mode="before")
     @classmethod

@@ -115,12 +115,15 @@ class Level:
         return decided
 
     def condition(self) -> str:
-        """The same in Postgres's SQL, for a session whose time zone is UTC."""
+        """The same in Postgres's SQL, for a session whose time zone is UTC; a row with a NULL may meet it too.
+
+        Without `is not null`: in one of several ranges joined by OR, PostgreSQL 15 then leaves the DEFAULT partition
+        unread, whatever it holds.
+        """
         if self.listed is not None:
             return self._listed_condition(_identifier(self.columns[0]), self.listed)
-        some = [f"{_identifier(name)} is not null" for name in self.columns]
         ends = [_row_condition(self.columns, self.lower, ">"), _row_condition(self.columns, self.upper, "<")]
-        return " and ".join([*some, *(end for end in ends if end)])
+        return " and ".join(end for end in ends if end) or "true"
 
     @staticmethod
     def _listed_condition(column: str, listed: Sequence[str | None]) -> str:

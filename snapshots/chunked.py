@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import psycopg
+import pyarrow as pa
 
 from cdc.capture import captured, slot
 from cdc.capture.connect import Connection, connect
@@ -34,7 +35,7 @@ from snapshots.pace import Pace
 from snapshots.reader import TableReader
 from snapshots.reconcile import Merged
 from snapshots.requests import Anew, Edge, Ended, Refused, Request, Steer, ended, understand
-from snapshots.rows import Stamp, log_rows, truncation
+from snapshots.rows import Stamp, log_rows, removals, truncation
 from snapshots.windows import Pending, Windows
 
 _RETRY_SECONDS = 2.0
@@ -214,9 +215,25 @@ class Backfills:
             stamp = Stamp(pending.chunk.version, Lsn(lsn - 1), pending.read_at)
             rows = log_rows(pending.schema, outcome.rows, stamp, 0)
             job = self._advanced(pending, rows.num_rows)
+            rows = pa.concat_tables([rows, self._removed(job, pending, stamp, rows.num_rows)])
             entries = [Entry(rows, self._end, {**dict([job.mark()]), **self._closing(job, lsn)})]
         pending.settle(outcome)
         return entries
+
+    def _removed(self, job: Job, pending: Pending, stamp: Stamp, first: int) -> pa.Table:
+        """With the last rows of a backfill, the ranges of which nothing else is left.
+
+        Their version is the request's own place: below the rows that were read for it, so that these stay.
+        """
+        if job.state is not State.DONE or not job.request.removed:
+            return LOG_SCHEMA.empty_table()
+        gone = removals(pending.schema, job.request.removed, replace(stamp, version=job.asked_at), first)
+        if gone.num_rows < len(job.request.removed):
+            _log.warning(
+                "Rows of removed partitions of %s stay in the stores: their columns are not its key any more.",
+                job.request.table,
+            )
+        return gone
 
     def _advanced(self, pending: Pending, rows: int) -> Job:
         with self._changed:

@@ -8,7 +8,7 @@ from typing import Self
 
 from cdc.capture.captured import Reason
 from cdc.config import TableSettings
-from cdc.model import TableId
+from cdc.model import Lsn, TableId
 from snapshots.plan import planned
 from snapshots.requests import Request
 
@@ -61,6 +61,12 @@ class Job:
     def whole(self) -> bool:
         """Whether every row of the table is read."""
         return not self.part and self.request == Request(self.request.table)
+
+    @property
+    def asked_at(self) -> Lsn:
+        """Where a request stands in the WAL: every change committed before it has a smaller version, every one
+        committed after it a greater one by more than 1 (docs/adr/0013-versions.md)."""
+        return Lsn(int(self.id, 16))
 
     @property
     def open(self) -> bool:

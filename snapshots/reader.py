@@ -159,6 +159,8 @@ class TableReader:
         """
         (began,) = self._one("select pg_current_wal_insert_lsn()::text")
         self._floor = Lsn(parse_lsn(began) - 1) if job.anew else ZERO_LSN
+        if job.request.newest:
+            self._floor = Lsn(job.asked_at + 1)
         (newest,) = self._one("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
         deadline = self._clock.monotonic() + (0.0 if self._windows.settled else _SETTLE_SECONDS)
         while wanted(job.id) is not None and (job.fresh or self._clock.monotonic() < deadline):

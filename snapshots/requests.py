@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from cdc.key_range import KeyRange
 from cdc.model import TableId
 
 _VERBS = ("pause", "resume", "cancel")
@@ -24,6 +25,10 @@ class Request:
     where: str = ""
     since: tuple[str, str] | None = None
     keys: tuple[tuple[str, ...], ...] = ()
+    newest: bool = False
+    """The rows count as newer than everything that was committed before the request."""
+    removed: tuple[str, ...] = ()
+    """Ranges of keys (`cdc.key_range`): what they hold from before the request goes, once the rows have been read."""
 
     def facts(self) -> dict[str, object]:
         """For JSON; the opposite of `of_facts`."""
@@ -34,6 +39,10 @@ class Request:
             said["since"] = list(self.since)
         if self.keys:
             said["keys"] = [list(key) for key in self.keys]
+        if self.newest:
+            said["newest"] = True
+        if self.removed:
+            said["removed"] = list(self.removed)
         return said
 
     @classmethod
@@ -45,7 +54,8 @@ class Request:
         since = said.get("since")
         keys = tuple(tuple(str(value) for value in key) for key in said.get("keys", ()))
         pair = (str(since[0]), str(since[1])) if since else None
-        return cls(TableId.parse(str(said["table"])), where, pair, keys)
+        removed = tuple(KeyRange.parse(str(text)).text() for text in said.get("removed", ()))
+        return cls(TableId.parse(str(said["table"])), where, pair, keys, said.get("newest") is True, removed)
 
 
 @dataclass(frozen=True, slots=True)

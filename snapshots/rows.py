@@ -19,6 +19,7 @@ from cdc.capture.layout import Layout, images, lay_out, recorded_as
 from cdc.capture.mask import Masking, Rule
 from cdc.config import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
+from cdc.key_range import KeyRange
 from cdc.model import LOG_SCHEMA, Lsn, Op, TableId, TableSchema
 from cdc.ports import Schemas
 from snapshots.copy import Block, read_blocks
@@ -121,6 +122,16 @@ def truncation(schema: TableSchema, stamp: Stamp) -> pa.Table:
         "schema_id": schema.id,
     }
     return pa.Table.from_pylist([row], schema=LOG_SCHEMA)
+
+
+def removals(schema: TableSchema, ranges: Sequence[str], stamp: Stamp, first: int) -> pa.Table:
+    """Rows of the log: whatever these ranges held with a smaller version is gone. A range whose columns the schema does
+    not have as key is left out."""
+    key = {column.name for column in schema.key or schema.columns}
+    fit = [text for text in ranges if key.issuperset(KeyRange.parse(text).columns)]
+    read = pa.table({"key": pa.array(fit, pa.string()), "after": pa.nulls(len(fit), pa.string())})
+    rows = log_rows(schema, read, stamp, first)
+    return rows.set_column(rows.column_names.index("op"), rows.schema.field("op"), pa.repeat(Op.REMOVE.value, len(fit)))
 
 
 def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> pa.Table:

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -23,6 +24,7 @@ from cdc.capture.reader import Reader, ReaderStatus
 from cdc.capture.stream import Listener
 from cdc.clock import SystemClock
 from cdc.config import Settings
+from cdc.key_range import KeyRange
 from cdc.log.segments import SegmentSettings
 from cdc.model import Lsn, TableId, parse_lsn
 from cdc.ports import Clock, LogWriter
@@ -233,6 +235,9 @@ class Rig:
         for row in sorted(self.rows(table), key=order):
             if row["op"] == "t":
                 images.clear()
+            elif row["op"] == "p":
+                gone = KeyRange.parse(row["key"]).holds_keys(pa.array(images, pa.string())) if images else ()
+                images = {key: image for (key, image), out in zip(images.items(), gone, strict=True) if not out}
             elif row["op"] == "d":
                 images.pop(row["key"], None)
             else:

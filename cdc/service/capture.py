@@ -15,7 +15,7 @@ from functools import partial
 import cdc.log
 from cdc.capture import captured, key_marks, publication, slot, watch
 from cdc.capture.connect import Connection, connect
-from cdc.capture.partitions import Partitions
+from cdc.capture.partitions import Partitions, Refill
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
@@ -29,7 +29,10 @@ from cdc.service.capture_status import CaptureStatus
 from cdc.service.following import Following, publish, refuse_unready, unobstructed, waiting_of
 from cdc.service.upkeep import Upkeep
 from snapshots.chunked import Backfills
+from snapshots.control import control_key
 from snapshots.initial import EXACT_MARK, Ending, run_initial
+from snapshots.messages import say
+from snapshots.requests import Request, ask
 from snapshots.rows import masking_of
 
 INTENT_MARK = "source.intent"
@@ -191,7 +194,8 @@ class Capture:
         side = watch.Watch(source, published, reader.fail)
         following = Following(self.settings, self.log, reader, side, backfills, published, self.stop, leaving=leaving)
         side.absent = following.absent
-        partitions = Partitions(lambda: [table.name for table in following.settings.source.tables], self.log)
+        key = control_key(self.settings.state, create=True)
+        partitions = Partitions(following.partitions, self.log, partial(refilled, key))
 
         def also(connection: Connection) -> None:
             following.look(connection)
@@ -204,6 +208,12 @@ class Capture:
             backfills.start()
             threading.Thread(target=following.run, args=(self.news,), name="tables", daemon=True).start()
             reader.run(self.stop)
+
+
+def refilled(key: bytes, connection: Connection, wanted: Refill) -> None:
+    """Ask for the rows of partitions that came, and for the end of those that went, at this place of the WAL."""
+    where = " or ".join(f"({condition})" for condition in wanted.conditions)
+    say(connection, ask(Request(wanted.table, where, newest=True, removed=wanted.removed), key))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from cdc.capture.doctor import Verdict
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.capture.watch import Watch
-from cdc.config import Settings, SourceSettings
+from cdc.config import PartitionSettings, Settings, SourceSettings
 from cdc.errors import ConfigError, LogFull, MillraceError, SourceError, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId, parse_lsn
 from cdc.ports import LogWriter, Schemas
@@ -186,6 +186,11 @@ class Following:
                 earliest = time.monotonic() + _RETRY_SECONDS
                 _log.error("The tables stay as they were: %s", error)
                 self.outcome = {"ok": False, "message": error.message, "remedy": error.remedy}
+
+    def partitions(self) -> dict[TableId, PartitionSettings]:
+        """The captured tables, and what happens to rows that come or go with their partitions."""
+        source = self.settings.source
+        return {table.name: table.partitions or source.partitions for table in source.tables}
 
     def follow(self, settings: Settings) -> None:
         """Capture these tables from now on, each with the rows it has already; returns as the stream goes on with them.
