@@ -92,9 +92,10 @@ class Level:
         """For each row, whether its values lie within."""
         if self.listed is not None:
             return self._lists(columns[self.columns[0]])
-        valid = np.logical_and.reduce([_flags(columns[name].is_valid()) for name in self.columns])
-        from_here = self._beyond(columns, self.lower, below=False)
-        return valid & from_here & self._beyond(columns, self.upper, below=True)
+        held = self._beyond(columns, self.lower, below=False) & self._beyond(columns, self.upper, below=True)
+        for name in self.columns:
+            held &= _flags(columns[name].is_valid())
+        return held
 
     def _lists(self, values: Array) -> Flags:
         found = np.zeros(len(values), np.bool_)
@@ -201,7 +202,7 @@ def key_texts(keys: Array, name: str) -> Array:
     if escaped.any():  # rare, and Arrow has no function for it
         texts = [json.loads(text) for text in found.filter(pa.array(escaped)).to_pylist()]
         inner = pc.replace_with_mask(inner, pa.array(escaped), pa.array(texts, pa.string()))
-    return pc.if_else(pc.equal(found, "null"), pa.scalar(None, pa.string()), inner)
+    return pc.if_else(pc.equal(found, pa.scalar("null")), pa.scalar(None, pa.string()), inner)
 
 
 def _member(name: str) -> str:
@@ -232,7 +233,7 @@ def _compared(values: Array, kind: Kind, bound: str) -> tuple[Flags, Flags]:
 
 
 def _as_words(values: Array, bound: str) -> tuple[Flags, Flags]:
-    return _flags(pc.less(values, bound)), _flags(pc.equal(values, bound))
+    return _flags(pc.less(values, pa.scalar(bound))), _flags(pc.equal(values, pa.scalar(bound)))
 
 
 def _as_times(values: Array, bound: str) -> tuple[Flags, Flags]:
@@ -241,8 +242,8 @@ def _as_times(values: Array, bound: str) -> tuple[Flags, Flags]:
     regular = _flags(pc.match_substring_regex(texts, r"^\d{4}-[^B]*$"))
     late = _flags(pc.match_substring_regex(texts, r"^(infinity|\d{5,}-[^B]*)$"))
     valid = _flags(values.is_valid())
-    less = np.where(regular, _flags(pc.less(texts, bound)), valid & ~late)
-    return less, regular & _flags(pc.equal(texts, bound))
+    less = np.where(regular, _flags(pc.less(texts, pa.scalar(bound))), valid & ~late)
+    return less, regular & _flags(pc.equal(texts, pa.scalar(bound)))
 
 
 def _as_numbers(values: Array, bound: str) -> tuple[Flags, Flags]:

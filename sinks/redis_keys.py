@@ -147,7 +147,7 @@ class Names:
     def parts(self, rows: Sequence[str]) -> dict[str, AnyArray]:
         """The key's columns of rows with these names, as texts; the opposite of `rows`."""
         inside = pc.utf8_slice_codeunits(pa.array(rows, pa.string()), len(self.before), -len(self.after) or None)
-        texts = pc.list_flatten(pc.split_pattern(inside, ":"))
+        texts: AnyArray = pc.list_flatten(pc.split_pattern(inside, ":"))
         null = pc.and_(pc.equal(texts, pa.scalar("null")), pa.scalar(self.nulls))
         for sign, code in (("null", _TEXT_NULL), (":", "%3A"), ("{", "%7B"), ("}", "%7D"), ("%", "%25")):
             texts = pc.replace_substring(texts, code, sign)

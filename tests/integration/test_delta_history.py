@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import Rejected, SinkError
+from cdc.key_range import KeyRange, Level
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks import delta, delta_history
 from sinks.context import SinkContext
@@ -102,6 +103,19 @@ def test_a_truncate_ends_what_is_older(tmp_path: Path) -> None:
     sink.apply(batch(ITEMS, [row(1, 10, "x"), row(2, 30, "y")]))
     sink.apply(batch(ITEMS, [change("t", None, 20), row(1, 21, "new")]))
     assert history(tmp_path) == [(1, "new", "b", 21, None), (1, "x", "b", 10, 20), (2, "y", "b", 30, None)]
+
+
+def test_a_removed_range_ends_its_older_rows(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    sink.apply(batch(ITEMS, [row(1, 10, "x"), row(2, 30, "y"), row(3, 10, "z")]))
+    removed = KeyRange((Level(("id",), ("number",), ("1",), ("3",)),)).text()
+    sink.apply(batch(ITEMS, [change("p", removed, 20), row(1, 21, "new")]))
+    assert history(tmp_path) == [
+        (1, "new", "b", 21, None),
+        (1, "x", "b", 10, 20),
+        (2, "y", "b", 30, None),
+        (3, "z", "b", 10, None),
+    ]
 
 
 def test_versions_can_be_told_apart_by_time(tmp_path: Path) -> None:

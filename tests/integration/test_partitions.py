@@ -9,6 +9,7 @@ from cdc.capture.connect import connect
 from cdc.capture.partitions import Leaf, Partitions, events, mark, of_mark
 from cdc.config import PartitionSettings
 from cdc.model import TableId
+from cdc.service import why
 from cdc.service.replay import Range, replay
 from sinks.context import SinkContext
 from sinks.delta import DeltaSettings
@@ -191,6 +192,8 @@ def test_rows_of_partitions_that_went_are_deleted_in_the_log_and_in_the_stores(
     rig.wait_caught_up(program)
     assert program.terminate() == 0
     rig.assert_equal("public.events", "public.pairs", "public.loose")
+    told = why.events(cdc.log.open_reader(rig.settings), "public.events", '{"id":5,"at":"2026-01-06"}', 60)
+    assert [event.op for event in told] == ["c", "p"]
     said = [text for text in _notices(rig) if "public.hashed_1" in text]
     assert "its rows stay in the stores, because it is a HASH partition" in said[0]
     for _ in range(2):

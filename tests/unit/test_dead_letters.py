@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from cdc.cli import dlq
 from cdc.errors import ConfigError
+from cdc.key_range import KeyRange, Level, Removal
 from cdc.service.letter_counts import LetterCounts
 from sinks.dead_letters import DeadLetters, Letter
 from tests.histories import WHEN
@@ -65,6 +66,13 @@ def test_a_truncate_overtakes_older_letters(letters: DeadLetters) -> None:
     letters.park([replace(LETTER, version=5), replace(LETTER, key='{"id":2}', version=9)])
     letters.truncate("public.items", 7)
     assert [letter.version for letter in letters.list()] == [9]
+
+
+def test_a_removed_range_takes_its_older_letters(letters: DeadLetters) -> None:
+    removal = Removal(KeyRange((Level(("id",), ("number",), ("1",), ("3",)),)), 7, 8, WHEN)
+    letters.park([replace(LETTER, key=f'{{"id":{key}}}', version=version) for key, version in ((1, 5), (2, 9), (3, 5))])
+    letters.remove("public.items", [removal])
+    assert sorted(letter.key for letter in letters.list()) == ['{"id":2}', '{"id":3}']
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def rows_of_one_table(draw: st.DrawFn) -> pa.Table:
     table = draw(st.sampled_from(names))
     one = st.fixed_dictionaries(
         {
-            "table": st.just(table), "op": st.sampled_from("cudrtm"), "key": st.none() | IMAGES,
+            "table": st.just(table), "op": st.sampled_from("cudrtmp"), "key": st.none() | IMAGES,
             "after": st.none() | IMAGES, "before": st.none() | IMAGES,
             "unchanged": st.none() | st.lists(NAMES, max_size=3), "version": LSN, "commit_lsn": LSN, "ordinal": LSN,
             "xid": st.integers(0, 2**32 - 1),

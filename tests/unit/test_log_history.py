@@ -291,6 +291,17 @@ def test_compaction_keeps_truncates(root: Path) -> None:
     assert commits(read_all(SegmentReader(root))) == [200, 300, 900]
 
 
+def test_compaction_keeps_the_newest_removal_of_each_range(root: Path) -> None:
+    def removal(commit: int, text: str) -> pa.Table:
+        facts = {**rows(commit, 1, op="p").to_pylist()[0], "key": text, "after": None}
+        return pa.Table.from_pylist([facts], LOG_SCHEMA)
+
+    tables = [rows(100, 1), removal(200, "[1]"), removal(300, "[2]"), removal(400, "[1]"), rows(900, 9)]
+    writer = merged_log(root, tables)
+    writer.compact()
+    assert commits(read_all(SegmentReader(root))) == [100, 300, 400, 900]
+
+
 def test_compaction_leaves_what_a_registered_consumer_has_not_read(root: Path) -> None:
     writer = merged_log(root, [rows(100, 1), rows(200, 1), rows(300, 1), rows(900, 9)])
     SegmentReader(root).commit("slow", ZERO_LSN)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config import TableSettings
+from cdc.key_range import KeyRange, Level
 from cdc.model import TableId
 from snapshots.jobs import Job, State, known, missing, own_id
 from snapshots.plan import Leaf, TablePlan, mark_name
@@ -21,6 +22,8 @@ requests = st.builds(
     texts,
     st.none() | st.tuples(texts, texts),
     st.lists(st.lists(texts, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
+    st.booleans(),
+    st.sampled_from([(), (KeyRange((Level(("id",), ("number",), ("1",), ("9",)),)).text(),)]),
 )
 
 
