@@ -193,7 +193,7 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
         yield from _access(fact, source, bypass)
         if fact.kind == "p":
             message = "ATTACH, DETACH, DROP and TRUNCATE of a single partition are not published"
-            yield _warn("partitions", about, message, "They are noticed while capture runs, with what to do then.")
+            yield _warn("partitions", about, message, "They are noticed while capture runs; see source.partitions.")
         if fact.has_children:
             message = "other tables inherit from it: only its own rows are captured"
             yield _warn("inheritance", about, message, "List the tables that inherit from it under source.tables too.")

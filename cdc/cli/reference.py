@@ -13,6 +13,7 @@ from cdc.config import (
     HttpSettings,
     LogSettings,
     Part,
+    PartitionSettings,
     RetrySettings,
     Settings,
     SinkSettings,
@@ -50,9 +51,11 @@ def reference() -> str:
 def _lines() -> Iterator[str]:
     yield _HEADER
     yield from _section("Top level", Settings, skip={"source", "log", "sinks", "http", "spark", "budgets"})
-    yield from _section("source", SourceSettings, skip={"tables"})
-    yield from _section("source.tables[]", TableSettings)
+    yield from _section("source", SourceSettings, skip={"tables", "partitions"})
+    yield from _section("source.tables[]", TableSettings, skip={"partitions"})
     yield "A table may also be written as its name alone: `- public.orders`.\n"
+    yield from _section("source.partitions, source.tables[].partitions", PartitionSettings)
+    yield "Those of a table count for it instead of the source's.\n"
     yield from _section("log", LogSettings)
     for kind, settings in sorted(cdc.log.settings_kinds().items()):
         yield from _section(f"log, kind: {kind}", settings, skip=set(LogSettings.model_fields))
