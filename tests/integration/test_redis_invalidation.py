@@ -69,7 +69,7 @@ def test_a_truncate_empties_the_cache_of_the_table_only(redis_url: str) -> None:
 
 def test_a_truncate_leaves_keys_alone_that_no_row_of_the_table_can_have(redis_url: str) -> None:
     sink, client = opened(redis_url, keys={"public.items": "item:{key}"}), redis.Redis.from_url(redis_url)
-    others = ["item:42:cart", "item:settings", b"item:\xff", "item:4 2", "items:1"]
+    others: list[str | bytes] = ["item:42:cart", "item:settings", b"item:\xff", "item:4 2", "items:1"]
     for name in ("item:42", "item:-7", *others):
         client.set(name, "filled by the application")
     sink.apply(batch(ITEMS, [row(42, 10)]))

@@ -185,9 +185,9 @@ def test_rows_of_a_resync_stay_though_the_truncate_that_ends_it_has_their_versio
     """The truncate removes what the resync did not bring, and stands behind its rows in the log."""
     rows = [change("r", f'{{"id":{key}}}', 90, f'{{"id":{key}}}', ordinal=key) for key in (1, 2)]
     rows.append(change("t", None, 90, ordinal=3))
-    keys, truncated = shown(gather(ranked_by_arrow(log_table(rows)), Registry()))
+    keys, truncated, ranges = shown(gather(ranked_by_arrow(log_table(rows)), Registry()))
     assert (sorted(keys), truncated) == (['{"id":1}', '{"id":2}'], 89)
-    assert (keys, truncated) == by_the_book(rows)
+    assert (keys, truncated, ranges) == by_the_book(rows)
 
 
 @pytest.mark.spark
