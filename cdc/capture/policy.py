@@ -28,7 +28,7 @@ class PolicedSchemas:
 
     def __init__(self, schemas: Schemas, policy: Policy) -> None:
         self._schemas = schemas
-        self._policy = policy
+        self.policy = policy
         self._newest = {schema.table: schema for schema in schemas.newest()}
 
     def record(self, schema: TableSchema) -> TableSchema:
@@ -46,21 +46,16 @@ class PolicedSchemas:
     def refusal(self, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
         """What `record` would raise, if the schema before it were this one. Records nothing."""
         before = before or self._newest.get(schema.table)
-        if before is None or self._policy in ("evolve", "ignore"):
+        if before is None or self.policy in ("evolve", "ignore"):
             return None
         found = _changes(before, schema)
-        refused = [what for what, harmless in found if self._policy == "exception" or not harmless]
+        refused = [what for what, harmless in found if self.policy == "exception" or not harmless]
         if not refused:
             return None
         return SchemaRefused(
-            f"{schema.table} changed: {'; '.join(refused)}. The policy `{self._policy}` forbids it.",
+            f"{schema.table} changed: {'; '.join(refused)}. The policy `{self.policy}` forbids it.",
             "Undo the change, or follow it with source.schema_policy: evolve",
         )
-
-    @property
-    def stops(self) -> bool:
-        """Whether a change that is refused ends capture instead of having its table wait."""
-        return self._policy == "exception"
 
     def standing(self, schema: TableSchema) -> TableSchema | None:
         """What `record` would return without having to store anything; None: it would store it, or refuse it."""
@@ -71,7 +66,7 @@ class PolicedSchemas:
 
     def _keeps(self, before: TableSchema, schema: TableSchema) -> bool:
         """Whether the former columns stay although the table has others."""
-        return self._policy == "ignore" and not _rekeyed(before, schema) and any(_changes(before, schema))
+        return self.policy == "ignore" and not _rekeyed(before, schema) and any(_changes(before, schema))
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with."""
@@ -90,14 +85,13 @@ def standing(schemas: Schemas, schema: TableSchema) -> TableSchema | None:
 
 
 def refusal(schemas: Schemas, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
-    """Why the registry would not take this schema after that one, or after its newest. Records nothing.
+    """Why the registry would not take this schema after that one, or after its newest. Records nothing."""
+    return schemas.refusal(schema, before) if isinstance(schemas, PolicedSchemas) else None
 
-    Raises it where the policy says that capture stops.
-    """
-    refused = schemas.refusal(schema, before) if isinstance(schemas, PolicedSchemas) else None
-    if refused is not None and isinstance(schemas, PolicedSchemas) and schemas.stops:
-        raise refused
-    return refused
+
+def stops(schemas: Schemas) -> bool:
+    """Whether a change that the registry refuses ends capture, instead of having its table wait."""
+    return isinstance(schemas, PolicedSchemas) and schemas.policy == "exception"
 
 
 def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, bool]]:

@@ -213,8 +213,12 @@ def ensure(connection: Connection, source: SourceSettings) -> Publication:
     return found
 
 
-def follow(connection: Connection, source: SourceSettings, stored: Publication) -> Publication:
+def follow(
+    connection: Connection, source: SourceSettings, stored: Publication, waiting: Collection[TableId] = ()
+) -> Publication:
     """The publication at a later start: tables that the pipeline gained or gave up are put in or taken out.
+
+    Those of `waiting` are taken out too. What others have put in stays: it may be for somebody else.
 
     Raises SourceRefused where anything else differs from `stored`, what the log was filled through: a filter that
     somebody added has lost changes already.
@@ -225,8 +229,9 @@ def follow(connection: Connection, source: SourceSettings, stored: Publication) 
     if said := altered(stored, found, {table.name for table in source.tables}):
         raise SourceRefused(f"Publication {source.publication} was changed: {'; '.join(said)}.", RESYNC)
     have, wanted = {entry.table for entry in found.tables}, {table.name for table in source.tables}
-    if not found.all_tables and have != wanted:
-        found = _adopt(connection, source, found, have - wanted)
+    surplus = (have - wanted) & {*waiting, *(entry.table for entry in stored.tables)}
+    if not found.all_tables and (surplus or wanted - have):
+        found = _adopt(connection, source, found, surplus)
     if said := differences(found, source):
         raise SourceRefused(
             f"Publication {source.publication} differs from the pipeline: {'; '.join(said)}.",

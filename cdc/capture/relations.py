@@ -17,7 +17,7 @@ from cdc.capture.captured import Captured, Reason
 from cdc.capture.events import TableWaits
 from cdc.capture.layout import Layout, lay_out, recorded_as
 from cdc.capture.mask import Masking
-from cdc.capture.policy import refusal, standing
+from cdc.capture.policy import refusal, standing, stops
 from cdc.capture.reading import Reading
 from cdc.capture.types import BUILT_IN
 from cdc.errors import DecodeError
@@ -89,14 +89,16 @@ class Relations:
         return TableWaits(table, reason)
 
     def _obstacle(self, schema: TableSchema, scope: int) -> Reason | None:
-        """Why a captured table cannot be followed with this schema. Raises SchemaRefused where capture is to stop."""
+        """Why a captured table cannot be followed with this schema."""
         if self._captured is None:
             return None
         if (lost := self._captured.unidentified(schema)) is not None:
             return lost
         earlier = (layout.schema for _, layout in reversed(self._pending.get(scope, [])))
         refused = refusal(self._schemas, schema, next((had for had in earlier if had.table == schema.table), None))
-        return None if refused is None else Reason(refused.message, refused.remedy)
+        if refused is None or stops(self._schemas):  # recording it raises, a streamed one at its commit
+            return None
+        return Reason(refused.message, refused.remedy)
 
     def _recorded(self, layout: Layout, scope: int, body: bytes) -> Layout:
         """Recorded at once, but for a streamed transaction's: that may yet be rolled back with all its DDL."""

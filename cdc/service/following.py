@@ -12,16 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cdc import failpoint
-from cdc.capture import captured, catalog, doctor, key_marks, publication
+from cdc.capture import captured, catalog, doctor, key_marks, publication, slot
 from cdc.capture.captured import Reason
-from cdc.capture.connect import Connection, connect, explained
+from cdc.capture.connect import Connection, connect
 from cdc.capture.doctor import Verdict
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
 from cdc.capture.watch import Watch
 from cdc.config import PartitionSettings, Settings, SourceSettings
 from cdc.errors import ConfigError, LogFull, MillraceError, SourceError, SourceRefused
-from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId, parse_lsn
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
 from cdc.ports import LogWriter, Schemas
 from cdc.service import obstacles
 from cdc.service.part import News
@@ -90,13 +90,19 @@ def publish(
         active = without(source, waits)
         begun = {*remade, *again} - waits.keys()
         kept = {entry.table for entry in stored.tables} - begun - waits.keys()
-        found = publication.follow(connection, active, stored.of(kept)).of({table.name for table in active.tables})
+        found = publication.follow(connection, active, stored.of(kept), waits.keys())
+        found = found.of({table.name for table in active.tables})
+        if found_now:  # what is said depends on whether they are still published
+            said = _obstacles(connection, source, log, stored, remade)
+            waits |= {name: said.get(name, reason) for name, reason in found_now.items()}
         for table in active.tables:
             if table.name in begun:  # known by its oid from here on
                 describe(connection, table, masking_of(source)).recorded(log.schemas)
         keys_now = key_marks.current(connection, source.tables)
     failpoint.reached("tables.published")
     begun |= _rekeyed(keys_now, keys_before) - waits.keys()
+    for table_name in begun:
+        _log.info("Table %s begins again: it is read anew.", table_name)
     sent = {entry.table for entry in found.tables} - begun
     left = jobs.left({entry.table for entry in stored.tables if entry.table not in sent} | begun)
     over = {name: text for table in before.keys() - waits.keys() for name, text in captured.marked(table, None).items()}
@@ -272,7 +278,7 @@ class Following:
 
         A publication of all tables sends them under their name as if nothing had happened.
         """
-        oids = {fact.table: fact.oid for fact in catalog.tables(connection, tables) if fact.leaf_of is None}
+        oids = {fact.table: fact.oid for fact in catalog.tables(connection, tables, leaves=False)}
         known = {schema.table: schema.oid for schema in self.log.schemas.newest() if schema.oid} | self._oids
         waiting = captured.waiting(self.log.progress().marks)
         made = {table for table, oid in oids.items() if known.get(table, oid) != oid and table not in waiting}
@@ -285,12 +291,10 @@ class Following:
         else:
             self._oids |= oids
 
-    @staticmethod
-    def _position(connection: Connection) -> Lsn:
+    def _position(self, connection: Connection) -> Lsn:
         """Where the source is now: what was seen of its catalog is below."""
-        with explained("Asking for the server's position"):
-            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-        return parse_lsn(row[0]) if row is not None else ZERO_LSN
+        facts = slot.find(connection, self.settings.source.slot)
+        return ZERO_LSN if facts is None else facts.source_lsn
 
     def absent(self, connection: Connection, tables: Sequence[TableId]) -> bool:
         """Whether it is in order that the publication has lost these tables: they wait, or were made again."""

@@ -12,6 +12,7 @@ from cdc.capture.connect import Connection, explained
 from cdc.capture.policy import refusal
 from cdc.capture.publication import Publication
 from cdc.config import SourceSettings, TableSettings
+from cdc.errors import SourceError, SourceRefused
 from cdc.model import TableId
 from cdc.ports import Schemas
 from snapshots.rows import describe, masking_of
@@ -83,15 +84,20 @@ def _partitions(
 def _unfit(
     facts: list[TableFacts], source: SourceSettings, published: Publication | None
 ) -> Iterator[tuple[TableId, Reason]]:
+    sent = {entry.table for entry in published.tables} if published is not None else set()
     for fact, message, remedy in identity.unfit_tables(facts, source):
-        harm = ""
-        if published is not None and published.all_tables and not fact.identity_columns and fact.kind != "p":
-            harm = f" Publication {published.name} holds it still: they fail now."
-        yield fact.leaf_of or fact.table, Reason(message + harm, f"{remedy} It is then read again by itself.")
+        name = fact.leaf_of or fact.table
+        harmed = name in sent and not fact.identity_columns and fact.kind != "p"
+        harm = f" Publication {source.publication} holds it still: they fail now." if harmed else ""
+        yield name, Reason(message + harm, f"{remedy} It is then read again by itself.")
 
 
 def _refused(
     connection: Connection, source: SourceSettings, table: TableSettings, schemas: Schemas
 ) -> dict[TableId, Reason]:
-    refused = refusal(schemas, describe(connection, table, masking_of(source)).layout.schema)
+    refused: SourceError | None
+    try:
+        refused = refusal(schemas, describe(connection, table, masking_of(source)).layout.schema)
+    except SourceRefused as error:  # gone since the look
+        refused = error
     return {} if refused is None else {table.name: Reason(refused.message, refused.remedy)}

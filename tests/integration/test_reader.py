@@ -10,6 +10,7 @@ import pytest
 
 from cdc.capture.captured import waiting
 from cdc.capture.events import LogicalMessage
+from cdc.capture.policy import PolicedLog, Policy
 from cdc.capture.stream import Deaf
 from cdc.capture.transactions import Large
 from cdc.errors import MillraceError
@@ -394,6 +395,26 @@ def test_a_renamed_table_waits_from_its_first_change_on_also_after_a_restart_and
         ("public.items", '{"id":1}'),
         ("public.items", '{"id":2}'),
     ]
+
+
+@pytest.mark.parametrize(("policy", "end"), [("lenient", "commit"), ("exception", "rollback")])
+def test_a_change_of_columns_in_a_streamed_transaction_has_the_table_wait_and_stops_nothing_if_rolled_back(
+    items: Rig, policy: Policy, end: str
+) -> None:
+    items.database.execute(
+        f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
+    )
+    fill = "insert into items select g, 'x' from generate_series({}, {}) g"
+    with items.following(wrap=lambda log: PolicedLog(log, policy)) as following:
+        items.database.execute(
+            "insert into items values (0, 'before')",
+            f"begin; {fill.format(1, 3000)}; alter table items drop column big; {fill.format(3001, 6000)}; {end}",
+            "insert into items values (-1, 'after')",
+        )
+        following.reaches(items.now())
+        waits = waiting(following.reader._log.progress().marks)
+    assert list(waits) == ([TableId("public", "items")] if end == "commit" else [])
+    assert len(items.rows()) == (3001 if end == "commit" else 2)
 
 
 def test_types_origins_and_messages_of_others_pass_by(rig: Rig) -> None:
