@@ -95,8 +95,8 @@ mode `incremental` is still reading are not.
 | `backfill` | rows of a table that are read for the first time, or whose backfill failed or was cancelled |
 
 A table that waits or was lost is waited for: the sink has reached nothing beyond its place, unless
-`except_waiting=true` leaves such tables out or `table=` names others. The other kinds are said, and not waited for. Dead
-letters are counted after the position was read, so none that was parked on the way there is missed.
+`except_waiting=true` leaves such tables out or `table=` names others. The other kinds are said, and not waited for.
+Dead letters are counted after the position was read, so none that was parked on the way there is missed.
 
 What capture says of the source's present end counts only while its process runs: after a restart, a `wait` for the
 newest LSN is answered when the new process has caught up.
