@@ -79,23 +79,27 @@ mode `incremental` is still reading are not.
 
 ## What a position does not cover
 
-`/v1/wait`, `/v1/cut` and `/readyz` name in `except` what the stores lack whatever their positions say, each with `kind`,
-`sink` (empty: every sink), `table` (empty: every table), `message`, `remedy` and `count`. In Python: `Freshness.excepted`.
+`/v1/wait`, `/v1/cut` and `/readyz` name in `except` what the stores lack whatever their positions say, each with its
+`kind`, `sink` (empty: every sink), `table` (empty: every table), `message`, `remedy` and `count`. In Python it is
+`Freshness.excepted`.
 
-| kind | what is lacking | does `wait` wait for it? |
-|---|---|---|
-| `waiting` | a table that a store cannot take, that is paused or that catches up; with an empty `sink` one that capture does not follow | yes, unless `except_waiting=true`, or `table=` names others |
-| `skipped` | a table that the sink was told to go on without | no |
-| `refilling` | a table that was skipped, until its backfill has ended | no |
-| `lost` | a table that its store held and has lost, until it is filled again | yes, unless `except_waiting=true`, or `table=` names others |
-| `gap` | rows that a sink never saw, because it is younger than the log's oldest entry | no |
-| `dead letters` | `count` changes of the table that the store refused; they are counted after the position was read, so none is missed | no |
-| `first snapshot` | the first snapshot is not whole: no position counts yet | yes |
-| `backfill` | rows of a table that are being read for the first time, or whose backfill failed or was cancelled | no |
+| kind | what is lacking |
+|---|---|
+| `waiting` | a table that a store cannot take, that is paused or catches up; no `sink`: that capture does not follow |
+| `skipped` | a table that the sink was told to go on without |
+| `refilling` | rows of a table that was skipped, until its backfill has ended |
+| `lost` | a table that its store held and has lost, until it is filled again |
+| `gap` | rows that a sink never saw, because it is younger than the log's oldest entry |
+| `dead letters` | `count` changes of a table that the store refused |
+| `first snapshot` | the first snapshot is not whole: no position counts yet |
+| `backfill` | rows of a table that are read for the first time, or whose backfill failed or was cancelled |
 
-`/v1/cut` without `except_waiting` is as far as the table that waits longest. What capture says of the source's present end
-counts only while its process runs: after a restart a `wait` for the newest LSN is answered when the new process has
-caught up.
+A table that waits or was lost is waited for: the sink has reached nothing beyond its place, unless
+`except_waiting=true` leaves such tables out or `table=` names others. The other kinds are said, and not waited for.
+Dead letters are counted after the position was read, so none that was parked on the way there is missed.
+
+What capture says of the source's present end counts only while its process runs: after a restart, a `wait` for the
+newest LSN is answered when the new process has caught up.
 """
 
 

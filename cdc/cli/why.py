@@ -37,8 +37,8 @@ def why(
 
     settings = settings_from(config)
     reader = open_log(settings)
-    reached = Positions(settings, reader).reached()
-    told = story(settings, reader, reached, table, key, seconds=seconds)
+    places = Positions(settings, reader).places()
+    told = story(settings, reader, places, table, key, seconds=seconds)
     if as_json:
         print_json(asdict(told))
     else:

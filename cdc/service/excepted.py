@@ -88,7 +88,7 @@ def _of_sink(name: str, place: Place, apply: Facts) -> Iterator[Excepted]:
         said = nested(waiting, table)
         why = str(said.get("message") or "it is held back: paused, or catching up")
         remedy = str(said.get("remedy") or f"If it is paused: millrace resume {table}")
-        yield Excepted("waiting", name, table, f"{table} waits: {why}", remedy)
+        yield Excepted("waiting", name, table, f"{table} waits: {why.rstrip('.')}", remedy)
     for table in _texts(facts.get("tables_skipped")):
         remedy = f"Have it filled again: millrace resume {table} --sink {name}"
         yield Excepted("skipped", name, table, f"{table} is skipped", remedy)
@@ -104,7 +104,7 @@ def _of_sink(name: str, place: Place, apply: Facts) -> Iterator[Excepted]:
 def _not_followed(capture: Facts) -> Iterator[Excepted]:
     for table in sorted(nested(capture, "tables_waiting")):
         said = nested(capture, "tables_waiting", table)
-        message = f"{table} is not followed: {said.get('message', '')}"
+        message = f"{table} is not followed: {said.get('message', '')}".rstrip(".")
         yield Excepted("waiting", "", table, message, str(said.get("remedy", "")))
 
 

@@ -146,7 +146,9 @@ class Holds:
     def _give_up(self, table: TableId) -> None:
         """Keep nothing for it any more. No row of it in the store is newer than the head of the log is now."""
         with self._applier.turn:
-            self.skipped.add(table, self._log.head()[1])
+            known = self._consumers()
+            place = known.get(consumer_name(self._sink, table)) or known.get(self._sink)
+            self.skipped.add(table, place.reached if place else ZERO_LSN, self._log.head()[1])
             self._applier.held |= {table}
             self._forget_waiting(table)
         self._log.forget(consumer_name(self._sink, table))

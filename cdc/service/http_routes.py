@@ -190,8 +190,8 @@ class Endpoint:
 
     def _story(self, table: str, key: str) -> Story:
         observer = self.observer
-        reached = observer.seen.reached
-        return story(observer.settings, observer.reader, reached, table, key, seconds=_LONGEST_SEARCH)
+        places = observer.seen.places
+        return story(observer.settings, observer.reader, places, table, key, seconds=_LONGEST_SEARCH)
 
     async def letters(self, request: Request) -> Response:
         """The parked changes."""

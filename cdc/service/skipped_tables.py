@@ -16,11 +16,16 @@ from cdc.service.gaps import Gap
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """`since` is where the log ended: no row of the table in the store is newer. `refill` is the backfill that was
-    asked for later; empty while changes are passed over."""
+    """`reached` is up to where the sink has the table, and `since` where the log ended: no row of it in the store is
+    newer. `refill` is the backfill that was asked for later; empty while changes are passed over."""
 
+    reached: Lsn
     since: Lsn
     refill: str = ""
+
+    def passed_over(self, end: Lsn) -> bool:
+        """Whether the sink never got an entry of the log that ends there."""
+        return end > self.reached and (not self.refill or end <= int(self.refill, 16))
 
     def refilled(self, table: TableId, capture: Mapping[str, object]) -> bool:
         """Whether capture says that the table was read again as a whole."""
@@ -44,11 +49,11 @@ class SkippedTables:
         """Those whose changes are passed over now."""
         return frozenset(table for table, one in self._tables.items() if not one.refill)
 
-    def add(self, table: TableId, since: Lsn) -> None:
+    def add(self, table: TableId, reached: Lsn, since: Lsn) -> None:
         """Durable on return. One that is passed over already keeps its place."""
         with self._turn:
             if table not in self.passed_over():
-                self._write({**self._tables, table: Skipped(since)})
+                self._write({**self._tables, table: Skipped(reached, since)})
 
     def refilling(self, table: TableId, backfill: str) -> None:
         """A backfill was asked for; changes are applied again."""
@@ -65,10 +70,18 @@ class SkippedTables:
             said = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        return {TableId.parse(table): Skipped(parse_lsn(one["since"]), one["refill"]) for table, one in said.items()}
+        return {TableId.parse(table): _of_facts(one) for table, one in said.items()}
 
     def _write(self, tables: Mapping[TableId, Skipped]) -> None:
-        said = {str(table): {"since": format_lsn(one.since), "refill": one.refill} for table, one in tables.items()}
+        said = {str(table): _facts(one) for table, one in tables.items()}
         files.make_folder(self._path.parent)
         files.replace(self._path, json.dumps(said).encode())
         self._tables = tables
+
+
+def _facts(one: Skipped) -> dict[str, str]:
+    return {"reached": format_lsn(one.reached), "since": format_lsn(one.since), "refill": one.refill}
+
+
+def _of_facts(said: Mapping[str, str]) -> Skipped:
+    return Skipped(parse_lsn(said["reached"]), parse_lsn(said["since"]), said["refill"])

@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 from cdc.config import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.key_range import KeyRange
-from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
+from cdc.model import Lsn, TableId, format_lsn
 from cdc.ports import LogReader
 from cdc.service.batches import Applied, Book
+from cdc.service.places import NOWHERE, Place
+from cdc.service.skipped_tables import Skipped, SkippedTables
 from cdc.service.stored import Stored, stored
 from sinks.dead_letters import DeadLetters, Letter
 
@@ -45,8 +47,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event and its fate: by sink, `applied`, `waiting` or `set aside: <reason>`; and the batch that applied it,
-    None where that is not recorded."""
+    """An event and its fate: by sink, `applied`, `waiting`, `skipped` or `set aside: <reason>`; and the batch that
+    applied it, None where that is not recorded."""
 
     event: Event
     entry: str
@@ -64,17 +66,19 @@ class Story:
 
 
 def story(
-    settings: Settings, reader: LogReader, reached: Mapping[str, Lsn], table: str, key: str, *, seconds: float
+    settings: Settings, reader: LogReader, places: Mapping[str, Place], table: str, key: str, *, seconds: float
 ) -> Story:
     """Every event of a key with its fate in every sink that is given its table."""
     name, wanted = _table(table), log_key(key)
     sinks = [sink for sink in settings.sinks if not sink.tables or TableId.parse(name) in sink.tables]
     given = [sink.name for sink in sinks]
     parked = {sink: _letter(settings, sink, name, wanted) for sink in given}
+    reached = {sink: places.get(sink, NOWHERE).of((name,)) for sink in given}
+    skipped = {sink: SkippedTables(settings.state, sink).all().get(TableId.parse(name)) for sink in given}
     books = {sink: Book(settings.state, sink) for sink in given}
     told = []
     for event in events(reader, table, key, seconds):
-        fates = {sink: _fate(event, reached.get(sink, ZERO_LSN), parked[sink]) for sink in given}
+        fates = {sink: _fate(event, reached[sink], parked[sink], skipped[sink]) for sink in given}
         batches = {sink: books[sink].of(event.end, name) if fate == "applied" else None for sink, fate in fates.items()}
         told.append(Told(event, event.entry, fates, batches))
     return Story(name, told, stored(settings, sinks, reader, TableId.parse(name), wanted))
@@ -85,7 +89,9 @@ def _letter(settings: Settings, sink: str, table: str, key: str) -> Letter | Non
     return DeadLetters(folder).of_table(table).get(key) if folder.exists() else None
 
 
-def _fate(event: Event, reached: Lsn, parked: Letter | None) -> str:
+def _fate(event: Event, reached: Lsn, parked: Letter | None, skipped: Skipped | None) -> str:
+    if skipped is not None and skipped.passed_over(event.end):
+        return "skipped"
     if event.end > reached:
         return "waiting"
     if parked is not None and format_lsn(Lsn(parked.version)) == event.version:

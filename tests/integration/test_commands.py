@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 from typer.main import get_command
 
+import cdc.log
 from cdc.cli.main import app, main
+from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId
 from cdc.service import status
+from cdc.service.part import settings_from
+from cdc.service.places import consumer_name
 
 _ESCAPE = "\x1b["
 
@@ -84,14 +88,56 @@ def test_every_command_explains_itself_with_an_example(words: list[str]) -> None
     assert len(text.split("\n")[0]) < 130
 
 
+def test_a_table_is_skipped_and_resumed_and_every_command_says_what_is_lacking(
+    millrace: Millrace, config: Path
+) -> None:
+    settings = settings_from(config)
+    writer = cdc.log.open_writer(settings)
+    writer.append(Entry(LOG_SCHEMA.empty_table(), Lsn(500), {"reached": "500"}))
+    writer.close()
+    reader = cdc.log.open_reader(settings)
+    reader.commit("redis", Lsn(500))
+    reader.commit(consumer_name("redis", TableId.parse("public.orders")), Lsn(300))
+    why = {"message": "it has no key.", "remedy": "Give it one."}
+    sink = {"state": "running", "tables_waiting": {"public.orders": why}, "tables_skipped": ["public.users"]}
+    status.publish(settings.state, "capture", {"state": "streaming", "watermark": 500})
+    status.publish(settings.state, "apply", {"state": "running", "sinks": {"redis": sink}})
+    status.publish(settings.state, "daemon", {})
+
+    late = millrace("wait", "0/1F4", "--timeout", "0.1")
+    assert late.code == 1
+    assert "public.orders waits: it has no key." in " ".join(late.err.split())
+    assert "--except-waiting" in late.err
+    left_out = millrace("wait", "0/1F4", "--except-waiting", "--json").facts
+    assert [(item["kind"], item["table"]) for item in left_out["except"]] == [
+        ("waiting", "public.orders"),
+        ("skipped", "public.users"),
+    ]
+    named = millrace("wait", "0/1F4", "--table", "public.users").out
+    assert "All reached 0/1F4, except:\nredis: public.users is skipped." in named
+    assert millrace("wait", "0/1F4", "--table", "public.nobody").code == 2
+    shown = millrace("status").out
+    assert "! sink redis: table public.orders waits: it has no key. Give it one." in shown
+    assert "except redis: public.users is skipped." in shown
+    listed = millrace("tables").out
+    assert "public.orders\twaiting in redis" in listed
+    assert "public.users\tskipped in redis" in listed
+
+    assert millrace("skip", "public.orders", "--sink", "redis", "--json").facts["skipped"] == {
+        "redis": ["public.orders"]
+    }
+    assert millrace("skip", "public.orders", "--sink", "nobody").code == 2
+    assert millrace("resume", "public.orders", "--sink", "redis", "--json").facts["skipped"] == {}
+
+
 def test_pause_and_resume_are_kept_and_shown(millrace: Millrace) -> None:
     assert millrace("pause", "redis").code == 0
     facts = millrace("pause", "public.orders", "--json").facts
-    assert facts == {"sinks": ["redis"], "tables": ["public.orders"]}
+    assert facts == {"sinks": ["redis"], "tables": ["public.orders"], "skipped": {}}
     assert millrace("status", "--json").facts["paused"] == facts
     assert "public.orders\tpaused" in millrace("tables").out
     assert millrace("resume", "redis").code == 0
-    assert millrace("resume", "public.orders", "--json").facts == {"sinks": [], "tables": []}
+    assert millrace("resume", "public.orders", "--json").facts == {"sinks": [], "tables": [], "skipped": {}}
 
 
 def test_an_unknown_target_ends_with_2_and_the_known_ones(millrace: Millrace) -> None:

@@ -292,12 +292,14 @@ def test_a_store_that_refuses_us_altogether_stops_the_sink_and_holds_no_table(sc
 
 
 def test_a_skipped_table_keeps_nothing_back_and_comes_back_by_a_backfill_without_ghosts(scene: Scene) -> None:
-    scene.live([row(1, 10, "one"), row(2, 11, "deleted while nobody looked")])
+    first = scene.live([row(1, 10, "one"), row(2, 11, "deleted while nobody looked")])
     scene.refused.add(ITEMS.table)
-    scene.live([row(1, 20, "two")])
+    second = scene.live([row(1, 20, "two")])
     scene.holds.follow(SKIPPED)
     assert scene.reached() is None, "retention keeps nothing for it"
     assert scene.holds.skipped_now() == {ITEMS.table}
+    passed_over = scene.holds.skipped.all()[ITEMS.table].passed_over
+    assert [passed_over(end) for end in (first, second)] == [False, True]
     end = scene.live([change("d", '{"id":2}', 30), row(1, 31, "three"), row(1, 32, "beside", "public.others")])
     scene.start()
     scene.holds.follow(SKIPPED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, SinkError
+from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, StoreRefused
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
 from cdc.service.runner import Runner
@@ -40,7 +40,7 @@ class Fickle(MemorySink):
 
     def apply(self, batch: Batch) -> None:
         if self.broken:
-            raise SinkError("the store refuses these credentials.")
+            raise StoreRefused("the store refuses these credentials.")
         if self.down:
             raise Lost("the store is down.")
         poison = [row for row in batch.rows.to_pylist() if self.picky and "poison" in (row["after"] or "")]
