@@ -153,8 +153,9 @@ class Applier:
             failpoint.reached("sink.after_apply")
             if folded.reached:
                 self._note(folded.reached, self.held)  # before the position: what crashes in between is applied again
-                self._retried(lambda: self._passed(folded.reached))
-                self._log.commit(self.name, folded.reached, folded.offset)
+                reached, offset = folded.reached, folded.offset
+                self._retried(lambda: self._passed(reached))
+                self._retried(lambda: self._log.commit(self.name, reached, offset))
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest
             self.status.batches += 1
