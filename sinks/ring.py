@@ -18,8 +18,8 @@ from sinks.pace import BUDGET, Waiting, next_batch
 _AT_ONCE = 16 << 20
 """Bytes that a sink that is behind takes together: several small batches are one merge for it."""
 KEPT = 100
-"""Batches that everybody has had, kept for a sink that comes back: it is rarely further behind than a few. One tiny batch
-a second made gigabytes in a few days where only their bytes were limited."""
+"""Batches that everybody has had, kept for a sink that comes back: it is rarely further behind than a few. One tiny
+batch a second made gigabytes in a few days where only their bytes were limited."""
 _GLANCE = 0.25
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from cdc.capture import slot
@@ -26,7 +26,7 @@ from cdc.capture.transactions import Assembler
 from cdc.capture.wire import Wire
 from cdc.config import SourceSettings
 from cdc.errors import LogFull, SlotBusy, SourceError, SourceLost, SourceRefused
-from cdc.model import ZERO_LSN, Lsn, TableId
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
 from cdc.ports import Clock, LogWriter
 
 _QUEUE_BYTES = 32 * 2**20
@@ -209,6 +209,7 @@ class Reader:
         try:
             server = slot.identify(replication)
             self._check_slot(server, after)
+            self._note_timeline(server)
             self._start(wire, server, after)
             self._sender = replication.info.backend_pid
         except BaseException:
@@ -222,6 +223,15 @@ class Reader:
         except SourceRefused:
             self._check_slot(server, after)  # dropped since the last look: then that is what has to be said
             raise
+
+    def _note_timeline(self, server: slot.ServerIdentity) -> None:
+        """What comes from now on is of this timeline: the next failover is compared with it."""
+        progress = self._log.progress()
+        stored = slot.SourceIdentity.of_mark(progress.marks[slot.MARK])
+        if stored.timeline != server.timeline:
+            _log.warning("The source failed over from timeline %d to %d.", stored.timeline, server.timeline)
+            mark = replace(stored, timeline=server.timeline).mark()
+            self._log.append(Entry(LOG_SCHEMA.empty_table(), progress.end, {slot.MARK: mark}))
 
     def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
         """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""

@@ -16,7 +16,6 @@ from sinks.folded import Folded
 from sinks.ring import KEPT, Link, Ring
 from tests.fix_processes import wait_until
 
-
 ITEMS = TableSchema(TableId("public", "items"), ())
 
 
