@@ -76,9 +76,33 @@ class DeadLetters:
         with self._open() as database:
             database.execute('delete from letters where "table" = ? and version < ?', (table, version))
 
-    def of_table(self, table: str) -> dict[str, Letter]:
-        """The letters of a table by key."""
-        return {letter.key: letter for letter in self.list(table)}
+    def of_keys(self, table: str, keys: Sequence[str]) -> dict[str, Letter]:
+        """The letters of these keys. They may be large: ask for as many as `sizes` says can be held."""
+        query = 'select * from letters where "table" = ? and key in (select value from json_each(?))'
+        with self._open() as database:
+            found = [_letter(row) for row in database.execute(query, (table, json.dumps(keys)))]
+        return {letter.key: letter for letter in found}
+
+    def sizes(self, table: str, keys: Sequence[str]) -> dict[str, int]:
+        """Which of these keys have letters, and the bytes of each."""
+        query = (
+            'select key, coalesce(length(cast(after as blob)), 0) from letters where "table" = ?'
+            " and key in (select value from json_each(?))"
+        )
+        with self._open() as database:
+            return dict(tuple(row) for row in database.execute(query, (table, json.dumps(keys))))
+
+    def to_retry(self) -> dict[tuple[str, int], dict[str, int]]:
+        """The letters that wait to be tried again: by table and schema, their keys and the bytes of each."""
+        found: dict[tuple[str, int], dict[str, int]] = {}
+        query = (
+            'select "table", schema_id, key, coalesce(length(cast(after as blob)), 0) from letters where retry'
+            " order by 1, 2, parked_at, key"
+        )
+        with self._open() as database:
+            for table, schema_id, key, size in database.execute(query):
+                found.setdefault((table, schema_id), {})[key] = size
+        return found
 
     def list(self, table: str | None = None, retry: bool | None = None) -> list[Letter]:
         """All letters, those of a table, or those that wait to be tried again; oldest first."""
