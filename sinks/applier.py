@@ -36,7 +36,7 @@ from sinks.dead_letters import DeadLetters, Letter
 from sinks.fingerprints import Fingerprinted, Watch
 from sinks.fold import FOLDED
 from sinks.folded import Folded
-from sinks.images import STORED_ROW_MISSING, partial_first
+from sinks.images import STORED_ROW_MISSING, columns, partial_first
 from sinks.measures import Histogram, ages
 from sinks.pieces import Pieces, by_bytes
 from sinks.raw_json import splice
@@ -321,7 +321,7 @@ class Applier:
         table = str(batch.schema.table)
         if batch.truncated:
             self._letters.truncate(table, batch.truncated)
-        keys = batch.rows.column("key").to_pylist() if self.status.dead_letters else []
+        keys = columns(batch.rows, "key")[0] if self.status.dead_letters else []
         parked = self._letters.sizes(table, keys) if keys else {}
         for piece in self._onto_letters(batch, parked) if parked else [batch]:
             refused = self._reselected(piece, self._attempted(piece))
@@ -344,7 +344,7 @@ class Applier:
         laid, rest = lacking.filter(on), pa.concat_tables([whole, lacking.filter(pc.invert(on))])
         if rest.num_rows or batch.truncated or not laid.num_rows:
             yield Batch(batch.schema, rest, batch.truncated)
-        for keys in by_bytes((key, parked[key]) for key in laid.column("key").to_pylist()):
+        for keys in by_bytes((key, parked[key]) for key in columns(laid, "key")[0]):
             piece = Batch(
                 batch.schema, laid.filter(pc.is_in(laid.column("key"), value_set=pa.array(keys, pa.string())))
             )

@@ -192,22 +192,41 @@ def _resident(process: psutil.Process) -> int:
 
 
 class MemoryBudget:
-    """Says when a part has been over its limit for several looks in a row: one look may meet a garbage collection."""
+    """Says when a part has been over its limit for several looks in a row: one look may meet a garbage collection.
+
+    A part that was started again for it and has come no further since is left alone: what it works on needs that much,
+    a row of hundreds of megabytes for instance, and it would begin again with it for ever.
+    """
 
     _PATIENCE = 3
 
     def __init__(self, limits: dict[str, float]) -> None:
         self._limits = limits
         self._over: dict[str, int] = {}
+        self._stood: dict[str, object] = {}
+        self.excess: dict[str, str] = {}
+        """Parts that need more than their limit, in words."""
 
-    def judge(self, part: str, resident: int) -> str:
-        """Why the part must be started again; empty: it need not."""
+    def judge(self, part: str, resident: int, progress: object = None) -> str:
+        """Why the part must be started again; empty: it need not. `progress` differs once it has come further."""
         limit = self._limits.get(part, 0)
         over = self._over[part] = self._over.get(part, 0) + 1 if limit and resident > limit * _MB else 0
+        if not over:
+            self.excess.pop(part, None)
         if over < self._PATIENCE:
             return ""
         self._over[part] = 0
-        return f"it holds {resident // _MB} MB, more than budgets.{part}_memory_mb ({limit:g})"
+        reason = f"it holds {resident // _MB} MB, more than budgets.{part}_memory_mb ({limit:g})"
+        if progress is not None and self._stood.get(part) == progress:
+            self._tell(part, f"{part}: {reason}, and a restart did not help. Raise budgets.{part}_memory_mb.")
+            return ""
+        self._stood[part] = progress
+        return reason
+
+    def _tell(self, part: str, message: str) -> None:
+        if part not in self.excess:
+            _log.warning("%s", message)
+        self.excess[part] = message
 
 
 def limits_of(budgets: BudgetSettings, parts: Sequence[str]) -> dict[str, float]:

@@ -86,6 +86,18 @@ def test_one_look_over_the_limit_is_not_enough_and_three_are() -> None:
     assert not any(budget.judge("apply", 10**12) for _ in range(9))
 
 
+def test_a_part_that_came_no_further_since_it_was_started_again_is_left_alone_and_named() -> None:
+    budget = MemoryBudget({"capture": 100})
+
+    def judged(progress: int, size: int = 101) -> list[bool]:
+        return [bool(budget.judge("capture", size * MB, progress)) for _ in range(4)]
+
+    assert judged(7) == [False, False, True, False]
+    assert not any(judged(7)) and "Raise budgets.capture_memory_mb" in budget.excess["capture"]
+    assert not any(judged(7, 99)) and not budget.excess
+    assert any(judged(8)), "it has come further, so a restart may help again"
+
+
 def test_the_memory_of_a_part_counts_its_children() -> None:
     large = "b = b'x' * (60 << 20); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {large!r}])"
