@@ -177,7 +177,8 @@ def _picked(file: pq.ParquetFile, field: "AnyField", place: Ints) -> AnyArray:
     for batch in file.iter_batches(_rows_at_once(file, field.name), columns=[field.name], use_threads=False):
         first, last = np.searchsorted(place, [at, at + batch.num_rows])
         if last > first:
-            found.append(batch.column(0).cast(field.type).take(pa.array(place[first:last] - at)))
+            among: AnyArray = pa.array(place[first:last] - at)
+            found.append(batch.column(0).cast(field.type).take(among))
         at += batch.num_rows
     return pa.concat_arrays(found)
 

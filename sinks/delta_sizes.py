@@ -6,7 +6,7 @@ Large texts often compress to a tenth or a hundredth, so what a file weighs on d
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
@@ -56,7 +56,7 @@ def _read(table: "DeltaTable", path: str) -> _File:
     if uri.scheme in ("", "file"):
         footer = pq.read_metadata(Path(unquote(uri.path)) / path)
     else:
-        store = fs.PyFileSystem(DeltaStorageHandler.from_table(table._table))
+        store = fs.PyFileSystem(cast("Any", DeltaStorageHandler.from_table(table._table)))
         with store.open_input_file(path) as file:
             footer = pq.read_metadata(file)
     columns: dict[str, int] = {}

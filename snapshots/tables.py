@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture.connect import explain
+from cdc.capture.connect import explain, explained
 from cdc.errors import SourceLost, SourceRefused
 from cdc.model import TableId
 from snapshots.plan import Leaf

@@ -75,7 +75,7 @@ def filled(sink: Sink) -> None:
 
 @pytest.mark.parametrize("form", ["json", "hash"])
 def test_redis_reads_stored_rows_in_pieces_by_bytes(redis_url: str, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    sink = open_redis(RedisSettings(url=redis_url, form=form), SinkContext(Path("unused")))  # type: ignore[arg-type]
+    sink = open_redis(RedisSettings(url=redis_url, form=form), SinkContext(Path("unused")))
     assert isinstance(sink, RedisSink)
     read, most = sink._read, 0
 
@@ -99,7 +99,7 @@ def test_opensearch_reads_and_writes_stored_rows_in_pieces_by_bytes(
     opensearch_server: LocalServer, index_prefix: str, monkeypatch: pytest.MonkeyPatch, routing: dict[str, str]
 ) -> None:
     own = {"url": opensearch_server.url, "prefix": index_prefix, "replicas": 0, "shards": 2, "routing": routing}
-    sink = open_opensearch(OpenSearchSettings(**own), SinkContext(Path("unused")))  # type: ignore[arg-type]
+    sink = open_opensearch(OpenSearchSettings(**own), SinkContext(Path("unused")))
     assert isinstance(sink, OpenSearchSink)
     asked, sent = sink._client.text, sink._bulk.send
     read, written = list[int](), list[int]()
