@@ -31,6 +31,7 @@ from bench.workload import TABLE
 from cdc.capture import publication
 from cdc.capture import slot as slots
 from cdc.capture.connect import connect
+from cdc.capture.overflow import Scratch
 from cdc.capture.reader import Reader
 from cdc.clock import SystemClock
 from cdc.config import Settings
@@ -113,7 +114,7 @@ def _chunked(settings: Settings, log: LogWriter) -> Figures:
         log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, {slots.MARK: identity.mark()}))
     clock, stop = SystemClock(), threading.Event()
     backfills = Backfills(settings, log, clock)
-    reader = Reader(settings.source, log, clock, settings.state / "scratch", listener=backfills)
+    reader = Reader(settings.source, log, clock, Scratch(settings.state / "scratch"), listener=backfills)
     stream = threading.Thread(target=reader.run, args=(stop,))
     stream.start()
 

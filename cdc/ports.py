@@ -44,7 +44,10 @@ class Schemas(Protocol):
 
 
 class Spool(Protocol):
-    """One transaction too large for memory, on its way. Nobody sees any of it before `publish`."""
+    """One transaction too large for memory, on its way. Nobody sees any of it before `publish`.
+
+    After LogFull the same call may be made again: what was set aside before stays.
+    """
 
     def write(self, rows: pa.Table) -> None:
         """Set rows aside on disk; may block while the disk is slow."""

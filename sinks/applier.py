@@ -6,10 +6,11 @@ repeats the batch, and a repeat changes nothing.
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
@@ -35,8 +36,9 @@ from sinks.dead_letters import DeadLetters, Letter
 from sinks.fingerprints import Fingerprinted, Watch
 from sinks.fold import FOLDED
 from sinks.folded import Folded
-from sinks.images import STORED_ROW_MISSING
+from sinks.images import STORED_ROW_MISSING, columns, partial_first
 from sinks.measures import Histogram, ages
+from sinks.pieces import Pieces, by_bytes
 from sinks.raw_json import splice
 
 T = TypeVar("T")
@@ -153,8 +155,9 @@ class Applier:
             failpoint.reached("sink.after_apply")
             if folded.reached:
                 self._note(folded.reached, self.held)  # before the position: what crashes in between is applied again
-                self._retried(lambda: self._passed(folded.reached))
-                self._log.commit(self.name, folded.reached, folded.offset)
+                reached, offset = folded.reached, folded.offset
+                self._retried(lambda: self._passed(reached))
+                self._retried(lambda: self._log.commit(self.name, reached, offset))
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest
             self.status.batches += 1
@@ -175,21 +178,22 @@ class Applier:
     def retry_letters(self) -> int:
         """Try the letters again that somebody asked for; returns how many are left of them."""
         self.status.dead_letters = self._letters.count()  # somebody may have dropped some
-        letters = self._letters.list(retry=True) if self.status.dead_letters else []
+        letters = self._letters.to_retry() if self.status.dead_letters else {}
         if not letters:
             return 0
         with self.turn:
-            for table, schema_id in sorted({(letter.table, letter.schema_id) for letter in letters}):
-                rows = [_row(letter) for letter in letters if (letter.table, letter.schema_id) == (table, schema_id)]
+            for (table, schema_id), sizes in letters.items():
                 schema = self._log.schemas.get(TableId.parse(table), schema_id)
                 try:
-                    self._table(Batch(schema, pa.Table.from_pylist(rows, schema=FOLDED)))
+                    for keys in by_bytes(sizes.items()):
+                        rows = [_row(letter) for letter in self._letters.of_keys(table, keys).values()]
+                        self._table(Batch(schema, pa.Table.from_pylist(rows, schema=FOLDED)))
                 except TableRefused as error:
                     self._refused(schema.table, error)
                 except TableLost:
                     _log.debug("sink %s: letters of %s wait until it is filled again", self.name, table)
             self._well()
-        return len(self._letters.list(retry=True))
+        return sum(map(len, self._letters.to_retry().values()))
 
     def finish(self, deadline: float) -> None:
         """Wait for the batch in hand, at most so many seconds, and let the store go."""
@@ -319,17 +323,34 @@ class Applier:
             self._letters.truncate(table, batch.truncated)
         if batch.removed:
             self._letters.remove(table, batch.removed)
-        parked = self._letters.of_table(table) if self.status.dead_letters else {}
-        whole = _onto_letters(batch, parked) if parked else batch
-        refused = self._reselected(whole, self._attempted(whole))
-        if refused:
-            self._park(whole, refused)
-        if parked:
-            self._resolve(whole, parked, refused)
-        if refused or parked:
-            self.status.dead_letters = self._letters.count()
+        keys = columns(batch.rows, "key")[0] if self.status.dead_letters else []
+        parked = self._letters.sizes(table, keys) if keys else {}
+        for piece in self._onto_letters(batch, parked) if parked else [batch]:
+            refused = self._reselected(piece, self._attempted(piece))
+            if refused:
+                self._park(piece, refused)
+            if parked:
+                self._resolve(piece, parked, refused)
+            if refused or parked:
+                self.status.dead_letters = self._letters.count()
         self.status.changes[table] = self.status.changes.get(table, 0) + batch.rows.num_rows
         self.status.visible.add(ages(batch.rows, datetime.now(UTC)))
+
+    def _onto_letters(self, batch: Batch, parked: Mapping[str, int]) -> Iterator[Batch]:
+        """The batch with partial rows filled from what is parked, in pieces: of these a letter may hold large columns.
+
+        The store never got what is parked, so its own columns are too old to keep.
+        """
+        lacking, whole = partial_first(batch.rows)
+        on = pc.is_in(lacking.column("key"), value_set=pa.array(list(parked), pa.string()))
+        laid, rest = lacking.filter(on), pa.concat_tables([whole, lacking.filter(pc.invert(on))])
+        if rest.num_rows or batch.truncated or batch.removed or not laid.num_rows:
+            yield replace(batch, rows=rest)
+        for keys in by_bytes((key, parked[key]) for key in columns(laid, "key")[0]):
+            piece = Batch(
+                batch.schema, laid.filter(pc.is_in(laid.column("key"), value_set=pa.array(keys, pa.string())))
+            )
+            yield _filled(piece, self._letters.of_keys(str(batch.schema.table), keys))
 
     def _live(self, batch: Batch) -> None:
         try:
@@ -391,19 +412,24 @@ class Applier:
         reselect = self._reselect
         if not missing or reselect is None:
             return refused
-        try:
-            found = self._retried(lambda: reselect(batch.schema, [item.key for item in missing]))
-        except SourceError as error:
-            _log.warning("sink %s: %s", self.name, error)
-            return refused
-        rows = [
-            {**row, "after": found[row["key"]], "unchanged": []}
-            for row in _rows_of(batch, [item.key for item in missing])
-            if row["key"] in found
-        ]
-        again = Batch(batch.schema, pa.Table.from_pylist(rows, schema=FOLDED))
-        others = [item for item in refused if item.reason != STORED_ROW_MISSING]
-        return [*others, *self._attempted(again)]
+        still = [item for item in refused if item.reason != STORED_ROW_MISSING]
+        pieces = Pieces()
+        for piece in pieces.of(missing):
+            keys = [item.key for item in piece]
+            try:
+                found = self._retried(partial(reselect, batch.schema, keys))
+            except SourceError as error:
+                _log.warning("sink %s: %s", self.name, error)
+                still += piece
+                continue
+            pieces.weighed(len(keys), sum(map(len, found.values())))
+            rows = [
+                {**row, "after": found[row["key"]], "unchanged": []}
+                for row in _rows_of(batch, keys)
+                if row["key"] in found
+            ]
+            still += self._attempted(Batch(batch.schema, pa.Table.from_pylist(rows, schema=FOLDED)))
+        return still
 
     def _park(self, batch: Batch, refused: Sequence[RejectedItem]) -> None:
         reasons = {item.key: item.reason for item in refused}
@@ -419,7 +445,7 @@ class Applier:
             "sink %s refused %d change(s) of %s; see: millrace dlq list", self.name, len(rows), batch.schema.table
         )
 
-    def _resolve(self, batch: Batch, parked: Mapping[str, Letter], refused: Sequence[RejectedItem]) -> None:
+    def _resolve(self, batch: Batch, parked: Collection[str], refused: Sequence[RejectedItem]) -> None:
         still = {item.key for item in refused}
         applied = [(row["key"], row["version"]) for row in _rows_of(batch, [key for key in parked if key not in still])]
         self._letters.resolve(str(batch.schema.table), applied)
@@ -493,15 +519,13 @@ def _row(letter: Letter) -> dict[str, Any]:
     return {name: getattr(letter, name) for name in FOLDED.names}
 
 
-def _onto_letters(batch: Batch, parked: Mapping[str, Letter]) -> Batch:
-    """Fill partial rows from what is parked: the store never got it, so its own columns are too old to keep."""
-    rows = batch.rows.to_pylist() if parked else []
-    changed = False
+def _filled(batch: Batch, parked: Mapping[str, Letter]) -> Batch:
+    """Fill partial rows from letters that are older."""
+    rows = batch.rows.to_pylist()
     for row in rows:
         letter = parked.get(row["key"])
         if letter is None or letter.version >= row["version"] or not row["unchanged"] or letter.after is None:
             continue
         after, missing = splice(row["after"], letter.after, row["unchanged"])
         row.update(after=after, unchanged=list(missing))
-        changed = True
-    return replace(batch, rows=pa.Table.from_pylist(rows, schema=FOLDED)) if changed else batch
+    return replace(batch, rows=pa.Table.from_pylist(rows, schema=FOLDED))

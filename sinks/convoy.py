@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 NAME = "convoy"
+_OVERHEAD = 8 << 10
+"""Bytes of a batch besides its rows: a table of one row takes 9.5 kB."""
 
 
 class Convoy:
@@ -111,5 +113,5 @@ class Member:
 
 
 def size(folded: Folded) -> int:
-    """Bytes of memory, about."""
-    return sum(int(batch.rows.nbytes) for batch in folded.batches)
+    """Bytes of memory, about: of a tiny batch, hardly any are its rows'."""
+    return _OVERHEAD + sum(_OVERHEAD + int(batch.rows.nbytes) for batch in folded.batches)

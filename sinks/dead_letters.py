@@ -82,15 +82,39 @@ class DeadLetters:
 
     def remove(self, table: str, removed: Sequence[Removal]) -> None:
         """Forget what went with a range of rows."""
-        letters = self.list(table)
-        keys, versions = pa.array([one.key for one in letters]), pa.array([one.version for one in letters], pa.int64())
-        for removal in removed if letters else ():
-            gone = removal.takes(keys, versions).nonzero()[0].tolist()
-            self.resolve(table, [(letters[place].key, letters[place].version) for place in gone])
+        with self._open() as database:
+            held = database.execute('select key, version from letters where "table" = ?', (table,)).fetchall()
+        keys, versions = pa.array([key for key, _ in held]), pa.array([version for _, version in held], pa.int64())
+        for removal in removed if held else ():
+            self.resolve(table, [tuple(held[place]) for place in removal.takes(keys, versions).nonzero()[0]])
 
-    def of_table(self, table: str) -> dict[str, Letter]:
-        """The letters of a table by key."""
-        return {letter.key: letter for letter in self.list(table)}
+    def of_keys(self, table: str, keys: Sequence[str]) -> dict[str, Letter]:
+        """The letters of these keys. They may be large: ask for as many as `sizes` says can be held."""
+        query = 'select * from letters where "table" = ? and key in (select value from json_each(?))'
+        with self._open() as database:
+            found = [_letter(row) for row in database.execute(query, (table, json.dumps(keys)))]
+        return {letter.key: letter for letter in found}
+
+    def sizes(self, table: str, keys: Sequence[str]) -> dict[str, int]:
+        """Which of these keys have letters, and the bytes of each."""
+        query = (
+            'select key, coalesce(length(cast(after as blob)), 0) from letters where "table" = ?'
+            " and key in (select value from json_each(?))"
+        )
+        with self._open() as database:
+            return dict(tuple(row) for row in database.execute(query, (table, json.dumps(keys))))
+
+    def to_retry(self) -> dict[tuple[str, int], dict[str, int]]:
+        """The letters that wait to be tried again: by table and schema, their keys and the bytes of each."""
+        found: dict[tuple[str, int], dict[str, int]] = {}
+        query = (
+            'select "table", schema_id, key, coalesce(length(cast(after as blob)), 0) from letters where retry'
+            " order by 1, 2, parked_at, key"
+        )
+        with self._open() as database:
+            for table, schema_id, key, size in database.execute(query):
+                found.setdefault((table, schema_id), {})[key] = size
+        return found
 
     def list(self, table: str | None = None, retry: bool | None = None) -> list[Letter]:
         """All letters, those of a table, or those that wait to be tried again; oldest first."""

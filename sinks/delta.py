@@ -258,9 +258,14 @@ class DeltaSink:
         options = {name: secret.reveal() for name, secret in self._settings.storage_options.items()}
         return DeltaStore(table, uri, options, self._context.wait)
 
-    def _by_spark(self) -> MergeBySpark | None:
+    def _by_spark(self, store: DeltaStore) -> MergeBySpark | None:
+        """Spark's MERGE, for tables on a local disk only.
+
+        In an object store each engine has its own way to keep two commits apart, and neither knows the other's: there
+        `deltalake` alone writes, however much a batch touches.
+        """
         session = self._context.spark
-        if session is None:
+        if session is None or store.folder is None:
             return None
         return lambda table, given: merge_by_spark(session(), table, given)
 
@@ -312,7 +317,7 @@ class DeltaSink:
         if self._settings.stored_as_scd_type == 2:
             return write_history(table, given, datetime.now(UTC))
         marker = store.marker if self._settings.deletion_vectors else None
-        return write(table, given, Ways(self._by_spark(), marker))
+        return write(table, given, Ways(self._by_spark(store), marker))
 
     def _make_root(self) -> None:
         if "://" not in self._settings.path:

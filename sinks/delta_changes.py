@@ -6,6 +6,7 @@ What cannot be typed is set aside here, row by row, before anything is written.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -74,6 +75,17 @@ class Changes:
         order = sorted_places(self.rows, self.layout.key)
         half = self.rows.num_rows // 2
         return self._picked(order[:half]), self._picked(order[half:])
+
+    def pieces(self, counted: npt.NDArray[np.bool_], most: int) -> tuple["Changes", ...]:
+        """Neighbours by key with at most so many of the counted rows each; none, if all of them may stay together."""
+        total = int(counted.sum())
+        if total <= most:
+            return ()
+        order = sorted_places(self.rows, self.layout.key)
+        before = np.cumsum(counted[order.to_numpy()]) - 1
+        starts = np.searchsorted(before, np.arange(0, total, most))
+        cuts = [0, *starts[1:].tolist(), len(order)]
+        return tuple(self._picked(order.slice(start, end - start)) for start, end in pairwise(cuts))
 
     def with_rejected(self, *parts: "Changes") -> "Changes":
         """These changes with what was set aside while their parts were written."""

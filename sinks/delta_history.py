@@ -21,7 +21,7 @@ from sinks.delta_json import AnyArray
 from sinks.delta_layout import COMMITTED, DELETED, END_AT, START_AT, VERSION
 from sinks.delta_merge import append, end_truncated, floor, marks, overwrite
 from sinks.delta_rewrite import filled, places, taken
-from sinks.delta_write import REGION_LIMIT, files, scanned, target_size, touched
+from sinks.delta_write import files, fits, scanned, target_size, touched
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -50,7 +50,7 @@ def _write(table: DeltaTable, given: Changes) -> Changes:
     stored = files(table, given.layout)
     fair = target_size(int(stored.bytes.sum()))
     region = touched(given, stored, fair)
-    if region is not None and region.bytes > REGION_LIMIT and given.rows.num_rows > 1:
+    if region is not None and given.rows.num_rows > 1 and not fits(table, stored, region):
         return given.with_rejected(*(_write(table, half) for half in given.halves()))
     condition = region.condition() if region else ""
     rows = scanned(table, given.layout, given.layout.arrow.names, condition)

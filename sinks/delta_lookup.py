@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sinks.delta_layout import AnyField
 
 Ints = npt.NDArray[np.int64]
+_PIECE_BYTES = 8 << 20
+"""Of a column with large values that is decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def look_up(table: Table, given: Changes, stored: Files) -> Found:
     parts, files, places = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for path, asked in _asked(keys, stored):
         at = number[path]
-        held = _File(table, path, wanted, name, table.adds[paths[at]])
+        held = _File(table, path, wanted, name, table.adds[paths[at]], large=given.kept)
         place = held.places(asked, table.gone.get(paths[at]))
         parts.append(held.rows(place))
         files.append(np.full(len(place), at))
@@ -87,8 +89,11 @@ def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
 class _File:
     """One file of the table, opened if need be; a column that was read once stays."""
 
-    def __init__(self, table: Table, path: str, wanted: pa.Schema, key: str, add: Action) -> None:
+    def __init__(
+        self, table: Table, path: str, wanted: pa.Schema, key: str, add: Action, *, large: Sequence[str]
+    ) -> None:
         self._table = table
+        self._large = large
         self._key = key
         self._path = path
         self._add = add
@@ -122,6 +127,9 @@ class _File:
         return pa.Table.from_arrays(arrays, schema=self._wanted)
 
     def _taken(self, field: "AnyField", place: Ints) -> AnyArray:
+        if field.name in self._large:
+            self._file = self._file or _open(self._table.folder / self._path)
+            return _picked(self._file, field, place)
         keys = self._table.cache.get(self._path) if field.name == self._key else None
         return pa.array(keys.at(place), field.type) if keys else self._column(field).take(pa.array(place))
 
@@ -158,6 +166,28 @@ def read(path: Path, wanted: pa.Schema) -> pa.Table:
 
 def _open(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(pa.memory_map(str(path)))
+
+
+def _picked(file: pq.ParquetFile, field: "AnyField", place: Ints) -> AnyArray:
+    """Some rows of a column with large values, by their numbers in order; the others are passed over in pieces."""
+    if field.name not in file.schema_arrow.names:
+        return no_values(len(place), field.type)
+    found: list[AnyArray] = []
+    at = 0
+    for batch in file.iter_batches(_rows_at_once(file, field.name), columns=[field.name], use_threads=False):
+        first, last = np.searchsorted(place, [at, at + batch.num_rows])
+        if last > first:
+            among: AnyArray = pa.array(place[first:last] - at)
+            found.append(batch.column(0).cast(field.type).take(among))
+        at += batch.num_rows
+    return pa.concat_arrays(found)
+
+
+def _rows_at_once(file: pq.ParquetFile, name: str) -> int:
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    number = file.schema_arrow.names.index(name)
+    size = sum(group.column(number).total_uncompressed_size for group in groups)
+    return max(1, _PIECE_BYTES * file.metadata.num_rows // max(size, 1))
 
 
 def _column(file: pq.ParquetFile, field: "AnyField") -> AnyArray:

@@ -43,6 +43,8 @@ class Region:
     files: int
     new: bool
     """No key of the batch can be stored yet."""
+    met: tuple[int, ...] = ()
+    """The numbers of the files that they meet."""
 
     def condition(self, prefix: str = "") -> str:
         """True for the rows inside, and for no other."""
@@ -82,6 +84,7 @@ def region(names: Sequence[str], keys: pa.Table, files: Files, small: int) -> Re
         int(files.rows[met].sum()),
         int(met.sum()),
         exact and not any_hit,
+        tuple(np.flatnonzero(met).tolist()),
     )
 
 

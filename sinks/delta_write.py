@@ -5,7 +5,8 @@
 | into an empty table, or only new keys | append, sorted by key |
 | at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
 | touches many more rows than it has, on a local disk | marks the old rows, adds the new ones (sinks.delta_mark) |
-| touches at most REGION_LIMIT of files | rewrite these files in memory, sorted by key |
+| its partial rows keep more than PARTIAL_BYTES of stored columns | pieces, each by this rule: several commits |
+| touches at most REGION_LIMIT of files (INFLATED_LIMIT in memory) | rewrite these files in memory, sorted by key |
 | touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
 | touches more, in files that lie apart | half of its keys after the other, each by this rule: several commits |
 | touches more, in files that overlap, or truncates, or has keys without bounds | `deltalake`'s merge |
@@ -29,6 +30,7 @@ from sinks.delta_merge import append, floor, marks, merge, overwrite
 from sinks.delta_region import Files, Region
 from sinks.delta_region import region as key_region
 from sinks.delta_rewrite import places, rewrite, taken
+from sinks.delta_sizes import inflated, widest
 
 MEGABYTE = 1024 * 1024
 
@@ -38,6 +40,12 @@ REGION_LIMIT = 32 * MEGABYTE
 SPARK_LIMIT = 1024 * MEGABYTE
 """Compressed bytes that `deltalake`'s merge, which runs in this process, is trusted with. Spark's MERGE takes ten times
 its CPU (10 s against 0.7 s into a million rows), but spills to disk and runs on a cluster."""
+
+INFLATED_LIMIT = 256 * MEGABYTE
+"""…and bytes that are not compressed: large texts that repeat themselves made gigabytes of 32 MB."""
+
+PARTIAL_BYTES = 32 * MEGABYTE
+"""Stored columns that are put into partial rows in one commit: such rows are small themselves, whatever they keep."""
 
 LEAST_FILE, LARGEST_FILE, FILES = MEGABYTE, 64 * MEGABYTE, 512
 """Files grow with the table, so that there are some hundreds of them: a key that changes costs one file, and a table of
@@ -70,10 +78,32 @@ def write(table: DeltaTable, given: Changes, ways: Ways = Ways()) -> Changes:  #
     region = touched(given, stored, target)
     if not len(stored.bytes) or _clearly_new(region):
         return _append(table, given, target)
+    pieces = _partial_pieces(table, given, stored, region)
+    if pieces:
+        return given.with_rejected(*(write(table, piece, ways) for piece in pieces))
     marked = None
     if ways.marker is not None and ways.marker.pays(given, region):
         marked = ways.marker.write(table, given, stored, target // 2)
     return marked or _copy(table, given, stored, region, ways.by_spark)
+
+
+def _partial_pieces(table: DeltaTable, given: Changes, stored: Files, region: Region | None) -> tuple[Changes, ...]:
+    """The batch in pieces by the size of the columns that its partial rows keep; none, if it may stay whole."""
+    if not given.partial:
+        return ()
+    lacking = given.rows[PARTIAL].to_numpy()
+    width = widest(table, _paths(stored, region), given.kept)
+    return given.pieces(lacking, max(1, PARTIAL_BYTES // max(width, 1)))
+
+
+def _paths(stored: Files, region: Region | None) -> list[str]:
+    """The files that a batch may touch."""
+    return [stored.paths[number] for number in region.met] if region is not None else list(stored.paths)
+
+
+def fits(table: DeltaTable, stored: Files, region: Region) -> bool:
+    """Whether the files that a batch touches can be held in memory as a whole."""
+    return region.bytes <= REGION_LIMIT and inflated(table, _paths(stored, region)) <= INFLATED_LIMIT
 
 
 def _copy(
@@ -83,7 +113,7 @@ def _copy(
     target = target_size(int(stored.bytes.sum()))
     if _new_by_looking(table, given, region):
         return _append(table, given, target)
-    if region is not None and region.bytes <= REGION_LIMIT:
+    if region is not None and fits(table, stored, region):
         return _rewrite(table, given, region, target)
     if by_spark is None or region is None or region.bytes <= SPARK_LIMIT:
         halves = _halves(given, stored, region, target)

@@ -5,8 +5,10 @@ tombstone document that the alias hides: OpenSearch itself forgets deletes after
 older write would bring the row back. Search through the alias, never the index behind it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import orjson
 import pyarrow as pa
@@ -30,10 +32,13 @@ from sinks.opensearch_marks import compared, shown
 from sinks.opensearch_routing import Route, route_of
 from sinks.opensearch_scattered import Scattered
 from sinks.opensearch_settings import OpenSearchSettings
+from sinks.pieces import Pieces
 from sinks.raw_json import elements, members, splice, unquote
 
 _PAGE = 2000
-_READ = 500
+_PURGED_PER_SECOND = "5000"
+"""Tombstones that a purge removes beside the batches: a million in some minutes, once a day."""
+_log = logging.getLogger(__name__)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -58,6 +63,7 @@ class OpenSearchSink:
         self._bulk = Bulk(client, int(settings.bulk_mb * (1 << 20)), settings.refresh, context.wait)
         self._open: dict[TableId, Index] = {}
         self._routes: dict[TableId, Route] = {}
+        self._pieces: dict[TableId, Pieces] = {}
         self._purged: dict[TableId, datetime] = {}
 
     @property
@@ -68,6 +74,7 @@ class OpenSearchSink:
         index = self._indexes.open(schema)
         self._routes[schema.table] = route_of(self._client, self.name, schema, index.routing, index.name)
         self._open[schema.table] = index
+        self._pieces.setdefault(schema.table, Pieces())
 
     def apply(self, batch: Batch) -> None:
         try:
@@ -87,13 +94,15 @@ class OpenSearchSink:
         for removal in batch.removed:
             self._remove(index, removal)
         rows, table = not_before(batch.rows, index.truncated), str(batch.schema.table)
+        pieces = self._pieces[batch.schema.table]
         if route.scattered:
-            return Scattered(self._client, self._bulk, self._documents, index, route).write(rows, table)
+            return Scattered(self._client, self._bulk, self._documents, index, route, pieces).write(rows, table)
         partial, whole = partial_first(rows)
         refused: list[RejectedItem] = []
-        items = [*self._items(whole, route), *self._filled(index, route, partial, table, refused)]
-        for refusal in self._bulk.send(index.alias, items):
-            refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
+        filled = self._filled(index, route, partial, pieces, refused)
+        for items in chain([list(self._items(whole, route))], filled):
+            for refusal in self._bulk.send(index.alias, items):
+                refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
         return refused
 
     def _items(self, rows: pa.Table, route: Route) -> Iterator[Item]:
@@ -105,15 +114,15 @@ class OpenSearchSink:
             yield item(key, version, raw_document_id(key), source, routing)
 
     def _filled(
-        self, index: Index, route: Route, rows: pa.Table, table: str, refused: list[RejectedItem]
-    ) -> Iterator[Item]:
-        """Partial rows with the stored columns put in. There is one writer, so nothing happens in between; and if it
-        did, a newer version would win."""
-        for start in range(0, rows.num_rows, _READ):
-            part = rows.slice(start, _READ)
-            keys, versions, afters, unchanged = columns(part, "key", "version", "after", "unchanged")
-            held = self._held(index, route, keys)
-            for key, version, after, missing in zip(keys, versions, afters, unchanged, strict=True):
+        self, index: Index, route: Route, rows: pa.Table, pieces: Pieces, refused: list[RejectedItem]
+    ) -> Iterator[list[Item]]:
+        """Partial rows with the stored columns put in, piece by piece: send one before the next is asked for. There is
+        one writer, so nothing happens in between; and if it did, a newer version would win."""
+        partial = list(zip(*columns(rows, "table", "key", "version", "after", "unchanged"), strict=True))
+        for piece in pieces.of(partial):
+            items: list[Item] = []
+            held = self._held(index, route, [key for _, key, *_ in piece], pieces)
+            for table, key, version, after, missing in piece:
                 stored, source = held.get(document_id(key), (0, None))
                 if stored >= version:
                     continue
@@ -122,12 +131,15 @@ class OpenSearchSink:
                     refused.append(RejectedItem(table, key, version, STORED_ROW_MISSING))
                     continue
                 body = self._documents.live(whole.encode(), version)
-                yield item(key, version, raw_document_id(key), body, route.of(key, whole))
+                items.append(item(key, version, raw_document_id(key), body, route.of(key, whole)))
+            yield items
 
-    def _held(self, index: Index, route: Route, keys: list[str]) -> dict[str, tuple[int, str | None]]:
+    def _held(self, index: Index, route: Route, keys: list[str], pieces: Pieces) -> dict[str, tuple[int, str | None]]:
         """Stored version and row by document; the row is None for a tombstone."""
         documents = [{"_id": document_id(key), "routing": route.of(key, "") or document_id(key)} for key in keys]
-        answer = members(self._client.text("POST", path_of(index.name, "_mget"), {"docs": documents}))
+        text = self._client.text("POST", path_of(index.name, "_mget"), {"docs": documents})
+        pieces.weighed(len(keys), len(text))
+        answer = members(text)
         found: dict[str, tuple[int, str | None]] = {}
         for document in map(members, elements(answer["docs"])):
             if document.get("found") == "true":
@@ -176,17 +188,22 @@ class OpenSearchSink:
         now = datetime.now(UTC)
         if now - self._purged.get(schema.table, _LONG_AGO) > timedelta(days=1):
             self._purged[schema.table] = now
-            self.purge(schema, now - timedelta(days=self._settings.tombstone_days))
+            try:
+                self.purge(schema, now - timedelta(days=self._settings.tombstone_days))
+            except SinkError as error:
+                _log.warning("sink %s: old tombstones of %s stay for a day: %s", self.name, schema.table, error)
 
-    def purge(self, schema: TableSchema, before: datetime) -> int:
-        """Forget rows whose deletes were written before a time; nothing older may be replayed afterwards."""
+    def purge(self, schema: TableSchema, before: datetime) -> None:
+        """Have the server forget rows whose deletes were written before a time; nothing older may be replayed
+        afterwards. It works on that by itself, a thousand at a time: batches do not wait for it."""
         name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
         if name is None:
-            return 0
+            return
         old = {"range": {f"{self._settings.metadata}.at": {"lt": before.isoformat()}}}
         query = {"query": {"bool": {"filter": [self._indexes.hidden(), old]}}}
-        options = {"refresh": "true", "conflicts": "proceed"}
-        return int(self._client.json("POST", path_of(name, "_delete_by_query"), query, **options)["deleted"])
+        options = {"refresh": "true", "conflicts": "proceed", "wait_for_completion": "false"}
+        pace = {"scroll_size": "1000", "requests_per_second": _PURGED_PER_SECOND}
+        self._client.json("POST", path_of(name, "_delete_by_query"), query, **options, **pace)
 
     def stored(self, schema: TableSchema) -> pa.Table:
         name = self._indexes.behind(index_name(self._settings.prefix, schema.table))

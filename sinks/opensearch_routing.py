@@ -71,13 +71,19 @@ def _probes(client: Client, index: str, shards: int) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def copies(client: Client, index: str, route: Route, ids: Iterable[str]) -> Mapping[str, Sequence[Copy]]:
-    """Every document of these ids on every shard, as it is now (not as of the last refresh)."""
+def copies(
+    client: Client, index: str, route: Route, ids: Iterable[str], only: str = ""
+) -> Mapping[str, Sequence[Copy]]:
+    """Every document of these ids on every shard, as it is now (not as of the last refresh).
+
+    `only` leaves every other field out of them. The trap: the server then prints them anew, which damages numbers.
+    """
     documents = [{"_id": one, "routing": probe} for one in ids for probe in route.probes]
     found: dict[str, list[Copy]] = {}
     if not documents:
         return found
-    answer = members(client.text("POST", path_of(index, "_mget"), {"docs": documents}))
+    more = {"_source_includes": only} if only else {}
+    answer = members(client.text("POST", path_of(index, "_mget"), {"docs": documents}, **more))
     for document in map(members, elements(answer["docs"])):
         if document.get("found") == "true":
             routing = unquote(document["_routing"]) if "_routing" in document else None

@@ -14,6 +14,7 @@ from sinks.opensearch_documents import Documents
 from sinks.opensearch_index import Index
 from sinks.opensearch_mapping import document_id, raw_document_id
 from sinks.opensearch_routing import Copy, Route, copies
+from sinks.pieces import Pieces
 from sinks.raw_json import quote, splice
 
 _READ = 500
@@ -39,6 +40,7 @@ class Scattered:
     documents: Documents
     index: Index
     route: Route
+    pieces: Pieces
 
     def write(self, rows: pa.Table, table: str) -> list[RejectedItem]:
         """Every key ends with one live document at most, the newest; returns what is refused for ever."""
@@ -50,20 +52,34 @@ class Scattered:
         return refused
 
     def _write(self, changes: Sequence[Change], table: str) -> list[RejectedItem]:
-        ids = {change.key: document_id(change.key) for change in changes}
-        held = self._look(ids.values())
         refused: list[RejectedItem] = []
+        self._send([change for change in changes if not change.unchanged], table, refused)
+        for piece in self.pieces.of([change for change in changes if change.unchanged]):
+            self._send(piece, table, refused)
+        parked = {one.key for one in refused}
+        self._clear([document_id(change.key) for change in changes if change.key not in parked])
+        return refused
+
+    def _send(self, changes: Sequence[Change], table: str, refused: list[RejectedItem]) -> None:
+        """Changes that are all partial or all whole: of whole ones only the marks of stored documents are read."""
+        ids = {change.key: document_id(change.key) for change in changes}
+        whole = not any(change.unchanged for change in changes)
+        held = self._look(ids.values(), self._marks) if whole else self._look(ids.values())
+        if not whole:
+            read = (len(copy.source) for found in held.values() for copy in found)
+            self.pieces.weighed(len(changes), sum(read))
         items: list[Item] = []
         for change in changes:
             items += self._items(change, held.get(ids[change.key], ()), table, refused)
         for refusal in self.bulk.send(self.index.alias, items):
             refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
-        parked = {one.key for one in refused}
-        self._clear([one for key, one in ids.items() if key not in parked])
-        return refused
 
-    def _look(self, ids: Iterable[str]) -> Mapping[str, Sequence[Copy]]:
-        return copies(self.client, self.index.name, self.route, ids)
+    @property
+    def _marks(self) -> str:
+        return self.documents.metadata
+
+    def _look(self, ids: Iterable[str], only: str = "") -> Mapping[str, Sequence[Copy]]:
+        return copies(self.client, self.index.name, self.route, ids, only)
 
     def _items(self, change: Change, held: Sequence[Copy], table: str, refused: list[RejectedItem]) -> Iterator[Item]:
         if any(copy.version > change.version for copy in held):
@@ -96,7 +112,7 @@ class Scattered:
     def _clear(self, ids: Sequence[str]) -> None:
         """Hide every copy that is older than the newest one."""
         items = []
-        for one, found in self._look(ids).items():
+        for one, found in self._look(ids, self._marks).items():
             newest = max(copy.version for copy in found)
             for copy in found:
                 if copy.version < newest and self.documents.row(copy.source) is not None:

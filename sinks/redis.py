@@ -9,7 +9,7 @@ In mode `invalidate` every change only deletes the row's key and leaves its vers
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import islice, starmap
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark
 from sinks.held import Held as HeldKey
 from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
+from sinks.pieces import by_bytes
 from sinks.redis_faults import faults
 from sinks.redis_forms import FORMS, Held
 from sinks.redis_keys import Names, escaped
@@ -174,8 +175,17 @@ class RedisSink:
         return refused
 
     def _write_partial(self, schema: TableSchema, names: Names, rows: pa.Table) -> list[RejectedItem]:
-        """Read, fill the gaps, write if nobody wrote in between; what somebody did write is looked at again."""
-        waiting = list(starmap(Partial, zip(*columns(rows, "key", "version", "after", "unchanged"), strict=True)))
+        """Read, fill the gaps, write if nobody wrote in between, in pieces by the size of what is stored."""
+        partial = list(starmap(Partial, zip(*columns(rows, "key", "version", "after", "unchanged"), strict=True)))
+        refused: list[RejectedItem] = []
+        for start in range(0, len(partial), _SCAN):
+            some = partial[start : start + _SCAN]
+            for piece in by_bytes(zip(some, self._sizes(names, some), strict=True)):
+                refused += self._write_piece(schema, names, piece)
+        return refused
+
+    def _write_piece(self, schema: TableSchema, names: Names, waiting: Sequence[Partial]) -> list[RejectedItem]:
+        """One piece; what somebody else did write in between is looked at again."""
         lookups = self._settings.lookups.get(str(schema.table), ())
         refused: list[RejectedItem] = []
         for _ in range(_ROUNDS):
@@ -196,14 +206,27 @@ class RedisSink:
                 return refused
         raise Busy(f"sink {self.name!r}: {len(waiting)} row(s) are being changed by somebody else.")
 
+    def _sizes(self, names: Names, rows: Sequence[Partial]) -> list[int]:
+        """Bytes that `_read` would bring of each row."""
+        pipeline = self._client.pipeline(transaction=False)
+        counts = []
+        for row in rows:
+            commands = self._form.sizes(names.row(row.key), row.unchanged)
+            for command in commands:
+                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+            counts.append(len(commands))
+        replies = iter(pipeline.execute())
+        return [sum(islice(replies, count)) + len(row.image) for row, count in zip(rows, counts, strict=True)]
+
     def _read(self, names: Names, rows: Sequence[Partial]) -> list[tuple[bytes, Held]]:
         pipeline = self._client.pipeline(transaction=False)
         for row in rows:
             name = names.row(row.key)
             pipeline.get(names.version(name))
-            pipeline.execute_command(self._form.read, name)  # type: ignore[no-untyped-call]
+            pipeline.execute_command(*self._form.kept(name, row.unchanged))  # type: ignore[no-untyped-call]
         replies = pipeline.execute()
-        return [(replies[at] or b"", replies[at + 1]) for at in range(0, len(replies), 2)]
+        held = (self._form.held(reply, row.unchanged) for row, reply in zip(rows, replies[1::2], strict=True))
+        return [(mark or b"", value) for mark, value in zip(replies[::2], held, strict=True)]
 
     def _truncate(self, table: TableId, version: int) -> None:
         if version <= self._truncated[table]:

@@ -1,12 +1,15 @@
 """The two forms of a row in Redis: JSON text, or a hash of text fields."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from sinks.raw_json import build, members, quote, splice, unquote
 
 Held = bytes | Mapping[bytes, bytes] | None
 """What a read gave: a string's bytes, a hash's fields, or nothing."""
+
+
+Command = tuple[str, ...]
 
 
 class Form(Protocol):
@@ -18,6 +21,15 @@ class Form(Protocol):
 
     def value(self, image: bytes) -> bytes:
         """The script's value for a row."""
+
+    def sizes(self, name: str, columns: Sequence[str]) -> Sequence[Command]:
+        """Commands whose answers add up to what `kept` would bring."""
+
+    def kept(self, name: str, columns: Sequence[str]) -> Command:
+        """The command that reads what a partial row keeps of the stored one."""
+
+    def held(self, reply: Any, columns: Sequence[str]) -> Held:  # noqa: ANN401 - as the client gives it
+        """Its answer."""
 
     def merged(self, held: Held, image: str, unchanged: Sequence[str]) -> bytes | None:
         """The value of a partial row with the held columns kept; None if they are not there."""
@@ -34,6 +46,15 @@ class JsonText:
 
     name = "json"
     read = "GET"
+
+    def sizes(self, name: str, columns: Sequence[str]) -> Sequence[Command]:
+        return [("STRLEN", name)]
+
+    def kept(self, name: str, columns: Sequence[str]) -> Command:
+        return ("GET", name)
+
+    def held(self, reply: Any, columns: Sequence[str]) -> Held:  # noqa: ANN401
+        return reply if isinstance(reply, bytes) else None
 
     def value(self, image: bytes) -> bytes:
         return image
@@ -56,6 +77,16 @@ class HashFields:
 
     name = "hash"
     read = "HGETALL"
+
+    def sizes(self, name: str, columns: Sequence[str]) -> Sequence[Command]:
+        return [("HSTRLEN", name, column) for column in columns]
+
+    def kept(self, name: str, columns: Sequence[str]) -> Command:
+        return ("HMGET", name, *columns)
+
+    def held(self, reply: Any, columns: Sequence[str]) -> Held:  # noqa: ANN401
+        found = zip(columns, reply, strict=True)
+        return {column.encode(): text for column, text in found if text is not None}
 
     def value(self, image: bytes) -> bytes:
         return build(_texts(image.decode())).encode()

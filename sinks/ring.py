@@ -7,7 +7,6 @@ applied is a position in the log, written by its applier.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,9 @@ from sinks.pace import BUDGET, Waiting, next_batch
 
 _AT_ONCE = 16 << 20
 """Bytes that a sink that is behind takes together: several small batches are one merge for it."""
+KEPT = 100
+"""Batches that everybody has had, kept for a sink that comes back: it is rarely further behind than a few. One tiny
+batch a second made gigabytes in a few days where only their bytes were limited."""
 _GLANCE = 0.25
 
 
@@ -29,6 +31,8 @@ class Link:
     start: Lsn
     folded: Folded
     size: int
+    total: int
+    """The sizes of all batches up to this one: so what lies between two of them need not be added up."""
 
 
 class Ring:
@@ -37,8 +41,10 @@ class Ring:
     def __init__(self, base: Lsn, clock: Callable[[], float] = time.monotonic) -> None:
         self._end = base
         self._clock = clock
-        self._links: deque[Link] = deque()
-        self._next = 0
+        self._links: dict[int, Link] = {}
+        """By number, without a gap, oldest first."""
+        self._first = self._next = 0
+        self._total = 0
         self._cursors: dict[str, int] = {}
         self._taken: dict[str, int] = {}
         self._closed = False
@@ -49,7 +55,7 @@ class Ring:
     def board(self, name: str) -> None:
         """Take part from here on: for a sink that has everything up to the base."""
         with self._news:
-            self._place(name, self._links[0].number if self._links else self._next)
+            self._place(name, self._first)
 
     def join(self, name: str, reached: Lsn) -> bool:
         """Come aboard in the middle, if nothing that this sink lacks has been forgotten here.
@@ -57,7 +63,7 @@ class Ring:
         The trap: entries of a snapshot share an LSN, so a sink that has reached one may lack some that end there.
         """
         with self._news:
-            known = [link for link in self._links if link.start < reached]
+            known = [link for link in self._links.values() if link.start < reached]
             if not known or self._closed:
                 return False
             self._place(name, next(link.number for link in known if link.start == known[-1].start))
@@ -92,7 +98,8 @@ class Ring:
     def put(self, folded: Folded, size: int) -> None:
         """Hand a batch out; returns when the next one may begin. Raises Stopped when everything ends."""
         with self._news:
-            self._links.append(Link(self._next, self._end, folded, size))
+            self._total += size
+            self._links[self._next] = Link(self._next, self._end, folded, size, self._total)
             self._next += 1
             self._end = max(self._end, folded.reached)
             self._news.notify_all()
@@ -127,21 +134,32 @@ class Ring:
         self._news.notify_all()
 
     def _some(self, number: int) -> Sequence[Link]:
-        found: list[Link] = []
-        for link in self._links:
-            if link.number >= number:
-                if found and sum(each.size for each in found) + link.size > _AT_ONCE:
-                    break
-                found.append(link)
+        first = self._links[number]
+        found = [first]
+        for following in range(number + 1, self._next):
+            link = self._links[following]
+            if link.total - self._before(first) > _AT_ONCE:
+                break
+            found.append(link)
         return found
 
     def _waiting(self, name: str) -> Waiting:
-        links = [link for link in self._links if link.number >= self._cursors[name]]
-        return Waiting(len(links), sum(link.size for link in links))
+        number = self._cursors[name]
+        if number == self._next:
+            return Waiting(0, 0)
+        return Waiting(self._next - number, self._total - self._before(self._links[number]))
+
+    @staticmethod
+    def _before(link: Link) -> int:
+        return link.total - link.size
 
     def _forget(self) -> None:
         """Old batches that nobody waits for; a few are kept for sinks that come back."""
         needed = min(self._cursors.values(), default=self._next)
-        total = sum(link.size for link in self._links)
-        while self._links and self._links[0].number < needed and total > BUDGET:
-            total -= self._links.popleft().size
+        while self._first < needed and self._plenty():
+            del self._links[self._first]
+            self._first += 1
+
+    def _plenty(self) -> bool:
+        oldest = self._links[self._first]
+        return len(self._links) > KEPT or self._total - self._before(oldest) > BUDGET

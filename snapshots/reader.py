@@ -25,7 +25,7 @@ from snapshots.pace import Pace
 from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
 from snapshots.requests import Request, anew, edge
 from snapshots.rows import Readable, describe, masking_of
-from snapshots.tables import find_leaves, touch
+from snapshots.tables import files_of, find_leaves, touch
 from snapshots.walks import KeyWalk, ListWalk, PageWalk, Place, Walk
 from snapshots.windows import Pending, Windows
 
@@ -47,6 +47,8 @@ class _Table:
     walk: Walk
     estimate: int
     keeps: bool
+    files: frozenset[int]
+    """Where the pages lie that it is walked by; empty: it is walked by its key."""
 
     def fits(self, place: Place | None) -> bool:
         """Whether a walk can go on there: not if the table has had another key then."""
@@ -56,6 +58,10 @@ class _Table:
 def _same(job: Job, now: Job | None) -> bool:
     """Whether the backfill is still the one that was begun: its table may have begun again meanwhile."""
     return now is not None and now.anew == job.anew and now.swept == job.anew
+
+
+class _Rewritten(Exception):
+    """The table is in another file than the chunk began in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,8 @@ class TableReader:
                 if not self._altered(table, job):
                     raise
                 following, outcome = place, Reread("the table's columns have changed")
+            except _Rewritten:
+                following, outcome = place, Reread("the table was rewritten")
             if isinstance(outcome, Reread):
                 pace.again(outcome.smaller)
                 self._clock.wait(_REREAD_SECONDS)
@@ -132,7 +140,10 @@ class TableReader:
             walk = KeyWalk(readable, key, conditions) if key else PageWalk(readable, leaves, rows, conditions)
         hidden = any(name in settings.mask for name in key)
         estimate = len(request.keys) or (0 if conditions else rows)
-        return _Table(readable, key, walk, estimate, keeps=not (hidden and isinstance(walk, KeyWalk)))
+        keeps = not (hidden and isinstance(walk, KeyWalk))
+        by_pages = isinstance(walk, PageWalk) and not any(leaf.whole for leaf in leaves)
+        files = frozenset(leaf.filenode for leaf in leaves) if by_pages else frozenset[int]()
+        return _Table(readable, key, walk, estimate, keeps, files)
 
     def _altered(self, table: _Table, job: Job) -> bool:
         """Whether a refusal only means that the table has other columns than a moment ago."""
@@ -220,8 +231,11 @@ class TableReader:
             last = tuple(parsed.columns[at].value(parsed.count - 1).decode() for at in table.readable.places(table.key))
             key, after = images(table.readable.layout, parsed)
             held.append(pa.table([key, after], names=["key", "after"]))
+        files = files_of(self._connection, table.readable.table)
         with explained(f"Reading table {table.readable.table}"):
             self._connection.execute("commit")
+        if files is None or (table.files and table.files != files):
+            raise _Rewritten
         return _Read(pa.concat_tables(held), last, PgSnapshot.parse(snapshot), at)
 
     def _one(self, query: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture.connect import explain
+from cdc.capture.connect import explain, explained
 from cdc.errors import SourceLost, SourceRefused
 from cdc.model import TableId
 from snapshots.plan import Leaf
@@ -65,6 +65,20 @@ def touch(connection: Connection, table: TableId, columns: Sequence[str]) -> Non
         ) from None
     except psycopg.Error as error:
         raise explain(error, f"Reading table {table}") from None
+
+
+def files_of(connection: Connection, table: TableId) -> frozenset[int] | None:
+    """The files that hold the table's rows; None: one is younger than the snapshot of this transaction.
+
+    Ask after the table was read: it cannot be rewritten any more before the transaction ends. Rows of a younger file
+    may be invisible to the snapshot, which would take the table for empty.
+    """
+    name = regclass(table)
+    with explained("Reading the catalog"):
+        found = [(known, actual) for _, _, known, actual, *_ in connection.execute(_LEAVES, [name, name])]
+    if any(known not in (actual, 0) for known, actual in found):
+        return None
+    return frozenset(actual for _, actual in found)
 
 
 def find_leaves(connection: Connection, table: TableId) -> tuple[tuple[Leaf, ...], int]:

@@ -56,7 +56,11 @@ class KeyWalk:
 
 
 class PageWalk:
-    """Pages of the leaves, for tables whose key is the whole row. Rows that move meanwhile are in the stream."""
+    """Pages of the leaves, for tables whose key is the whole row. Rows that an update moves are in the stream.
+
+    A place is the file of a leaf and a page in it. The trap: VACUUM FULL and CLUSTER move rows without a word in the
+    stream, so in another file than the one where it stood a walk begins again.
+    """
 
     def __init__(
         self, readable: Readable, leaves: Sequence[Leaf], rows: int, conditions: Sequence[sql.Composable]
@@ -68,7 +72,7 @@ class PageWalk:
         self._density = max(1.0, (rows or _UNKNOWN * pages) / max(1, pages))
 
     def query(self, place: Place | None, limit: int) -> sql.Composed:
-        number, page = _numbers(place)
+        number, page = self._numbers(place)
         if number >= len(self._leaves):
             return self._readable.copy_query(_source(self._readable), sql.SQL("false"))
         leaf = self._leaves[number]
@@ -81,19 +85,19 @@ class PageWalk:
         return self._readable.copy_query(relation, *self._conditions, *ranges)
 
     def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
-        number, page = _numbers(place)
+        number, page = self._numbers(place)
         if number < len(self._leaves) and not self._leaves[number].whole:
             page += self._pages(limit)
             if page < self._leaves[number].pages:
-                return str(number), str(page)
-        return (str(number + 1), "0") if number + 1 < len(self._leaves) else None
+                return str(self._leaves[number].filenode), str(page)
+        return (str(self._leaves[number + 1].filenode), "0") if number + 1 < len(self._leaves) else None
+
+    def _numbers(self, place: Place | None) -> tuple[int, int]:
+        files = [str(leaf.filenode) for leaf in self._leaves]
+        return (files.index(place[0]), int(place[1])) if place and len(place) == 2 and place[0] in files else (0, 0)
 
     def _pages(self, limit: int) -> int:
         return max(1, int(limit / self._density))
-
-
-def _numbers(place: Place | None) -> tuple[int, int]:
-    return (int(place[0]), int(place[1])) if place else (0, 0)
 
 
 class ListWalk:

@@ -20,6 +20,7 @@ import yaml
 import cdc.log
 from cdc.capture import publication
 from cdc.capture.connect import connect
+from cdc.capture.overflow import Scratch
 from cdc.capture.reader import Reader, ReaderStatus
 from cdc.capture.stream import Listener
 from cdc.clock import SystemClock
@@ -133,7 +134,7 @@ class Rig:
             settings.source,
             log,
             clock or SystemClock(),
-            self.state / "scratch",
+            Scratch(self.state / "scratch"),
             masking=masking_of(settings.source),
             listener=listener,
             known=known,

@@ -9,6 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -25,6 +27,7 @@ MERGE_BYTES = 16 * 2**20
 _RETRY_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Handoff:
         failpoint.reached("capture.before_append")
         first = taken[0].item
         if isinstance(first, Large):
-            self._patiently(lambda: self._publish(first))
+            self._publish(first)
             first.discard()
         else:
             entry = _merged([waiting.item for waiting in taken if isinstance(waiting.item, Entry)])
@@ -156,23 +159,23 @@ class Handoff:
         self._durable()
 
     def _publish(self, large: Large) -> None:
-        spool = self._log.spool()
+        spool = self._patiently(self._log.spool)
         tally = Tally()
         try:
             for rows in large.parts():
-                spool.write(rows)
+                self._patiently(partial(spool.write, rows))
                 tally.add(rows, rows.nbytes)
+            self._patiently(lambda: spool.publish(large.end))
         except BaseException:
             spool.discard()
             raise
-        spool.publish(large.end)
         self._tally.merge(tally)
 
-    def _patiently(self, append: Callable[[], None]) -> None:
+    def _patiently(self, action: Callable[[], T]) -> T:
         """A full log is waited for: the queue fills, reading stops, and the source keeps its WAL."""
         while True:
             try:
-                append()
+                done = action()
             except LogFull as error:
                 if not self.trouble:
                     # Said here too: a full disk may have no room for a status either.
@@ -185,7 +188,7 @@ class Handoff:
                 if self.trouble:
                     _log.info("There is room again in the log.")
                 self.trouble = ""
-                return
+                return done
 
 
 def _mergeable(left: Entry | Large, right: Entry | Large) -> bool:

@@ -9,9 +9,8 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 
 from cdc.capture import slot
 from cdc.capture.captured import Captured, waiting
@@ -19,15 +18,15 @@ from cdc.capture.connect import brief, connect
 from cdc.capture.handoff import Handoff
 from cdc.capture.lookups import Lookups
 from cdc.capture.mask import NO_MASK, Masking
-from cdc.capture.overflow import Overflow
+from cdc.capture.overflow import Scratch
 from cdc.capture.pgoutput import Decoder
 from cdc.capture.stream import Deaf, Listener, Stream
 from cdc.capture.tally import Tally
 from cdc.capture.transactions import Assembler
 from cdc.capture.wire import Wire
 from cdc.config import SourceSettings
-from cdc.errors import SlotBusy, SourceError, SourceLost, SourceRefused
-from cdc.model import ZERO_LSN, Lsn, TableId
+from cdc.errors import LogFull, SlotBusy, SourceError, SourceLost, SourceRefused
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
 from cdc.ports import Clock, LogWriter
 
 _QUEUE_BYTES = 32 * 2**20
@@ -38,6 +37,7 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.2, 15.0
 _LONGEST_SILENCE = 900.0
 _BUSY_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+_FULL_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Reader:
         source: SourceSettings,
         log: LogWriter,
         clock: Clock,
-        scratch: Path,
+        scratch: Scratch,
         *,
         masking: Masking = NO_MASK,
         listener: Listener | None = None,
@@ -87,6 +87,7 @@ class Reader:
         self._handoff = Handoff(log, _QUEUE_BYTES, self._tally, clock)
         self._state = "starting"
         self._trouble = ""
+        self._no_room = ""
         self._reconnects = 0
         self._watermark = self._received = log.progress().end
         self._failure: SourceError | None = None
@@ -99,7 +100,7 @@ class Reader:
         counted = self._tally.counted()
         durable = self._handoff.confirmed
         return ReaderStatus(
-            "blocked" if self._handoff.trouble else self._state,
+            "blocked" if self._handoff.trouble or self._no_room else self._state,
             max(self._watermark, durable),
             durable,
             max(self._received, durable),
@@ -109,7 +110,7 @@ class Reader:
             counted.size,
             counted.last_commit,
             self._reconnects,
-            self._handoff.trouble or self._trouble,
+            self._handoff.trouble or self._no_room or self._trouble,
             counted.newest,
         )
 
@@ -140,9 +141,11 @@ class Reader:
         finally:
             self._handoff.close()
 
-    def _lost(self, error: SourceError, delay: float, stop: threading.Event) -> None:
+    def _lost(self, error: SourceError | LogFull, delay: float, stop: threading.Event) -> None:
         _log.warning("%s Trying again in %.1f s.", error, delay)
-        self._state, self._trouble = "reconnecting", error.message
+        full = isinstance(error, LogFull)
+        self._state, self._trouble = ("blocked", str(error)) if full else ("reconnecting", error.message)
+        self._no_room = ""
         self._reconnects += 1
         until = self._clock.monotonic() + delay
         while not stop.is_set() and (left := until - self._clock.monotonic()) > 0:
@@ -156,12 +159,19 @@ class Reader:
             self._change = None
             change()
         self._listener.restarted()
+        try:
+            self._read(stop, attempts)
+        except LogFull as error:  # a new schema found no room: what came with it is read again
+            self._lost(error, _FULL_SECONDS, stop)
+
+    def _read(self, stop: threading.Event, attempts: "_Attempts") -> None:
         after = self._log.progress().end
         with self._stream(self._connected(after, attempts.silence), after) as stream:
             self._state, self._trouble = "streaming", ""
             while not stop.is_set() and self._change is None:
                 stream.turn()
                 self._watermark, self._received = stream.watermark, stream.received
+                self._no_room = stream.trouble
                 if self._failure is not None:
                     raise self._failure
                 if stream.alive:
@@ -181,7 +191,7 @@ class Reader:
                 after=after,
                 captured=self._captured(),
             ),
-            Assembler(after, _OPEN_BYTES, lambda: Overflow(self._scratch)),
+            Assembler(after, _OPEN_BYTES, self._scratch.open),
             self._clock,
             listener=self._listener,
             heartbeat=self._source.heartbeat_seconds,
@@ -199,6 +209,7 @@ class Reader:
         try:
             server = slot.identify(replication)
             self._check_slot(server, after)
+            self._note_timeline(server)
             self._start(wire, server, after)
             self._sender = replication.info.backend_pid
         except BaseException:
@@ -212,6 +223,15 @@ class Reader:
         except SourceRefused:
             self._check_slot(server, after)  # dropped since the last look: then that is what has to be said
             raise
+
+    def _note_timeline(self, server: slot.ServerIdentity) -> None:
+        """What comes from now on is of this timeline: the next failover is compared with it."""
+        progress = self._log.progress()
+        stored = slot.SourceIdentity.of_mark(progress.marks[slot.MARK])
+        if stored.timeline != server.timeline:
+            _log.warning("The source failed over from timeline %d to %d.", stored.timeline, server.timeline)
+            mark = replace(stored, timeline=server.timeline).mark()
+            self._log.append(Entry(LOG_SCHEMA.empty_table(), progress.end, {slot.MARK: mark}))
 
     def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
         """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""

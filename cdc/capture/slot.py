@@ -5,9 +5,9 @@ the log (mark `source`), and `check` compares it with the server at every start 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import psycopg
@@ -75,6 +75,8 @@ class ServerIdentity:
     system_id: str
     timeline: int
     flushed: Lsn
+    forks: Mapping[int, Lsn] = field(default_factory=dict)
+    """Where each earlier timeline was left: WAL of that timeline beyond there is not this server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,16 @@ def find(connection: Connection, name: str) -> SlotFacts | None:
 def identify(replication: Connection) -> ServerIdentity:
     """Ask a replication connection which server this is."""
     row = _one_row(replication, "IDENTIFY_SYSTEM", "Identifying the server", _hurry)
-    return ServerIdentity(row["systemid"], int(row["timeline"]), parse_lsn(row["xlogpos"]))
+    timeline = int(row["timeline"])
+    return ServerIdentity(row["systemid"], timeline, parse_lsn(row["xlogpos"]), _forks(replication, timeline))
+
+
+def _forks(replication: Connection, timeline: int) -> dict[int, Lsn]:
+    if timeline == 1:
+        return {}
+    row = _one_row(replication, f"TIMELINE_HISTORY {timeline}", "Reading the server's timeline history", _hurry)
+    lines = (line.split("\t") for line in row["content"].splitlines())
+    return {int(line[0]): parse_lsn(line[1]) for line in lines if line[0].strip().isdigit()}
 
 
 def _hurry(seconds: float) -> None:
@@ -174,11 +185,30 @@ def _unfit(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, dura
             f"{format_lsn(durable)}: it was made anew or moved by hand, and the changes between are not in the log.",
             RESYNC,
         )
-    if server.timeline != stored.timeline and not slot.failover:
+    return _forked(stored, slot, server, durable) if server.timeline != stored.timeline else None
+
+
+def _forked(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, durable: Lsn) -> SourceError | None:
+    """A failover slot may be followed to another timeline, but not where the log has what that timeline lacks."""
+    if not slot.failover:
         return PositionMismatch(
             f"The server is on timeline {server.timeline}, the log was filled from timeline {stored.timeline}: "
             "after a failover or a point-in-time recovery the WAL of before need not be the WAL of now.",
             RESYNC,
+        )
+    fork = server.forks.get(stored.timeline)
+    if fork is None:
+        return PositionMismatch(
+            f"The server is on timeline {server.timeline}, which does not come from timeline {stored.timeline}, from "
+            "which the log was filled.",
+            RESYNC,
+        )
+    if fork < durable:
+        return PositionMismatch(
+            f"The log reaches {format_lsn(durable)} on timeline {stored.timeline}, but the server left that timeline "
+            f"at {format_lsn(fork)}: the standby that was promoted lacked WAL, and the stores hold changes that the "
+            "source has lost.",
+            f"{RESYNC}. In future, name the standby's slot in synchronized_standby_slots.",
         )
     return None
 

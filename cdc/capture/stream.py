@@ -103,7 +103,7 @@ class Stream:
     def turn(self) -> None:
         """Take what the server has sent, or wait a little for it; confirm what has become durable meanwhile."""
         self._handoff.check()
-        if self._handoff.full:
+        if self._handoff.full or not self._relieved():
             self._wire.hold(_WAIT_SECONDS)
             self._confirm(answer=False)
             return
@@ -117,6 +117,20 @@ class Stream:
         if not self._frames:
             self._look_around(drained.reply)
         self._confirm(drained.reply)
+
+    @property
+    def trouble(self) -> str:
+        """Why a large transaction cannot be set aside at the moment; empty: it can."""
+        return self._assembler.trouble
+
+    def _relieved(self) -> bool:
+        """Whether there is room for more; while there is none, nothing is read and the connection is kept."""
+        if not self._assembler.trouble:
+            return True
+        relieved = self._assembler.relieve()
+        if relieved:
+            _log.info("There is room again for large transactions.")
+        return relieved
 
     def _patience(self) -> float:
         """How long to wait for more. The log's next append is woken up for: see `call_when_durable`."""
@@ -140,6 +154,8 @@ class Stream:
         decoded = self._decoder.feed(frames)
         for item in self._assembler.take(decoded.rows, decoded.events, decoded.subxids):
             self._pass_on(item)
+        if self._assembler.trouble:
+            _log.warning("%s Reading stops until there is room.", self._assembler.trouble)
 
     def _pass_on(self, item: Item) -> None:
         if isinstance(item, LogicalMessage):

@@ -6,7 +6,9 @@ streamed transaction only the rows of surviving subtransactions. Prepared transa
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +29,7 @@ from cdc.capture.events import (
     TableWaits,
 )
 from cdc.capture.net_effect import settled, settled_parts, shows_deleted_rows
-from cdc.errors import DecodeError, SourceRefused
+from cdc.errors import DecodeError, LogFull, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 
 _PLAIN = frozenset({Begin, Commit, RelationChanged})
@@ -37,7 +39,7 @@ class Aside(Protocol):
     """Rows set aside on disk (`cdc.capture.overflow.Overflow`)."""
 
     def write(self, rows: pa.Table) -> None:
-        """Set rows aside."""
+        """Set rows aside. Raises LogFull: then the same call may be made again."""
 
     def read(self) -> Iterator[pa.Table]:
         """Everything written, in order."""
@@ -96,6 +98,8 @@ class Large:
     stamp: Stamp | None = None
     unsettled: bool = False
     """Whether its net effect may lack some of its changes (`cdc.capture.net_effect`)."""
+    rest: Sequence[pa.Table] = ()
+    """Its last rows, where the disk had no room for them: no more than were read at once."""
 
     def parts(self) -> Iterator[pa.Table]:
         """Its rows in log order."""
@@ -103,7 +107,7 @@ class Large:
 
     def _stamped(self) -> Iterator[pa.Table]:
         ordinal = 0
-        for rows in self.aside.read():
+        for rows in chain(self.aside.read(), self.rest):
             kept = rows if self.stamp is None else self.stamp.apply(rows, ordinal)
             ordinal += kept.num_rows
             yield kept
@@ -128,20 +132,17 @@ class _Rows:
     unsettled: bool = False
 
     def add(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        if self.aside is not None:
-            self.aside.write(rows)
-            self.unsettled = self.unsettled or shows_deleted_rows(rows)
-        else:
+        if rows.num_rows:
             self.tables.append(rows)
             self.size += rows.nbytes
 
-    def set_aside(self, aside: Aside) -> None:
-        for rows in self.tables:
-            aside.write(rows)
+    def flush(self) -> None:
+        """Bring what is in memory to where the rest was set aside. Raises LogFull; what is left stays in memory."""
+        while self.aside is not None and self.tables:
+            self.aside.write(self.tables[0])
+            rows = self.tables.pop(0)
+            self.size -= rows.nbytes
             self.unsettled = self.unsettled or shows_deleted_rows(rows)
-        self.aside, self.tables, self.size = aside, [], 0
 
     def discard(self) -> None:
         if self.aside is not None:
@@ -149,7 +150,10 @@ class _Rows:
 
     def complete(self, end: Lsn, stamp: Stamp | None = None) -> Entry | Large:
         if self.aside is not None:
-            return Large(end, self.aside, stamp, self.unsettled)
+            with suppress(LogFull):
+                self.flush()
+            unsettled = self.unsettled or any(map(shows_deleted_rows, self.tables))
+            return Large(end, self.aside, stamp, unsettled, self.tables)
         rows = pa.concat_tables(self.tables) if self.tables else LOG_SCHEMA.empty_table()
         return Entry(settled(rows if stamp is None else stamp.apply(rows, 0)), end)
 
@@ -157,7 +161,8 @@ class _Rows:
 class Assembler:
     """Feeds in, transactions out. One per connection: a reconnect begins every open transaction afresh.
 
-    About `budget` bytes of open transactions are held in memory; beyond that the largest is set aside on disk.
+    About `budget` bytes of open transactions are held in memory; beyond that the largest is set aside on disk. Where
+    that has no room, `trouble` says so: give it nothing more until `relieve` has worked.
     """
 
     def __init__(self, after: Lsn, budget: int, overflow: Callable[[], Aside]) -> None:
@@ -167,6 +172,7 @@ class Assembler:
         self._open: _Rows | None = None
         self._streams: dict[int, _Rows] = {}
         self._block = 0
+        self.trouble = ""
 
     @property
     def between(self) -> bool:
@@ -184,7 +190,7 @@ class Assembler:
             at = event.row
             items += self._happened(event)
         self._add(rows.slice(at), subxids[at:])
-        self._relieve()
+        self.relieve()
         return items
 
     def discard(self) -> None:
@@ -213,7 +219,7 @@ class Assembler:
             self._open = _Rows()
         if self._open is not None:
             self._open.add(rows.slice(taken))
-            self._relieve()
+            self.relieve()
         return items
 
     def _happened(self, event: Event) -> list[Item]:
@@ -289,11 +295,26 @@ class Assembler:
         else:
             raise DecodeError("A change outside of any transaction", 0)
 
+    def relieve(self) -> bool:
+        """Bring to disk what memory has no room for; False while the disk has none either."""
+        try:
+            self._relieve()
+        except LogFull as error:
+            self.trouble = str(error)
+            return False
+        self.trouble = ""
+        return True
+
     def _relieve(self) -> None:
-        held = [rows for rows in self._held() if rows.aside is None]
+        held = []
+        for rows in self._held():
+            rows.flush()
+            if rows.aside is None:
+                held.append(rows)
         while held and sum(rows.size for rows in held) > self._budget:
             largest = max(held, key=lambda rows: rows.size)
-            largest.set_aside(self._overflow())
+            largest.aside = self._overflow()
+            largest.flush()
             held.remove(largest)
 
     def _held(self) -> list[_Rows]:

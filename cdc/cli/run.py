@@ -134,6 +134,8 @@ def _print(facts: Mapping[str, Any]) -> None:
     for name, part in nested(facts["daemon"], "parts").items():
         if isinstance(part, Mapping) and part.get("restarts"):
             OUT.print(f"{name}: started again {part['restarts']} time(s), last: {part.get('last_exit')}", markup=False)
+        if isinstance(part, Mapping) and part.get("over_memory"):
+            OUT.print(f"! {part['over_memory']}", markup=False, soft_wrap=True)
     for item in facts["reasons"]:
         said = item["message"] if item["message"].endswith((".", ":", "?", "!")) else f"{item['message']}."
         OUT.print(f"! {item['part']}: {said} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)

@@ -52,15 +52,16 @@ def write_new(path: Path, data: bytes | memoryview) -> None:
     """Write and sync a file that must not exist. On any error nothing of it is left."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)  # a network file system may say only here that there is no room
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdc import failpoint
 from cdc.log import content
-from cdc.log.files import FILE_MODE, remove, room
+from cdc.log.files import FILE_MODE, remove, room, sync_folder
 from cdc.log.folder import LogFolder, View
 from cdc.log.lease import Lease
 from cdc.log.names import Segment
@@ -86,6 +86,8 @@ class History:
         """Remove what a crash left behind: segments that a published merge has superseded."""
         self._lease.require()
         view = self.view()
+        if view.chain.superseded:
+            self._sync()  # what superseded them may be visible and not yet durable
         for segment in view.chain.superseded:
             self._lease.withdraw(view.places[segment])
 
@@ -107,7 +109,8 @@ class History:
         for segment in large:
             place = view.places[segment]
             if place.parent == self._folder.hot and segment.stop <= view.chain.head - hot:
-                self._lease.publish(place, self._folder.history / place.name)
+                self._lease.rename(place, self._folder.history / place.name)
+                self._sync()
 
     def _merge(self, view: View, run: Sequence[Segment]) -> None:
         cuts = [cut for segment in run for cut in _cuts(view, segment)]
@@ -127,10 +130,15 @@ class History:
         """Publish one segment in the place of neighbours, then take them away. `marks`: those of all up to there."""
         marks = recover_marks(view, run[-1].stop) if marks is None else marks
         aside = self._lease.aside / f"merge-{run[0].start}-{run[-1].stop}.parquet"
-        extent = self._write(aside, rows, content.Facts(marks, cuts))
-        segment = _successor(run, extent, bool(marks), expired)
-        failpoint.reached("log.merge_before_publish")
-        self._lease.publish(aside, self._folder.history / str(segment))
+        try:
+            extent = self._write(aside, rows, content.Facts(marks, cuts))
+            segment = _successor(run, extent, bool(marks), expired)
+            failpoint.reached("log.merge_before_publish")
+            self._lease.rename(aside, self._folder.history / str(segment))
+        except BaseException:
+            remove(aside)  # the next round writes a file of that name
+            raise
+        self._sync()
         failpoint.reached("log.merge_after_publish")
         for old in run:
             self._lease.withdraw(view.places[old])
@@ -139,21 +147,22 @@ class History:
 
     def _write(self, aside: Path, rows: Iterable[pa.Table], facts: content.Facts) -> content.Extent:
         extent = content.Extent()
-        try:
-            with room(self._lease.aside):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(aside, flags, FILE_MODE), "wb") as file:
-                    with content.writer(file, "zstd", _LEVEL) as parquet:
-                        for group in _grouped(rows):
-                            extent = extent.with_more(content.Extent.of(group))
-                            parquet.write_table(group, row_group_size=content.GROUP_ROWS)
-                        parquet.add_key_value_metadata(facts.encoded())
-                    file.flush()
-                    os.fsync(file.fileno())
-        except BaseException:
-            remove(aside)
-            raise
+        with room(self._lease.aside):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(aside, flags, FILE_MODE), "wb") as file:
+                with content.writer(file, "zstd", _LEVEL) as parquet:
+                    for group in _grouped(rows):
+                        extent = extent.with_more(content.Extent.of(group))
+                        parquet.write_table(group, row_group_size=content.GROUP_ROWS)
+                    parquet.add_key_value_metadata(facts.encoded())
+                file.flush()
+                os.fsync(file.fileno())
         return extent
+
+    def _sync(self) -> None:
+        """Make the names in history durable. What they supersede goes only afterwards, at once or in a later round."""
+        with room(self._folder.history):
+            sync_folder(self._folder.history)
 
 
 def sizes_of(view: View) -> dict[Segment, int]:

@@ -4,6 +4,7 @@ A Kafka transaction left open meanwhile would hide everything behind it from rea
 producer has only one open: other, smaller transactions commit while a large one is still coming.
 """
 
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +14,9 @@ import pyarrow as pa
 
 from cdc import failpoint
 from cdc.errors import LogError
-from cdc.log.files import make_folder, room
+from cdc.log.files import FILE_MODE, make_folder, room
 from cdc.model import LOG_SCHEMA, Lsn
+from cdc.row_file import RowFile
 
 
 class Publisher(Protocol):
@@ -27,52 +29,43 @@ class Publisher(Protocol):
 class _Stored:
     """The rows in a file; can be gone through more than once."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: RowFile) -> None:
+        self._file = file
 
     def __iter__(self) -> Iterator[pa.Table]:
-        with pa.OSFile(str(self._path), "rb") as source, pa.ipc.open_stream(source) as stream:
-            for batch in stream:
-                yield pa.Table.from_batches([batch])
+        return self._file.read()
 
 
 class KafkaSpool:
-    """Rows in an Arrow file of the state folder; removed with it, whatever happens."""
+    """Rows in a file of the state folder; removed with it, whatever happens. After LogFull the same call may be made
+    again: what was set aside before stays."""
 
     def __init__(self, writer: Publisher, folder: Path) -> None:
         make_folder(folder)
         self._writer = writer
-        self._folder = folder
         self._path = folder / f"spool-{secrets.token_hex(8)}.arrow"
-        self._file = pa.OSFile(str(self._path), "wb")
-        self._path.chmod(0o600)
-        self._stream = pa.ipc.new_stream(self._file, LOG_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with room(folder):
+            self._file = RowFile(os.open(self._path, flags, FILE_MODE), str(folder))
         self._over = False
 
     def write(self, rows: pa.Table) -> None:
         """Set rows aside."""
         self._must_be_open()
-        with room(self._folder):
-            self._stream.write_table(rows.select(LOG_SCHEMA.names).cast(LOG_SCHEMA))
+        self._file.write(rows.select(LOG_SCHEMA.names).cast(LOG_SCHEMA))
 
     def publish(self, end: Lsn) -> None:
         """Produce all of it in one Kafka transaction."""
         self._must_be_open()
-        self._close()
         failpoint.reached("log.spool_publish")
-        self._writer.publish(_Stored(self._path), end, {})
+        self._writer.publish(_Stored(self._file), end, {})
         self.discard()
 
     def discard(self) -> None:
         """Forget it."""
-        self._close()
+        self._over = True
+        self._file.close()
         self._path.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        if not self._over:
-            self._over = True
-            self._stream.close()
-            self._file.close()
 
     def _must_be_open(self) -> None:
         if self._over:

@@ -41,20 +41,20 @@ class Lease:
             raise
         return cls(root, aside, lock)
 
-    def publish(self, aside: Path, target: Path) -> None:
-        """Make a finished file or folder visible and durable: the rename is the commit. It must have been synced."""
+    def rename(self, aside: Path, target: Path) -> None:
+        """Make a finished file or folder visible: it must have been synced. Durable once its new folder is synced."""
         with room(self.aside):
             aside.rename(target)
-        sync_folder(target.parent)
 
     def withdraw(self, path: Path) -> None:
         """Take a published file or folder out of sight in one instant, then remove it."""
         self.require()
         grave = self.aside / f"gone-{secrets.token_hex(8)}"
-        try:
-            path.rename(grave)
-        except FileNotFoundError:
-            return
+        with room(self.aside):
+            try:
+                path.rename(grave)
+            except FileNotFoundError:
+                return
         remove(grave)
 
     def require(self) -> None:

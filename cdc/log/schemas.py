@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cdc.errors import LogCorrupt
-from cdc.log.files import FILE_MODE, make_folder, room
+from cdc.log.files import FILE_MODE, make_folder, room, sync_folder
 from cdc.log.files import replace as replace_file
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
@@ -37,18 +37,29 @@ class FolderSchemas:
         self._folder = folder
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
+        self._unsynced = False
 
     def record(self, schema: TableSchema) -> TableSchema:
         """Store it if it differs from the newest one of its table."""
         with self._lock, self._alone():
             path = self._folder / _file_name(schema.table)
+            self._settle()
             versions = self._load(path)
             if versions and replace(schema, id=versions[-1].id) == versions[-1]:
                 return versions[-1]
             stored = replace(schema, id=(versions[-1].id if versions else 0) + 1)
+            self._unsynced = True
             with room(self._folder):
                 replace_file(path, _encode((*versions, stored)))
+            self._unsynced = False
             return stored
+
+    def _settle(self) -> None:
+        """A file that was exchanged while the folder's sync found no room must not be believed before it is durable."""
+        if self._unsynced:
+            with room(self._folder):
+                sync_folder(self._folder)
+            self._unsynced = False
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with."""
@@ -71,7 +82,8 @@ class FolderSchemas:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         make_folder(self._folder)
-        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        with room(self._folder / "lock"):
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from cdc import failpoint
 from cdc.config import LogSettings, Settings
-from cdc.errors import LogError
+from cdc.errors import LogError, LogFull
 from cdc.log import content
 from cdc.log.compaction import compact, replaced
 from cdc.log.consumers import Consumers
-from cdc.log.files import make_folder, room, write_new
+from cdc.log.files import make_folder, remove, room, sync_folder, write_new
 from cdc.log.folder import LogFolder
 from cdc.log.history import History, recover_marks, sizes_of
 from cdc.log.lease import Lease
@@ -55,6 +55,8 @@ class SegmentWriter:
         self._lock = threading.RLock()
         self._maintaining = threading.Lock()
         self._broken = False
+        self._unsynced: tuple[Segment, Mapping[str, str]] | None = None
+        """Renamed into place, but the sync of its folder has found no room."""
         self._lease = Lease.take(root, takeover)
         self._history = History(self._folder, self._lease)
         self._retention = Retention(self._history, Consumers(root / "consumers"))
@@ -80,15 +82,20 @@ class SegmentWriter:
     def append(self, entry: Entry) -> None:
         """Write one segment; ignores an entry that was appended before."""
         with self._lock:
+            self._settle()
             if self._is_repeat(entry.end, entry.marks):
                 return
             failpoint.reached("log.before_write")
             rows = content.checked(entry.rows)
             data = content.encode(rows, content.Facts(entry.marks, ()), self._settings.compression)
             aside = self._lease.aside / f"{self._sequence + 1}.parquet"
-            with room(self._lease.aside):
-                write_new(aside, memoryview(data))
-            self.publish(aside, content.Extent.of(rows), entry.end, entry.marks)
+            try:
+                with room(self._lease.aside):
+                    write_new(aside, memoryview(data))
+                self.publish(aside, content.Extent.of(rows), entry.end, entry.marks)
+            except BaseException:
+                remove(aside)  # the next try writes a file of that name
+                raise
             failpoint.reached("log.after_append")
 
     def spool(self) -> SegmentSpool:
@@ -96,23 +103,40 @@ class SegmentWriter:
         return SegmentSpool(self, self._lease.aside, self._settings.compression)
 
     def publish(self, aside: Path, extent: content.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
-        """Rename a synced file or folder into place as the next sequence number; False if the log has it already."""
+        """Rename a synced file or folder into place as the next sequence number; False if the log has it already.
+
+        After LogFull the same call may be made again.
+        """
         with self._lock:
-            if self._broken:
-                raise LogError("An earlier sync of the log folder failed.", _REOPEN)
+            self._settle()
             if self._is_repeat(end, marks):
                 return False
             segment = self._named(extent, max(end, self._progress.end), bool(marks))
             failpoint.reached("log.before_rename")
-            try:
-                self._lease.publish(aside, self._folder.hot / str(segment))
-            except OSError as error:
-                # Visible but perhaps not durable: only a fresh look at the folder can tell.
-                self._broken = True
-                raise LogError(f"The log folder could not be synced: {error.strerror}.", _REOPEN) from None
-            self._sequence = segment.stop
-            self._progress = Progress(segment.end, {**self._progress.marks, **marks})
+            self._lease.rename(aside, self._folder.hot / str(segment))
+            self._unsynced = (segment, marks)
+            self._settle()
             return True
+
+    def _settle(self) -> None:
+        """Make the segment that was renamed last durable; only then does it count. LogFull: it is tried again."""
+        if self._broken:
+            raise LogError("An earlier sync of the log folder failed.", _REOPEN)
+        if self._unsynced is None:
+            return
+        segment, marks = self._unsynced
+        try:
+            with room(self._folder.hot):
+                sync_folder(self._folder.hot)
+        except LogFull:
+            raise
+        except LogError as error:
+            # Visible but perhaps not durable: only a fresh look at the folder can tell.
+            self._broken = True
+            raise LogError(f"The log folder could not be synced. {error.message}", _REOPEN) from None
+        self._unsynced = None
+        self._sequence = segment.stop
+        self._progress = Progress(segment.end, {**self._progress.marks, **marks})
 
     def _named(self, extent: content.Extent, end: Lsn, marks: bool) -> Segment:
         number = self._sequence + 1

@@ -37,6 +37,7 @@ class SegmentSpool:
         self._held_bytes = 0
         self._parts = 0
         self._extent = content.Extent()
+        self._synced = False
         self._over = False
 
     def write(self, rows: pa.Table) -> None:
@@ -52,8 +53,10 @@ class SegmentSpool:
         self._must_be_open()
         if self._held or not self._parts:
             self._flush()
-        with room(self._aside):
-            sync_folder(self._folder)
+        if not self._synced:
+            with room(self._aside):
+                sync_folder(self._folder)
+            self._synced = True  # at a second try the folder may have left its place already
         failpoint.reached("log.spool_publish")
         if not self._writer.publish(self._folder, self._extent, end, {}):
             self.discard()

@@ -4,10 +4,11 @@ Over the disk's budget the log takes nothing more: reading stops, the slot keeps
 by itself once there is room. A part over its memory's budget is started again: everything it holds is in the log.
 """
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ import pyarrow as pa
 from cdc.capture.policy import PolicedLog, Policy
 from cdc.config import BudgetSettings
 from cdc.errors import LogFull
-from cdc.model import Entry, Lsn
-from cdc.ports import LogWriter, Spool
+from cdc.model import Entry, Lsn, Progress
+from cdc.ports import LogWriter, Schemas, Spool
 
 _LOOK_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 _MB, _GB = 2**20, 2**30
 
 
@@ -35,11 +38,15 @@ class Disk:
 
 
 class DiskBudget:
-    """Judges the room under a state folder. The folder is measured only where it has a limit, and not every time."""
+    """Judges the room under a state folder. The folder is measured only where it has a limit, and not every time.
 
-    def __init__(self, state: Path, budgets: BudgetSettings) -> None:
+    `unlisted` says how many bytes lie there that no listing shows: large transactions in files without a name.
+    """
+
+    def __init__(self, state: Path, budgets: BudgetSettings, unlisted: Callable[[], int] = lambda: 0) -> None:
         self._state = state
         self._budgets = budgets
+        self._unlisted = unlisted
         self._used, self._looked = 0, float("-inf")
         self._turn = threading.Lock()
 
@@ -66,7 +73,7 @@ class DiskBudget:
         with self._turn:
             if time.monotonic() - self._looked > _LOOK_SECONDS:
                 self._used, self._looked = folder_bytes(self._state), time.monotonic()
-            return self._used
+            return self._used + self._unlisted()
 
 
 class BudgetedLog(PolicedLog):
@@ -106,6 +113,60 @@ class _BudgetedSpool:
         self._spool.discard()
 
 
+class WaitingLog:
+    """A log whose appends wait until there is room, for those who cannot go on without; `say` is told why it waits."""
+
+    def __init__(self, log: LogWriter, stop: threading.Event, say: Callable[[str], None]) -> None:
+        self._log = log
+        self._stop = stop
+        self._say = say
+
+    def append(self, entry: Entry) -> None:
+        """Durable on return. Raises LogFull only when everything stops."""
+        waited = False
+        while True:
+            try:
+                self._log.append(entry)
+            except LogFull as error:
+                if not waited:
+                    _log.warning("%s It is waited for.", error)
+                waited = True
+                self._say(str(error))
+                if self._stop.wait(_RETRY_SECONDS):
+                    raise
+            else:
+                if waited:
+                    _log.info("There is room again in the log.")
+                    self._say("")
+                return
+
+    def progress(self) -> Progress:
+        """What is durable."""
+        return self._log.progress()
+
+    def spool(self) -> Spool:
+        """The log's own."""
+        return self._log.spool()
+
+    @property
+    def schemas(self) -> Schemas:
+        """The log's own."""
+        return self._log.schemas
+
+    @property
+    def pace(self) -> float:
+        """The log's own."""
+        return self._log.pace
+
+    def maintain(self) -> None:
+        """The log's own."""
+        self._log.maintain()
+
+    def close(self) -> None:
+        """The log's own."""
+        self._log.close()
+
+
 def folder_bytes(folder: Path) -> int:
     """What a folder holds, while others write to it."""
     size = 0
@@ -131,22 +192,41 @@ def _resident(process: psutil.Process) -> int:
 
 
 class MemoryBudget:
-    """Says when a part has been over its limit for several looks in a row: one look may meet a garbage collection."""
+    """Says when a part has been over its limit for several looks in a row: one look may meet a garbage collection.
+
+    A part that was started again for it and has come no further since is left alone: what it works on needs that much,
+    a row of hundreds of megabytes for instance, and it would begin again with it for ever.
+    """
 
     _PATIENCE = 3
 
     def __init__(self, limits: dict[str, float]) -> None:
         self._limits = limits
         self._over: dict[str, int] = {}
+        self._stood: dict[str, object] = {}
+        self.excess: dict[str, str] = {}
+        """Parts that need more than their limit, in words."""
 
-    def judge(self, part: str, resident: int) -> str:
-        """Why the part must be started again; empty: it need not."""
+    def judge(self, part: str, resident: int, progress: object = None) -> str:
+        """Why the part must be started again; empty: it need not. `progress` differs once it has come further."""
         limit = self._limits.get(part, 0)
         over = self._over[part] = self._over.get(part, 0) + 1 if limit and resident > limit * _MB else 0
+        if not over:
+            self.excess.pop(part, None)
         if over < self._PATIENCE:
             return ""
         self._over[part] = 0
-        return f"it holds {resident // _MB} MB, more than budgets.{part}_memory_mb ({limit:g})"
+        reason = f"it holds {resident // _MB} MB, more than budgets.{part}_memory_mb ({limit:g})"
+        if progress is not None and self._stood.get(part) == progress:
+            self._tell(part, f"{part}: {reason}, and a restart did not help. Raise budgets.{part}_memory_mb.")
+            return ""
+        self._stood[part] = progress
+        return reason
+
+    def _tell(self, part: str, message: str) -> None:
+        if part not in self.excess:
+            _log.warning("%s", message)
+        self.excess[part] = message
 
 
 def limits_of(budgets: BudgetSettings, parts: Sequence[str]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from functools import partial
 import cdc.log
 from cdc.capture import captured, key_marks, publication, slot, watch
 from cdc.capture.connect import Connection, connect
+from cdc.capture.overflow import Scratch
 from cdc.capture.partitions import Partitions, Refill
 from cdc.capture.publication import Publication
 from cdc.capture.reader import Reader
@@ -24,7 +25,7 @@ from cdc.errors import SourceError, SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service import lean, part, resync
-from cdc.service.budgets import BudgetedLog, DiskBudget
+from cdc.service.budgets import BudgetedLog, DiskBudget, WaitingLog
 from cdc.service.capture_status import CaptureStatus
 from cdc.service.following import Following, publish, refuse_unready, unobstructed, waiting_of
 from cdc.service.upkeep import Upkeep
@@ -46,8 +47,10 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, _status(settings, log) as status:
-        budget = DiskBudget(settings.state, settings.budgets)
-        Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop, news).run()
+        scratch = Scratch(settings.state / "scratch")
+        budget = DiskBudget(settings.state, settings.budgets, lambda: scratch.size)
+        scratch.check = budget.check
+        Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop, news, scratch).run()
 
 
 def _status(settings: Settings, log: LogWriter) -> CaptureStatus:
@@ -64,6 +67,8 @@ class Capture:
     status: CaptureStatus
     stop: threading.Event
     news: part.News = lambda: None
+    scratch: Scratch | None = None
+    """Where large transactions are set aside, within the disk's budget; None: under the state folder, without one."""
 
     def run(self) -> None:
         """Begin if the log is new or to be filled anew, then follow the stream."""
@@ -135,7 +140,7 @@ class Capture:
         self._claim()
         self.status.say("creating slot")
         self.status.history_exact_from = ""
-        self.status.publish()  # before any row: nobody may take what the stores are about to get for all of it
+        self._say_first()
         stored = self.log.progress().marks.get(slot.MARK)
         noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
         for table in captured.waiting(self.log.progress().marks):  # the snapshot brings it too
@@ -145,7 +150,8 @@ class Capture:
                 marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
                 more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
                 self.status.say("snapshot")
-                run_initial(settings, made, self.log, self.status.snapshot, self.stop, marks=marks, ending=more)
+                log = WaitingLog(self.log, self.stop, partial(self.status.say, "snapshot"))
+                run_initial(settings, made, log, self.status.snapshot, self.stop, marks=marks, ending=more)
         except BaseException:
             if self.log.progress().marks.get(slot.MARK) == stored:
                 self._undo(f"slot {settings.source.slot}", partial(slot.drop, name=settings.source.slot))
@@ -156,6 +162,16 @@ class Capture:
         with connect(self.settings.source) as connection:
             now = key_marks.current(connection, self.settings.source.tables)
         return key_marks.mark(now, {}, self.settings.source.tables)
+
+    def _say_first(self) -> None:
+        """Before any row: nobody may take what the stores are about to get for all of it. Waits for room to say it."""
+        while True:
+            try:
+                return self.status.publish()
+            except OSError as error:
+                _log.warning("The status cannot be written (%s); the snapshot waits for it.", error.strerror)
+                if self.stop.wait(1.0):
+                    raise
 
     def _claim(self) -> None:
         """Make sure that the slot about to be made is ours: drop one that we left, refuse one of somebody else."""
@@ -186,7 +202,7 @@ class Capture:
             source,
             self.log,
             clock,
-            self.settings.state / "scratch",
+            self.scratch or Scratch(self.settings.state / "scratch"),
             masking=masking_of(source),
             listener=backfills,
             known=leaving,

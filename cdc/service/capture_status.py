@@ -44,7 +44,8 @@ class CaptureStatus:
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
 
     def __enter__(self) -> Self:
-        self.publish()
+        with suppress(OSError):  # a full disk: said again as soon as there is room
+            self.publish()
         self._thread.start()
         return self
 

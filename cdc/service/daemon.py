@@ -115,11 +115,21 @@ class Daemon:
         parts = {part.name: part.facts() for part in self.supervisor.parts}
         for name, facts in parts.items():
             resident = facts["rss_bytes"]
-            if isinstance(resident, int) and (reason := self._memory.judge(name, resident)):
+            if isinstance(resident, int) and (reason := self._memory.judge(name, resident, self._progress(name))):
                 self.supervisor.restart(name, reason)
+            facts["over_memory"] = self._memory.excess.get(name, "")
         with suppress(OSError):
             facts = {"state": state, "parts": parts, "disk": asdict(self._disk.look()), "reload": self._reload}
             status.publish(self.settings.state, "daemon", facts)
+
+    def _progress(self, part: str) -> object:
+        """What moves as a part comes further: the end of the log, or what the sinks have reached."""
+        said = status.read(self.settings.state, part)
+        if part == "capture":
+            return said.get("durable")
+        sinks = said.get("sinks")
+        known = sinks.items() if isinstance(sinks, dict) else ()
+        return {name: facts.get("reached") for name, facts in known if isinstance(facts, dict)} or None
 
     def _read_again(self) -> None:
         try:

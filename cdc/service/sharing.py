@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cdc.config import SinkSettings
-from cdc.errors import MillraceError
+from cdc.errors import LogFull, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Consumer, LogReader
 from cdc.service.restarts import Attempts
@@ -98,8 +98,12 @@ class Sharing:
         _log.error("the shared query failed, next start in %.0f s: %s", self._attempts.delay, failure)
 
     def _begin(self, willing: Mapping[str, Passenger], spark: "SparkSession") -> None:
-        for name in willing:
-            self._log.commit(name, ZERO_LSN)  # registered before it reads: retention waits for it
+        try:
+            for name in willing:
+                self._log.commit(name, ZERO_LSN)  # registered before it reads: retention waits for it
+        except LogFull as error:
+            self._failed(str(error))
+            return
         places = {place.name: place for place in self._log.consumers() if place.name in willing}
         ready = {name for name, sink in willing.items() if sink.ready(places[name])}
         self._crew = crew({lag.consumer: lag for lag in self._log.lags() if lag.consumer in ready})

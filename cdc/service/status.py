@@ -19,15 +19,19 @@ def folder(state: Path) -> Path:
 
 
 def publish(state: Path, part: str, facts: Facts) -> None:
-    """Replace what a part says, stamped with the time and the process."""
+    """Replace what a part says, stamped with the time and the process. Raises OSError and leaves nothing aside."""
     place = folder(state)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     stamped = {**facts, "part": part, "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
     aside = place / f".{part}.{os.getpid()}"
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(stamped, file, ensure_ascii=False, default=str)
-    aside.replace(place / f"{part}.json")
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(stamped, file, ensure_ascii=False, default=str)
+        aside.replace(place / f"{part}.json")
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def read(state: Path, part: str) -> dict[str, object]:

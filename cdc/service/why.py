@@ -86,7 +86,7 @@ def story(
 
 def _letter(settings: Settings, sink: str, table: str, key: str) -> Letter | None:
     folder = settings.state / "dead-letters" / sink
-    return DeadLetters(folder).of_table(table).get(key) if folder.exists() else None
+    return DeadLetters(folder).of_keys(table, [key]).get(key) if folder.exists() else None
 
 
 def _fate(event: Event, reached: Lsn, parked: Letter | None, skipped: Skipped | None) -> str:

@@ -9,10 +9,13 @@ import pytest
 
 from cdc.capture import slot
 from cdc.capture.connect import connect
+from cdc.capture.wire import run_command
 from cdc.errors import PositionMismatch, SlotLost, SourceError, SourceRefused
+from deploy.local import postgres, postgres_versions
+from deploy.local.server import silent
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
-from tests.fix_servers import MakePostgres
+from tests.fix_servers import MakePostgres, PostgresServer
 
 ITEMS = "create table items (id int primary key, label text)"
 
@@ -132,13 +135,54 @@ def test_a_promoted_standby_without_the_slot_is_an_error_and_gets_none(private_r
     server.stop()
     cluster = next(server.data.rglob("PG_VERSION")).parent
     shutil.rmtree(cluster / "pg_replslot" / rig.source["slot"])
+    _promote(server)
+    error = _refusal(rig)
+    assert isinstance(error, SlotLost) and "timeline 1, now 2" in error.message
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_failover_slot_is_followed_unless_the_promoted_standby_lacks_what_the_log_has(
+    private_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    folder = postgres_versions.binaries(17, silent)  # the first with failover slots
+    monkeypatch.setattr(postgres, "_system_folders", lambda: [folder])
+    rig = private_rig()
+    server = rig.database.server
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    with connect(rig.settings.source, replication=True) as replication:
+        run_command(
+            replication.pgconn, f'ALTER_REPLICATION_SLOT "{rig.source["slot"]}" (FAILOVER true)', lambda _: None
+        )
+    _write(rig, 1)
+    server.stop()
+    standby = tmp_path / "standby"
+    subprocess.run(["cp", "-a", str(server.data), str(standby)], check=True)
+    if lost:
+        server.start()
+        _write(rig, 2)
+        server.stop()
+    shutil.rmtree(server.data)
+    subprocess.run(["cp", "-a", str(standby), str(server.data)], check=True)
+    _promote(server)
+    rig.database.execute("insert into items select g, 'x' from generate_series(10, 5000) g", "select pg_switch_wal()")
+    if lost:
+        error = _refusal(rig)
+        assert isinstance(error, PositionMismatch) and "left that timeline" in error.message
+        assert "resync" in error.remedy
+        return
+    _write(rig, 6000)
+    _write(rig, 6001)  # a start that finds the log beyond the fork, on the timeline that it noted
+    rig.assert_equal()
+
+
+def _promote(server: PostgresServer) -> None:
+    cluster = next(server.data.rglob("PG_VERSION")).parent
     (cluster / "standby.signal").touch()
     owner = cluster.stat()
     subprocess.run(["chown", f"{owner.st_uid}:{owner.st_gid}", str(cluster / "standby.signal")], check=True)
     server.start()
     server.execute("select pg_promote(true)")
-    error = _refusal(rig)
-    assert isinstance(error, SlotLost) and "timeline 1, now 2" in error.message
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ import threading
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from cdc.errors import LogFull
-from cdc.model import Entry, Progress
+from cdc.log.schemas import FolderSchemas
+from cdc.model import Entry, Progress, TableSchema
 from cdc.ports import LogWriter, Schemas, Spool
+from cdc.row_file import RowFile
 from cdc.service.supervisor import CAPTURE_ENVIRONMENT
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import RunProgram, wait_until
@@ -141,6 +144,54 @@ def test_a_full_disk_under_a_running_capture_loses_nothing_and_room_lets_it_go_o
     assert program.terminate() == 0
     rig.assert_equal()
     rig.assert_once_in_order()
+
+
+def test_a_large_transaction_without_room_on_disk_keeps_its_connection_and_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 100_000)
+    full, write = threading.Event(), RowFile.write
+
+    def limited(file: RowFile, rows: pa.Table) -> None:
+        if full.is_set():
+            raise LogFull("No room left.", "Free some.")
+        write(file, rows)
+
+    monkeypatch.setattr(RowFile, "write", limited)
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    full.set()
+    with rig.following() as following:
+        rig.database.execute("insert into items select g, repeat('x', 100) from generate_series(1, 30000) g")
+        wait_until(lambda: following.status.state == "blocked", 30, "the full disk to be noticed")
+        assert "No room left" in following.status.trouble
+        assert not threading.Event().wait(1.0)  # many turns, in which nothing may be read nor begun again
+        full.clear()
+        following.reaches(rig.now())
+        assert following.status.state == "streaming" and following.status.reconnects == 0
+    rig.assert_equal()
+    rig.assert_once_in_order()
+
+
+def test_a_new_schema_without_room_is_waited_for_with_the_reason(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, record = threading.Event(), FolderSchemas.record
+
+    def limited(schemas: FolderSchemas, schema: TableSchema) -> TableSchema:
+        if full.is_set():
+            raise LogFull("No room left.", "Free some.")
+        return record(schemas, schema)
+
+    monkeypatch.setattr(FolderSchemas, "record", limited)
+    rig.capture_tables(ITEMS)
+    rig.begin()
+    full.set()
+    with rig.following() as following:
+        rig.database.execute("alter table items add column more int; insert into items values (1, 'a', 2)")
+        wait_until(lambda: following.status.state == "blocked", 30, "the full disk to be noticed")
+        assert "No room left" in following.status.trouble
+        full.clear()
+        following.reaches(rig.now())
+    rig.assert_equal()
 
 
 def test_an_idle_slot_follows_a_busy_server(rig: Rig) -> None:

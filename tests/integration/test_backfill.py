@@ -256,6 +256,55 @@ def test_a_table_without_a_key_is_read_by_pages(rig: Rig, small_chunks: None) ->
     assert len({row["commit_lsn"] for row in rig.rows()}) > 3
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rows_that_vacuum_full_moves_between_two_chunks_are_not_missed(
+    rig: Rig, small_chunks: None, restarted: bool
+) -> None:
+    rig.capture_tables(
+        "create table items (a int, b text)",
+        "alter table items replica identity full",
+        "insert into items select g, repeat('y', 500) || g from generate_series(1, 600) g",
+        "delete from items where a <= 300",
+        snapshot="incremental",
+    )
+    rig.begin()
+    with backfilling(rig) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 10, what="some chunks")
+        scene.tell("pause", own())
+        scene.wait(own(), "paused")
+        assert scene.job(own())["rows"] < 250
+        if not restarted:
+            rig.database.execute("vacuum full items")
+            scene.tell("resume", own())
+            scene.wait(own())
+            scene.catch_up()
+    if restarted:
+        rig.database.execute("vacuum full items")
+        with backfilling(rig) as scene:
+            scene.tell("resume", own())
+            scene.wait(own())
+            scene.catch_up()
+    rig.assert_equal()
+
+
+def test_a_table_that_is_rewritten_while_a_chunk_waits_for_it_is_not_taken_for_empty(
+    incremental: Rig, small_chunks: None
+) -> None:
+    """The chunk's snapshot is older than the new file, in which it sees no row."""
+    with incremental.database.connect() as connection, backfilling(incremental) as scene:
+        wait_until(lambda: scene.job(own())["rows"] >= 20, what="a chunk")
+        connection.execute("begin")
+        connection.execute("lock table items in access exclusive mode")
+        blocked = "select count(*) from pg_locks where not granted and relation = 'items'::regclass"
+        wait_until(lambda: incremental.ask(blocked) > 0, 30, "the backfill to wait for the table")
+        assert scene.job(own())["rows"] < 500
+        connection.execute("alter table items alter column label type text using label || ''")
+        connection.execute("commit")
+        assert scene.wait(own())["rows"] == 500
+        scene.catch_up()
+    assert_right(incremental)
+
+
 def test_partitions_and_keys_of_several_columns_are_walked_in_order(rig: Rig, small_chunks: None) -> None:
     rig.capture_tables(
         "create table items (note text, b text, a int, primary key (a, b)) partition by hash (a)",

@@ -11,9 +11,11 @@ from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
+from sinks.opensearch_client import TimedOut
 from sinks.opensearch_mapping import index_name
 from sinks.opensearch_settings import OpenSearchSettings
 from tests.contract.test_sinks import check
+from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer, opensearch_request
 from tests.histories import INT4, NUMERIC, TEXT, batch, change, table
 
@@ -192,9 +194,40 @@ def test_old_tombstones_are_purged_and_young_ones_are_not(opened: Open) -> None:
     sink, before = opened(), datetime.now(UTC)
     sink.apply(batch(ITEMS, [row(1, 10, op="d"), row(2, 11)]))
     sink.stored(ITEMS)  # makes what was written searchable
-    assert sink.purge(ITEMS, before) == 0
-    assert sink.purge(ITEMS, before + timedelta(hours=1)) == 1
+    sink.purge(ITEMS, before)
+    sink.purge(ITEMS, before + timedelta(hours=1))
+    wait_until(lambda: sink.held(ITEMS, '{"id":1}').state == "absent", 30, "the purge")
     check(sink, {'{"id":2}': '{"id":2,"label":"one"}'})
+    sink.apply(batch(ITEMS, [row(1, 20, op="d")]))
+    sink.stored(ITEMS)
+    sink.purge(ITEMS, before)
+    assert sink.held(ITEMS, '{"id":1}').state == "deleted"
+
+
+def test_a_daily_purge_goes_on_beside_the_batches_and_one_that_fails_costs_none(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(tombstone_days=1e-9)
+    sink.apply(batch(ITEMS, [row(key, 10, op="d") for key in range(3000)]))
+    sink.stored(ITEMS)
+    sink._purged.clear()  # a day later
+    asked, answered = sink._client.json, list[dict[str, Any]]()
+
+    def watched(method: str, path: str, body: object = None, **params: str) -> dict[str, Any]:
+        if not path.endswith("_delete_by_query"):
+            return asked(method, path, body, **params)
+        answered.append(asked(method, path, body, **params))
+        if len(answered) > 1:
+            raise TimedOut("no answer")
+        return answered[-1]
+
+    monkeypatch.setattr(sink._client, "json", watched)
+    sink.apply(batch(ITEMS, [row(5000, 11)]))
+    assert list(answered[0]) == ["task"], "the server works on it by itself"
+    wait_until(lambda: sink.held(ITEMS, '{"id":0}').state == "absent", 60, "the purge")
+    sink._purged.clear()
+    sink.apply(batch(ITEMS, [row(5001, 12)]))
+    assert len(answered) == 2 and sink.held(ITEMS, '{"id":5001}').state == "there"
 
 
 def test_names_that_opensearch_refuses_are_told_apart() -> None:

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.overflow import Scratch
 from cdc.config import BudgetSettings
 from cdc.errors import LogFull
-from cdc.service.budgets import DiskBudget, MemoryBudget, resident_bytes
+from cdc.model import Entry, Lsn
+from cdc.service.budgets import DiskBudget, MemoryBudget, WaitingLog, folder_bytes, resident_bytes
 from cdc.service.supervisor import Part, Supervisor
 from tests.fix_processes import wait_until
+from tests.properties.test_assembly import _table as rows_of
+from tests.unit.test_handoff import Memory
 
 MB = 2**20
 
@@ -43,6 +47,35 @@ def test_too_large_a_state_folder_is_a_full_log_until_it_shrinks(
     budget.check()
 
 
+def test_large_transactions_in_files_without_a_name_count_against_the_budget(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path / "scratch")
+    budget = DiskBudget(tmp_path, BudgetSettings(free_mb=0, state_gb=1e-6), lambda: scratch.size)
+    scratch.check = budget.check
+    large = scratch.open()
+    large.write(rows_of([(1, number) for number in range(1000)]))
+    assert folder_bytes(tmp_path) == 0 and scratch.size > 1500
+    with pytest.raises(LogFull, match=r"more than budgets\.state_gb"):
+        large.write(rows_of([(1, 1001)]))
+    with pytest.raises(LogFull):
+        scratch.open()
+    large.discard()
+    scratch.open().discard()
+
+
+def test_a_snapshot_waits_for_room_and_goes_on() -> None:
+    log, said = Memory(LogFull("no room"), LogFull("no room")), list[str]()
+    waiting = WaitingLog(log, threading.Event(), said.append)
+    waiting.append(Entry(rows_of([(1, 1)]), Lsn(1)))
+    assert len(log.entries) == 1 and said == ["no room", "no room", ""]
+
+
+def test_a_snapshot_that_waits_for_room_ends_when_everything_stops() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(LogFull):
+        WaitingLog(Memory(LogFull("no room")), stop, lambda _: None).append(Entry(rows_of([(1, 1)]), Lsn(1)))
+
+
 def test_one_look_over_the_limit_is_not_enough_and_three_are() -> None:
     budget = MemoryBudget({"capture": 100})
     assert [bool(budget.judge("capture", size * MB)) for size in (101, 150, 99, 101, 101, 101, 101)] == [
@@ -51,6 +84,18 @@ def test_one_look_over_the_limit_is_not_enough_and_three_are() -> None:
         False,
     ]
     assert not any(budget.judge("apply", 10**12) for _ in range(9))
+
+
+def test_a_part_that_came_no_further_since_it_was_started_again_is_left_alone_and_named() -> None:
+    budget = MemoryBudget({"capture": 100})
+
+    def judged(progress: int, size: int = 101) -> list[bool]:
+        return [bool(budget.judge("capture", size * MB, progress)) for _ in range(4)]
+
+    assert judged(7) == [False, False, True, False]
+    assert not any(judged(7)) and "Raise budgets.capture_memory_mb" in budget.excess["capture"]
+    assert not any(judged(7, 99)) and not budget.excess
+    assert any(judged(8)), "it has come further, so a restart may help again"
 
 
 def test_the_memory_of_a_part_counts_its_children() -> None:

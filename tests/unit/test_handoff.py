@@ -27,6 +27,8 @@ class Memory:
         self.gate = threading.Event()
         self.gate.set()
         self._errors = list(errors)
+        self.crowded = False
+        self.spools = 0
 
     def progress(self) -> Progress:
         return Progress(self.entries[-1].end if self.entries else Lsn(0))
@@ -38,6 +40,7 @@ class Memory:
         self.entries.append(entry)
 
     def spool(self) -> "_Spool":
+        self.spools += 1
         return _Spool(self)
 
     @property
@@ -56,14 +59,24 @@ class Memory:
 
 
 class _Spool:
+    """Every other call finds no room."""
+
     def __init__(self, log: Memory) -> None:
         self._log = log
         self._parts: list[pa.Table] = []
+        self._calls = 0
 
     def write(self, rows: pa.Table) -> None:
+        self._room()
         self._parts.append(rows)
 
+    def _room(self) -> None:
+        self._calls += 1
+        if self._log.crowded and self._calls % 2:
+            raise LogFull("no room")
+
     def publish(self, end: Lsn) -> None:
+        self._room()
         self._log.append(Entry(pa.concat_tables(self._parts), end))
 
     def discard(self) -> None:
@@ -142,6 +155,18 @@ def test_a_full_log_is_waited_for() -> None:
     assert handoff.settle(10)
     assert _versions(log) == [1] and not handoff.trouble
     handoff.close()
+
+
+def test_a_large_transaction_that_finds_no_room_goes_on_where_it_stopped(
+    log: Memory, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.capture.handoff._RETRY_SECONDS", 0.01)
+    log.crowded = True
+    aside = Disk([rows_of([(1, 1)]), rows_of([(1, 2)]), rows_of([(1, 3)])])
+    handoff.put([Large(Lsn(3), aside)])
+    assert handoff.settle(10)
+    assert _versions(log) == [1, 2, 3] and not handoff.trouble
+    assert log.spools == 1, "what was set aside before the disk was full is not written again"
 
 
 def test_what_the_appending_thread_dies_of_is_raised_in_the_reading_one() -> None:

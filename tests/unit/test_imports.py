@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 LEVELS = [
-    ["cdc.model", "cdc.errors", "cdc.secret", "cdc.loopback", "cdc.key_range"],
+    ["cdc.model", "cdc.errors", "cdc.secret", "cdc.loopback", "cdc.key_range", "cdc.row_file"],
     ["cdc.ports", "cdc.config", "cdc.pipeline_file", "cdc.logs", "cdc.failpoint", "cdc.clock", "cdc.client"],
     ["cdc.capture", "cdc.log", "deploy.local"],
     ["snapshots", "sinks", "views"],

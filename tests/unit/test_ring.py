@@ -1,16 +1,30 @@
 """Batches handed to several sinks, each at its own speed."""
 
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from cdc.model import Lsn
+from cdc.model import Lsn, TableId, TableSchema
+from cdc.ports import Batch
 from sinks import pace
 from sinks.applier import Stopped
+from sinks.convoy import size
+from sinks.fold import FOLDED
 from sinks.folded import Folded
-from sinks.ring import Ring
+from sinks.ring import KEPT, Link, Ring
 from tests.fix_processes import wait_until
+
+ITEMS = TableSchema(TableId("public", "items"), ())
+
+
+class Watched(Folded):
+    """A batch that can be asked whether it is still there."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__
 
 
 def batch(end: int) -> Folded:
@@ -92,6 +106,42 @@ def test_a_sink_comes_back_only_if_nothing_that_it_lacks_is_forgotten(
     assert ring.join("lake", Lsn(45))
     assert ends(ring.take("lake")) == [50]
     ring.close()
+
+
+def test_a_hundred_thousand_tiny_batches_leave_nothing_behind_and_cost_the_same_each(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: what is kept, what is alive, and how many batches are looked at for each one."""
+    monkeypatch.setattr(pace, "AHEAD", 2)  # one thread plays all parts: a batch is put before the last one is done
+    alive: weakref.WeakSet[Watched] = weakref.WeakSet()
+    looked = 0
+
+    class Counting(dict[int, Link]):
+        def __getitem__(self, number: int) -> Link:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(number)
+
+        def values(self) -> Any:
+            nonlocal looked
+            looked += len(self)
+            return super().values()
+
+    ring._links = Counting()
+    ring.board("lake")
+    for number in range(100_000):
+        tiny = Watched(Lsn(20 + number), None, [])
+        alive.add(tiny)
+        ring.put(tiny, 96)
+        del tiny
+        assert [ends(ring.take(sink)) for sink in ("cache", "lake")] == [[20 + number]] * 2
+        assert len(ring._links) <= KEPT + 2
+    assert len(alive) <= KEPT + 2
+    assert looked < 12 * 100_000, "no scan of what was handed out before"
+
+
+def test_a_tiny_batch_is_counted_with_what_it_costs_besides_its_rows() -> None:
+    assert size(Folded(Lsn(1), None, [Batch(ITEMS, FOLDED.empty_table())])) > 8_000
 
 
 def test_entries_that_share_an_lsn_are_not_taken_for_applied(ring: Ring) -> None:

@@ -46,7 +46,17 @@ def test_a_server_whose_wal_ends_before_the_log_was_restored_from_a_backup() -> 
 def test_another_timeline_is_refused_unless_the_slot_was_made_for_failover() -> None:
     with pytest.raises(PositionMismatch, match="timeline 2"):
         check(STORED, SLOT, replace(SERVER, timeline=2), Lsn(200))
-    check(STORED, replace(SLOT, failover=True), replace(SERVER, timeline=2), Lsn(200))
+    check(STORED, replace(SLOT, failover=True), replace(SERVER, timeline=2, forks={1: Lsn(200)}), Lsn(200))
+
+
+def test_a_failover_slot_is_not_followed_where_the_log_has_what_the_new_timeline_lacks() -> None:
+    slot, server = replace(SLOT, failover=True), replace(SERVER, timeline=3, forks={1: Lsn(250), 2: Lsn(400)})
+    check(STORED, slot, server, Lsn(250))
+    with pytest.raises(PositionMismatch, match=r"reaches 0/FB on timeline 1.*left that timeline at 0/FA.*resync"):
+        check(STORED, slot, server, Lsn(251))
+    check(replace(STORED, timeline=2), slot, server, Lsn(400))
+    with pytest.raises(PositionMismatch, match="does not come from timeline 4"):
+        check(replace(STORED, timeline=4), slot, server, Lsn(200))
 
 
 def test_a_slot_of_another_plugin_is_refused() -> None:

@@ -1,0 +1,69 @@
+"""How large stored rows are in memory: by the footers of their files, since Delta's log knows only compressed sizes.
+
+Large texts often compress to a tenth or a hundredth, so what a file weighs on disk is no bound for memory.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+
+import pyarrow.parquet as pq
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_REMEMBERED = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    rows: int
+    columns: Mapping[str, int]
+    """Bytes of each column, not compressed."""
+
+
+_known: dict[tuple[str, str], _File] = {}
+"""Files never change, so a footer is read once; the oldest are forgotten."""
+
+
+def inflated(table: "DeltaTable", paths: Iterable[str]) -> int:
+    """Bytes of all columns of these files."""
+    return sum(sum(_file(table, path).columns.values()) for path in paths)
+
+
+def widest(table: "DeltaTable", paths: Iterable[str], columns: Sequence[str]) -> int:
+    """Bytes of these columns in a row: the average of the file where it is greatest."""
+    files = (_file(table, path) for path in paths)
+    return max((sum(file.columns.get(name, 0) for name in columns) // max(file.rows, 1) for file in files), default=0)
+
+
+def _file(table: "DeltaTable", path: str) -> _File:
+    key = (table.table_uri, path)
+    found = _known.get(key)
+    if found is None:
+        found = _known[key] = _read(table, path)
+        while len(_known) > _REMEMBERED:
+            _known.pop(next(iter(_known)), None)
+    return found
+
+
+def _read(table: "DeltaTable", path: str) -> _File:
+    uri = urlsplit(table.table_uri)
+    if uri.scheme in ("", "file"):
+        footer = pq.read_metadata(Path(unquote(uri.path)) / path)
+    else:
+        store = fs.PyFileSystem(cast("Any", DeltaStorageHandler.from_table(table._table)))
+        with store.open_input_file(path) as file:
+            footer = pq.read_metadata(file)
+    columns: dict[str, int] = {}
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            name = column.path_in_schema
+            columns[name] = columns.get(name, 0) + column.total_uncompressed_size
+    return _File(footer.num_rows, columns)
