@@ -25,9 +25,6 @@ class Form(Protocol):
     def image(self, held: Held) -> str:
         """The row back as a JSON object."""
 
-    def shown(self, image: str) -> str:
-        """What `image` would give for this row, were it stored."""
-
 
 class JsonText:
     """The image itself."""
@@ -47,9 +44,6 @@ class JsonText:
     def image(self, held: Held) -> str:
         return held.decode() if isinstance(held, bytes) else "{}"
 
-    def shown(self, image: str) -> str:
-        return image
-
 
 class HashFields:
     """One field per column: a string's text, or any other value's JSON. A null column has no field."""
@@ -68,9 +62,6 @@ class HashFields:
 
     def image(self, held: Held) -> str:
         return build({name: quote(text) for name, text in _fields(held).items()})
-
-    def shown(self, image: str) -> str:
-        return build(_texts(image))
 
 
 FORMS: Mapping[str, Form] = {form.name: form for form in (JsonText(), HashFields())}
