@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks clean
+.PHONY: help setup demo test soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean
 
 BIN := .venv/bin
 
@@ -49,6 +49,9 @@ bench-snapshot: .venv/ready ## A whole table into a log: psql, Millrace, Debeziu
 
 bench-sinks: .venv/ready ## The log into the stores, beside usual consumers (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS)
 	@$(BIN)/python -m bench.sinks
+
+bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a row (ROWS, RUNS, STORES, OUT)
+	@$(BIN)/python -m bench.verify
 
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi

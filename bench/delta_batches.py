@@ -38,11 +38,11 @@ def _of_table(rows: int, batches: Sequence[int], runs: int, folder: Path | None)
         settings = delta.DeltaSettings(path=f"{place}/lake", maintain_minutes=0)
         sink = delta.open_sink(settings, SinkContext(Path(place)))
         sink.prepare(TABLE)
-        filled("delta", rows, partial(_load, sink))
+        filled("delta", rows, partial(load, sink))
         return costs(sink, rows, batches, runs)
 
 
-def _load(sink: delta.DeltaSink, rows: int) -> None:
+def load(sink: delta.DeltaSink, rows: int) -> None:
     """Rows in key order, written as the sink would leave them, without the detour over JSON."""
     layout = new_layout(TABLE)
     for start in range(0, rows, _CHUNK):

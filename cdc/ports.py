@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -224,10 +224,25 @@ class Sink(Protocol):
         """
 
     def stored(self, schema: TableSchema) -> pa.Table:
-        """Every live row as the store holds it, ordered by key: what `verify` compares."""
+        """Every live row as the store holds it, ordered by key. Whole in memory: see StoredPieces for large tables."""
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
-        """The rows that `stored` would give if the store held these images (columns key, after), ordered alike."""
+        """The rows that `stored` would give if the store held these images (columns key, after), ordered alike.
+
+        `verify` calls it for one block of a table at a time.
+        """
 
     def close(self) -> None:
         """Let go of connections."""
+
+
+@runtime_checkable
+class StoredPieces(Protocol):
+    """A sink whose tables need not fit into memory to be compared."""
+
+    def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> "Iterator[pa.Table]":
+        """The rows of `stored` in pieces of bounded size and in any order; a row may come twice.
+
+        `keys` are texts of `snapshots.compare.key_texts`: a store that can be asked for single rows gives only those,
+        each once; others may give more. Called beside a running pipeline, and `expected` in another thread meanwhile.
+        """

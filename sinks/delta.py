@@ -4,7 +4,7 @@ Promise beyond `Sink`: `apply` may be called by several threads at once for diff
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,7 +24,7 @@ from cdc.ports import Batch
 from sinks.context import SinkContext
 from sinks.delta_care import Caretaker
 from sinks.delta_changelog import newest, write_changelog
-from sinks.delta_changes import Changes, changes, expected, in_source_order
+from sinks.delta_changes import Changes, changes, expected, named_as_source, sorted_by
 from sinks.delta_deletes import DeleteCondition
 from sinks.delta_held import held
 from sinks.delta_history import write_history
@@ -165,15 +165,20 @@ class DeltaSink:
 
     def stored(self, schema: TableSchema) -> pa.Table:
         """Live rows under the source's column names, ordered by key; types of sinks.delta_types."""
-        layout = self._layout(schema)
-        if not self.store(schema.table).exists():
-            return self.expected(schema, _NO_IMAGES)  # no row has come yet
-        store = self.store(schema.table)
+        pieces = [self.expected(schema, _NO_IMAGES), *self.stored_pieces(schema)]
+        rows = pa.concat_tables(pieces).combine_chunks()
+        return sorted_by(rows, [column.name for column in schema.key]) if rows.num_rows else rows
+
+    def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """See cdc.ports.StoredPieces. A changelog comes in one piece: the newest change of a key can be anywhere."""
+        layout, store = self._layout(schema), self.store(schema.table)
+        if not store.exists():
+            return  # no row has come yet
         if layout.changelog:
-            return in_source_order(schema, layout, store.guarded(lambda: newest(store.current(), layout)))
-        return in_source_order(
-            schema, layout, store.read(layout, [one.name for one in layout.placed], f"NOT {DELETED}")
-        )
+            yield named_as_source(schema, layout, store.guarded(lambda: newest(store.current(), layout)))
+            return
+        for piece in store.pieces(layout, [one.name for one in layout.placed], f"NOT {DELETED}"):
+            yield named_as_source(schema, layout, piece)
 
     def held(self, schema: TableSchema, key: str) -> Held:
         """See sinks.held.Shows."""

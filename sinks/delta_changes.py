@@ -172,15 +172,20 @@ def expected(schema: TableSchema, layout: Layout, images: pa.Table) -> pa.Table:
 
 
 def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.Table:
-    """Delta's columns under the source's names, in the source's column order, ordered by key.
+    """`named_as_source`, ordered by key."""
+    table = named_as_source(schema, layout, rows)
+    if not table.num_rows:
+        return table.combine_chunks()
+    return sorted_by(table, [column.name for column in schema.key]).combine_chunks()
+
+
+def named_as_source(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.Table:
+    """Delta's columns under the source's names, in the source's column order.
 
     Floats are given as their shortest exact text: NaN would not equal itself, and -0 would equal 0.
     """
     names = {one.column.name: one.name for one in layout.placed}
-    table = pa.table({column.name: _comparable(rows[names[column.name]]) for column in schema.columns})
-    if not table.num_rows:
-        return table.combine_chunks()
-    return sorted_by(table, [column.name for column in schema.key]).combine_chunks()
+    return pa.table({column.name: _comparable(rows[names[column.name]]) for column in schema.columns})
 
 
 def sorted_by(rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -55,7 +55,7 @@ class RawColumn:
 
     def json(self) -> AnyArray:
         """The JSON text of each value; null for absent values and for JSON's null."""
-        return _slices(self.data, self.starts, self.ends, self.nulls())
+        return slices(self.data, self.starts, self.ends, self.nulls())
 
     def text(self) -> AnyArray:
         """Strings without quotes and escapes, other values as they are written; null as in `json`."""
@@ -63,7 +63,7 @@ class RawColumn:
         strings = np.zeros(len(nulls), np.int64)
         at = np.flatnonzero(~nulls)
         strings[at] = self.data[self.starts[at]] == _DOUBLE_QUOTE
-        texts = _slices(self.data, self.starts + strings, self.ends - strings, nulls)
+        texts = slices(self.data, self.starts + strings, self.ends - strings, nulls)
         if not len(self.escapes):
             return texts
         escaped = np.searchsorted(self.escapes, self.ends) > np.searchsorted(self.escapes, self.starts)
@@ -90,7 +90,7 @@ def members(texts: AnyArray) -> dict[str, RawColumn]:
     names = _trimmed(data, separators[at - 1] + 1, colons)
     values = _trimmed(data, colons + 1, separators[at])
     rows = np.searchsorted(bounds, colons, side="right") - 1
-    coded = _slices(data, names[0], names[1], None).dictionary_encode()
+    coded = slices(data, names[0], names[1], None).dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False)
     found: dict[str, RawColumn] = {}
     for code, name in enumerate(coded.dictionary.to_pylist()):
@@ -182,7 +182,7 @@ def _spread(length: int, rows: Ints, starts: Ints, ends: Ints) -> tuple[Ints, In
     return all_starts, all_ends, present
 
 
-def _slices(data: Bytes, starts: Ints, ends: Ints, nulls: Bools | None) -> AnyArray:
+def slices(data: Bytes, starts: Ints, ends: Ints, nulls: Bools | None) -> AnyArray:
     """A string array of these spans: gathered by Arrow from interleaved offsets, never by a Python loop."""
     count = len(starts)
     offsets = np.empty(2 * count + 1, np.int64)

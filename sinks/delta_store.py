@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from sinks.delta_marks import GONE, compared, lacking, missing_files
 from sinks.delta_merge import TRUNCATED, WRITER, fence
 from sinks.delta_sync import sync
 from sinks.delta_table import RememberingTable
-from sinks.delta_write import scanned
+from sinks.delta_write import scanned, scanned_pieces
 from sinks.fingerprints import Difference, Mark
 
 if TYPE_CHECKING:
@@ -172,6 +172,12 @@ class DeltaStore:
     def read(self, layout: Layout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the newest rows that meet the condition, in the layout's types."""
         return self.guarded(lambda: scanned(self.current(), layout, columns, where))
+
+    def pieces(self, layout: Layout, columns: list[str], where: str) -> Iterator[pa.Table]:
+        """`read`, a few thousand rows at a time."""
+        rows = self.guarded(lambda: scanned_pieces(self.current(), layout, columns, where))
+        while (piece := self.guarded(lambda: next(rows, None))) is not None:
+            yield piece
 
     def commit(self, action: Callable[[DeltaTable], T]) -> T:
         """Run an action that commits, on the newest version, again after a conflict.

@@ -14,7 +14,7 @@
 The numbers are measured: docs/adr/0004-delta-writes.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -208,7 +208,21 @@ def _survey(table: DeltaTable, given: Changes, region: Region | None) -> _Survey
 
 def scanned(table: DeltaTable, layout: Layout, columns: list[str], condition: str = "") -> pa.Table:
     """Rows of one version of the table, in the layout's types; their order means nothing."""
-    rows = pa.RecordBatchReader.from_stream(table.scan(columns=columns, predicate=condition or None)).read_all()
+    return _cast(_stream(table, columns, condition).read_all(), layout, columns)
+
+
+def scanned_pieces(table: DeltaTable, layout: Layout, columns: list[str], condition: str = "") -> Iterator[pa.Table]:
+    """`scanned`, a few thousand rows at a time."""
+    for batch in _stream(table, columns, condition):
+        yield _cast(pa.Table.from_batches([batch]), layout, columns)
+
+
+def _stream(table: DeltaTable, columns: list[str], condition: str) -> pa.RecordBatchReader:
+    """Rows as they are read, in Delta's own types."""
+    return pa.RecordBatchReader.from_stream(table.scan(columns=columns, predicate=condition or None))
+
+
+def _cast(rows: pa.Table, layout: Layout, columns: list[str]) -> pa.Table:
     return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
 
 

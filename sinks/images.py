@@ -1,4 +1,4 @@
-"""Rows as JSON images: their key, and their shape under a schema."""
+"""Rows as JSON images, and their shape under a schema."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ STORED_ROW_MISSING = "stored row missing"
 """The reason with which a sink rejects a partial row that it has nothing to keep from."""
 
 IMAGES = pa.schema([pa.field("key", pa.string()), pa.field("after", pa.string())])
-"""What the JSON stores give to `verify`: the log's key, and the row arranged by the schema."""
+"""What the JSON stores give to `verify`: what the store calls the row, and the row arranged by the schema."""
 
 
 def arranged(schema: TableSchema, image: str) -> str:
@@ -21,12 +21,6 @@ def arranged(schema: TableSchema, image: str) -> str:
     is null, as it is in the source unless it was given a default."""
     values = members(image)
     return build({column.name: values.get(column.name, "null") for column in schema.columns})
-
-
-def key_of(schema: TableSchema, image: str) -> str:
-    """The key of a row as the log writes it."""
-    values = members(image)
-    return build({column.name: values.get(column.name, "null") for column in schema.key})
 
 
 def ordered(rows: Iterable[tuple[str, str]]) -> pa.Table:

@@ -6,7 +6,7 @@ older write would bring the row back. Search through the alias, never the index 
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
@@ -17,23 +17,24 @@ from cdc.errors import Lost, Rejected, RejectedItem, SinkError
 from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
-from sinks import images as rows_as
 from sinks import opensearch_ranges
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark
 from sinks.held import Held
-from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
+from sinks.images import STORED_ROW_MISSING, columns, not_before, partial_first
 from sinks.opensearch_bulk import Bulk, IndexGone, Item, item
 from sinks.opensearch_client import Client, RequestRefused, path_of
 from sinks.opensearch_documents import Documents
 from sinks.opensearch_index import Index, Indexes
-from sinks.opensearch_mapping import document_id, index_name, raw_document_id
+from sinks.opensearch_mapping import document_id, document_ids, index_name, raw_document_id
 from sinks.opensearch_marks import compared, shown
 from sinks.opensearch_routing import Route, route_of
 from sinks.opensearch_scattered import Scattered
 from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch_stored import DocumentRows
 from sinks.pieces import Pieces
 from sinks.raw_json import elements, members, splice, unquote
+from sinks.stored_images import all_arranged, images_table, in_key_order
 
 _PAGE = 2000
 _PURGED_PER_SECOND = "5000"
@@ -206,10 +207,17 @@ class OpenSearchSink:
         self._client.json("POST", path_of(name, "_delete_by_query"), query, **options, **pace)
 
     def stored(self, schema: TableSchema) -> pa.Table:
+        return in_key_order(self.stored_pieces(schema))
+
+    def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """See cdc.ports.StoredPieces. A row is known by the id of its document."""
         name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
-        sources = self._sources(name) if name else iter(())
-        found = [row for source in sources if (row := self._documents.row(source)) is not None]
-        return ordered((key_of(schema, row), arranged(schema, row)) for row in found)
+        if name is None:
+            return
+        self._client.text("POST", path_of(name, "_refresh"))
+        live = {"bool": {"must_not": [self._indexes.hidden()]}}
+        rows = DocumentRows(self._client, schema, name, self._documents, live)
+        yield from rows.all() if keys is None else rows.of(keys)
 
     def held(self, schema: TableSchema, key: str) -> Held:
         """See sinks.held.Shows. Found by its id in whichever shard its routing put it."""
@@ -225,10 +233,6 @@ class OpenSearchSink:
         gone = hits[0].get("_source", {}).get(self._settings.metadata, {}).get("deleted")
         return Held("deleted" if gone else "there", int(hits[0]["_version"]), f"{name}/{identity}")
 
-    def _sources(self, name: str) -> Iterator[str]:
-        for hits in self._pages(name, {"query": {"bool": {"must_not": [self._indexes.hidden()]}}}):
-            yield from (members(hit)["_source"] for hit in hits)
-
     def _pages(self, name: str, asked: Mapping[str, object]) -> Iterator[list[str]]:
         """What a query finds, as of now, page by page."""
         self._client.text("POST", path_of(name, "_refresh"))
@@ -240,7 +244,8 @@ class OpenSearchSink:
             answer = self._client.text("POST", "/_search/scroll", scroll)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
-        return rows_as.expected(schema, images)
+        keys, rows = (images[name].combine_chunks() for name in ("key", "after"))
+        return in_key_order([images_table(document_ids(keys), all_arranged(schema, rows))])
 
     def sign(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""

@@ -9,7 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
+from sinks.delta_json import AnyArray
+from sinks.delta_json import members as key_members
 from sinks.raw_json import members, quote, unquote
 
 Field = Mapping[str, Any]
@@ -101,6 +106,24 @@ def document_id(key: str) -> str:
     if 0 < len(text.encode()) <= _LONGEST_ID and not text.startswith(_HASHED):
         return text
     return _HASHED + hashlib.sha256(text.encode()).hexdigest()
+
+
+def document_ids(keys: AnyArray) -> AnyArray:
+    """`document_id` of many keys."""
+    columns = list(key_members(keys).values())
+    if len(columns) == 1:
+        ids = columns[0].text().cast(pa.string()).fill_null("")
+    elif columns:
+        parts = [column.json().cast(pa.string()).fill_null("null") for column in columns]
+        ids = pc.binary_join_element_wise("[", pc.binary_join_element_wise(*parts, ","), "]", "")
+    else:
+        ids = pa.repeat("", len(keys))
+    size = pc.binary_length(ids)
+    short = pc.and_(pc.greater(size, pa.scalar(0)), pc.less_equal(size, pa.scalar(_LONGEST_ID)))
+    odd = pc.or_(pc.invert(short), pc.starts_with(ids, _HASHED))
+    if not pc.any(odd).as_py():
+        return ids
+    return pc.replace_with_mask(ids, odd, pa.array([document_id(key) for key in keys.filter(odd).to_pylist()]))
 
 
 def raw_document_id(key: str) -> bytes:

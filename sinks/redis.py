@@ -25,7 +25,7 @@ from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark
 from sinks.held import Held as HeldKey
-from sinks.images import STORED_ROW_MISSING, arranged, columns, key_of, not_before, ordered, partial_first
+from sinks.images import STORED_ROW_MISSING, columns, not_before, partial_first
 from sinks.pieces import by_bytes
 from sinks.redis_faults import faults
 from sinks.redis_forms import FORMS, Held
@@ -33,6 +33,8 @@ from sinks.redis_keys import Names, escaped
 from sinks.redis_marks import StoreMark
 from sinks.redis_script import Script, Write
 from sinks.redis_settings import RedisSettings
+from sinks.redis_stored import RedisRows
+from sinks.stored_images import in_key_order
 
 _LARGEST_VALUE = 512 << 20  # proto-max-bulk-len
 _ROUNDS = 5
@@ -267,23 +269,21 @@ class RedisSink:
         return (names.pattern(), names.pattern(versions=False))[: 2 if self._settings.mode == "invalidate" else 1]
 
     def stored(self, schema: TableSchema) -> pa.Table:
+        return in_key_order(self.stored_pieces(schema))
+
+    def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """See cdc.ports.StoredPieces. A row is known by its name in Redis."""
         if self._settings.mode == "invalidate":
             raise SinkError(
                 f"sink {self.name!r} keeps no rows of its own to compare: it only invalidates.",
                 "Name the sinks to compare: millrace verify --sink …",
             )
-        names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
-        rows: dict[str, str] = {}
         with faults(self.name):
-            for chunk in self._scan(names, _SCAN):
-                pipeline = self._client.pipeline(transaction=False)
-                for name in chunk:
-                    pipeline.execute_command(self._form.read, name)  # type: ignore[no-untyped-call]
-                for held in pipeline.execute():
-                    if held:
-                        image = self._form.image(held)
-                        rows[key_of(schema, image)] = arranged(schema, image)
-        return ordered(rows.items())
+            yield from self._rows(schema).pieces(keys)
+
+    def _rows(self, schema: TableSchema) -> RedisRows:
+        names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
+        return RedisRows(self._client, schema, names, self._form, self._settings.cluster)
 
     def held(self, schema: TableSchema, key: str) -> HeldKey:
         """See sinks.held.Shows. Where changes only invalidate, a row is there if the application put it there."""
@@ -298,8 +298,7 @@ class RedisSink:
         return HeldKey("there" if found else "deleted" if mark else "absent", version, row)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
-        shown = map(self._form.shown, columns(images, "after")[0])
-        return ordered((key_of(schema, row), arranged(schema, row)) for row in shown)
+        return in_key_order([self._rows(schema).expected(images)])
 
     def sign(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""

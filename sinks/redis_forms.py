@@ -37,9 +37,6 @@ class Form(Protocol):
     def image(self, held: Held) -> str:
         """The row back as a JSON object."""
 
-    def shown(self, image: str) -> str:
-        """What `image` would give for this row, were it stored."""
-
 
 class JsonText:
     """The image itself."""
@@ -67,9 +64,6 @@ class JsonText:
 
     def image(self, held: Held) -> str:
         return held.decode() if isinstance(held, bytes) else "{}"
-
-    def shown(self, image: str) -> str:
-        return image
 
 
 class HashFields:
@@ -99,9 +93,6 @@ class HashFields:
 
     def image(self, held: Held) -> str:
         return build({name: quote(text) for name, text in _fields(held).items()})
-
-    def shown(self, image: str) -> str:
-        return build(_texts(image))
 
 
 FORMS: Mapping[str, Form] = {form.name: form for form in (JsonText(), HashFields())}

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from redis.crc import key_slot
 
 from cdc.model import TableSchema
+from sinks.delta_json import members as key_members
 from sinks.raw_json import members, unquote
 
 RESERVED = "~"
@@ -50,6 +51,15 @@ def encoded(part: str, special: re.Pattern[str] = _SPECIAL) -> str:
 def escaped(text: str) -> str:
     """A text that a pattern for SCAN takes as it is."""
     return _GLOB.sub(_BACKSLASH, text)
+
+
+def _all_encoded(column: AnyArray, nulls: bool) -> AnyArray:
+    """`Names._part` of many values."""
+    texts = column.cast(pa.string())
+    parts = pc.fill_null(texts, pa.scalar("null"))
+    for special in "%:{}":  # the percent sign first: it is in what the others become
+        parts = pc.replace_substring(parts, special, f"%{ord(special):02X}")
+    return pc.if_else(pc.equal(texts, pa.scalar("null")).fill_null(False), _TEXT_NULL, parts) if nulls else parts
 
 
 def tag_of(template: str) -> str:
@@ -133,15 +143,8 @@ class Names:
         return _TEXT_NULL if self.nulls and raw == '"null"' else encoded(unquote(raw))
 
     def rows(self, keys: "AnyArray") -> list[str]:
-        """The names of many rows. Plain keys of one column, which most are, are cut all at once."""
-        texts = keys.cast(pa.string())
-        if not self.single or len(keys) == 0:
-            return [self.row(key) for key in texts.to_pylist()]
-        inside = pc.utf8_slice_codeunits(texts, len(self.single), -1)
-        plain = pc.and_(pc.starts_with(texts, self.single), pc.invert(pc.match_substring_regex(inside, _NOT_PLAIN)))
-        if not pc.all(plain).as_py():
-            return [self.row(key) for key in texts.to_pylist()]
-        names: list[str] = pc.binary_join_element_wise(self.before, inside, self.after, "").to_pylist()
+        """The names of many rows."""
+        names: list[str] = self.row_names(keys).to_pylist()
         return names
 
     def parts(self, rows: Sequence[str]) -> dict[str, AnyArray]:
@@ -154,6 +157,20 @@ class Names:
         texts = pc.if_else(null, pa.scalar(None, pa.string()), texts)
         width = len(self.columns)
         return {name: texts.take(pa.array(np.arange(at, len(texts), width))) for at, name in enumerate(self.columns)}
+
+    def row_names(self, keys: "AnyArray") -> "AnyArray":
+        """The names of many rows. Plain keys of one column, which most are, are cut all at once."""
+        whole: AnyArray = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
+        texts = whole.cast(pa.string())
+        if self.single and len(texts):
+            inside: AnyArray = pc.utf8_slice_codeunits(texts, len(self.single), -1)
+            plain = pc.and_(pc.starts_with(texts, self.single), pc.invert(pc.match_substring_regex(inside, _NOT_PLAIN)))
+            if pc.all(plain).as_py():
+                return pc.binary_join_element_wise(self.before, inside, self.after, "")
+        parts = [_all_encoded(column.text(), self.nulls) for column in key_members(texts).values()]
+        if not parts:
+            return pa.array([self.row(key) for key in texts.to_pylist()], pa.string())
+        return pc.binary_join_element_wise(self.before, pc.binary_join_element_wise(*parts, ":"), self.after, "")
 
     def version(self, row: str) -> str:
         """The name beside a row's name."""

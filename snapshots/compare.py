@@ -48,7 +48,7 @@ def key_columns(schema: TableSchema, rows: pa.Table) -> list[str]:
 
 def key_texts(rows: pa.Table, names: Sequence[str]) -> "pa.StringArray":
     """One text per row that is equal where the key is."""
-    parts = [_texts(rows[name]) for name in names]
+    parts = [texts(rows[name].combine_chunks()) for name in names]
     if len(parts) == 1:
         return parts[0]
     joined: Any = pc.binary_join_element_wise(*parts, _BETWEEN)  # type: ignore[call-overload]
@@ -72,12 +72,12 @@ def compare(schema: TableSchema, expected: pa.Table, stored: pa.Table) -> Compar
     )
 
 
-def _texts(column: "pa.ChunkedArray[Any]") -> "pa.StringArray":
-    whole = column.combine_chunks()
+def texts(values: "pa.Array[Any]") -> "pa.StringArray":
+    """Values as texts that are equal where they are."""
     try:
-        text = pc.cast(whole, pa.string())
+        text = pc.cast(values, pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        text = pa.array([None if value is None else repr(value) for value in whole.to_pylist()], pa.string())
+        text = pa.array([None if value is None else repr(value) for value in values.to_pylist()], pa.string())
     return cast("pa.StringArray", pc.fill_null(text, pa.scalar("\x00")))
 
 

@@ -24,15 +24,17 @@ def verify(
 ) -> None:
     """Compare the stores with the source, row by row.
 
-    Also while they change. Exit code 0 only if they are equal.
+    Also while they change. Exit code 0 only if they are equal. In a terminal a bar shows rate and time left.
 
     Example: millrace verify --sink delta --table public.orders --json
     """
+    from cdc.cli.backfill_progress import screen
     from cdc.service.part import settings_from
     from cdc.service.verification import differences
 
     settings = settings_from(config)
-    found = list(differences(settings, tuple(sink or ()), tuple(table or ()), timeout))
+    with screen(quiet=as_json or not OUT.is_terminal) as show:
+        found = list(differences(settings, tuple(sink or ()), tuple(table or ()), timeout, show))
     equal = all(item.equal for item in found)
     if as_json:
         print_json({"equal": equal, "tables": [item.facts() for item in found]})

@@ -1,8 +1,10 @@
 """Comparing the source with the stores of a pipeline, each store first waited for."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 from cdc.config import Settings, SinkSettings, TableSettings
 from cdc.errors import ConfigError
@@ -10,18 +12,44 @@ from cdc.model import TableId
 from cdc.service.reached import Positions
 from sinks import registry
 from sinks.context import SinkContext
-from snapshots.verify import Differences, verify_table
+from snapshots.verify import Compared, Differences, verify_table
+
+Show = Callable[[dict[str, Any]], None]
+"""Takes how far a comparison is: table, state, rows, estimate, rows_per_second, eta_seconds."""
 
 
 def differences(
-    settings: Settings, sinks: Sequence[str], tables: Sequence[str], timeout: float
+    settings: Settings, sinks: Sequence[str], tables: Sequence[str], timeout: float, show: Show = lambda facts: None
 ) -> Iterator[Differences]:
     """The outcome for every table of every chosen sink, one after the other."""
     positions = Positions(settings)
     for chosen in chosen_sinks(settings, sinks):
         with closing(registry.open_sink(chosen, SinkContext(settings.state))) as store:
             for captured in _tables(settings, chosen, tables):
-                yield verify_table(settings.source, captured, store, partial(positions.wait_for, chosen.name, timeout))
+                wait = partial(positions.wait_for, chosen.name, timeout)
+                report = _Pace(chosen.name, captured.name, show).report
+                yield verify_table(settings.source, captured, store, wait, report=report)
+
+
+class _Pace:
+    """Makes the facts of one table's progress. A row counts when both sides have been read."""
+
+    def __init__(self, sink: str, table: TableId, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
+        self._show = show
+        self._clock = clock
+        self._begun: float | None = None
+        self._facts: dict[str, Any] = {"table": str(table), "state": f"compared with {sink}"}
+        show({**self._facts, "rows": 0})
+
+    def report(self, compared: Compared) -> None:
+        now = self._clock()
+        self._begun = self._begun or now
+        rows, seconds = (compared.source + compared.stored) // 2, now - self._begun
+        facts = {**self._facts, "rows": rows, "estimate": compared.estimate}
+        if seconds > 0 and rows:
+            facts["rows_per_second"] = rate = rows / seconds
+            facts["eta_seconds"] = max(0, compared.estimate - rows) / rate if compared.estimate else None
+        self._show(facts)
 
 
 def chosen_sinks(settings: Settings, asked: Sequence[str]) -> list[SinkSettings]:

@@ -29,7 +29,7 @@ def filled(rig: Rig) -> Rig:
     return rig
 
 
-def verified(rig: Rig, store: Applied, following: Following | None = None, looks: int = 8) -> Differences:
+def verified(rig: Rig, store: Applied, following: Following | None = None, looks: int = 12) -> Differences:
     def wait(lsn: Lsn) -> None:
         if following is not None:
             following.reaches(lsn)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks.opensearch_mapping import document_id, raw_document_id
+from sinks.opensearch_mapping import document_id, document_ids, raw_document_id
 from sinks.raw_json import quote
 from sinks.redis_keys import Names
 
@@ -26,6 +26,17 @@ def test_the_quick_way_to_an_id_gives_the_same_id(columns: dict[str, str]) -> No
     key = "{" + ",".join(f"{name}:{value}" for name, value in columns.items()) + "}"
     assert raw_document_id(key) == quote(document_id(key)).encode()
     assert 0 < len(document_id(key).encode()) <= 512
+
+
+@given(st.lists(st.tuples(values, values), max_size=5), st.booleans())
+def test_ids_and_names_of_many_rows_are_those_of_each(rows: list[tuple[str, str]], composite: bool) -> None:
+    columns = ("a", "b") if composite else ("a",)
+    members = [zip(columns, row[: len(columns)], strict=True) for row in rows]
+    keys = ["{" + ",".join(f'"{name}":{value}' for name, value in row) + "}" for row in members]
+    schema = TableSchema(TableId("public", "t"), tuple(Column(name, PgType(25, "text"), key=True) for name in columns))
+    names = Names.of(schema, "p:", "{schema}.{table}:{key}:x")
+    assert names.rows(pa.array(keys, pa.string())) == [names.row(key) for key in keys]
+    assert document_ids(pa.array(keys, pa.string())).to_pylist() == [document_id(key) for key in keys]
 
 
 @given(st.lists(values, max_size=5), st.sampled_from(["id", "%", "a b"]))
