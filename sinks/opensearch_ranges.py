@@ -33,9 +33,10 @@ def _bounded(level: Level) -> bool:
 
 def _field(client: Client, index: str, column: str) -> str:
     """The type of a column's field as the index has it, which may be older than the settings."""
-    answer = client.json("GET", path_of(index, "_mapping", "field", column))
-    fields: dict[str, dict[str, Any]] = next(iter(answer.values()))["mappings"].get(column, {}).get("mapping", {})
-    return next((str(field.get("type", "")) for field in fields.values()), "")
+    fields: dict[str, dict[str, Any]] = {}
+    for found in client.json("GET", path_of(index, "_mapping")).values():
+        fields = found["mappings"].get("properties", {})
+    return str(fields.get(column, {}).get("type", ""))
 
 
 def source_of(wanted: KeyRange) -> bool | list[str]:

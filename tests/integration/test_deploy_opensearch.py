@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cdc.key_range import KeyRange, Level
 from cdc.model import Column, Lsn, TableSchema
 from sinks.context import SinkContext
 from sinks.opensearch import OpenSearchSink, open_sink
@@ -56,6 +57,8 @@ def exercise(server: LocalServer, prefix: str) -> None:
     sink.prepare(ITEMS)
     sink.apply(batch(ITEMS, [row(1, 10, "a"), row(2, 10, "b"), row(3, 10, "c")]))
     sink.apply(batch(ITEMS, [row(1, 11, "d"), change("d", '{"id":2}', 11)]))
+    removed = KeyRange((Level(("id",), ("number",), ("3",), ("4",)),)).text()
+    sink.apply(batch(ITEMS, [change("p", removed, 12)]))
     sink.apply(batch(ITEMS, [change("u", '{"id":1}', 12, '{"id":1,"label":"e"}', ["amount"])]))
     sink.look({ITEMS.table: sink.sign(ITEMS)}, Lsn(0))
     sink.renew(ITEMS)
