@@ -254,16 +254,22 @@ class RedisSink:
         the names that rows of the table have: then those are found too.
         """
         found: list[str] = []
+        inner = self._inner(names)
         for pattern in self._patterns(names):
             for key in self._client.scan_iter(match=pattern, count=_SCAN):
-                row = names.row_found(key)
-                if row and not any(other.closer(names, row) for other in self._names.values()):
+                if row := names.row_found(key, inner):
                     found.append(row)
                 if len(found) >= size:
                     yield found
                     found = []
         if found:
             yield found
+
+    def _inner(self, names: Names) -> list[Names]:
+        """The tables whose rows' names fit this one's template too. What is configured is known before any batch."""
+        tables = {TableId.parse(text): template for text, template in self._settings.keys.items()}
+        named = [Names.of(TableSchema(table, ()), self._settings.prefix, tables[table]) for table in tables]
+        return [other for other in (*named, *self._names.values()) if names.holds(other)]
 
     def _patterns(self, names: Names) -> Sequence[str]:
         return (names.pattern(), names.pattern(versions=False))[: 2 if self._settings.mode == "invalidate" else 1]
@@ -283,7 +289,7 @@ class RedisSink:
 
     def _rows(self, schema: TableSchema) -> RedisRows:
         names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
-        return RedisRows(self._client, schema, names, self._form, self._settings.cluster)
+        return RedisRows(self._client, schema, names, self._form, self._settings.cluster, self._inner(names))
 
     def held(self, schema: TableSchema, key: str) -> HeldKey:
         """See sinks.held.Shows. Where changes only invalidate, a row is there if the application put it there."""

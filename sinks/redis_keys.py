@@ -202,8 +202,8 @@ class Names:
         row = f"{escaped(self.before)}*{escaped(self.after)}"
         return f"{escaped(self.mark)}{row}{self.mark_end}" if versions else row
 
-    def row_found(self, found: bytes) -> str | None:
-        """The row that a name found by SCAN belongs to; None for a key of another table or purpose.
+    def row_found(self, found: bytes, inner: Sequence["Names"] = ()) -> str | None:
+        """The row that a name found by SCAN belongs to; None for a key of another purpose, or of a table of `inner`.
 
         The trap: an application may have keys of its own that fit the pattern, `user:42:cart` beside `user:{key}`.
         """
@@ -211,16 +211,18 @@ class Names:
             name = found.decode()
         except UnicodeDecodeError:  # ours never are
             return None
+        shape = self.shape
         if name.startswith(self.mark):
-            row = self.row_of(name)
-            return row if self.any_key.fullmatch(row) else None
-        return name if self.shape.fullmatch(name) and not name.startswith(self.prefix + RESERVED) else None
+            name, shape = self.row_of(name), self.any_key
+        elif name.startswith(self.prefix + RESERVED):
+            return None
+        ours = shape.fullmatch(name) and not any(other.any_key.fullmatch(name) for other in inner)
+        return name if ours else None
 
-    def closer(self, other: "Names", row: str) -> bool:
-        """Whether a row that fits both templates is this table's: of `user:{key}` and `user:cart:{key}` the longer."""
-        return len(self.before) + len(self.after) > len(other.before) + len(other.after) and bool(
-            self.any_key.fullmatch(row)
-        )
+    def holds(self, other: "Names") -> bool:
+        """Whether names of another table fit this one's template: those of `user:cart:{key}` are like `user:{key}`."""
+        longer = (other.before, other.after) != (self.before, self.after)
+        return longer and other.before.startswith(self.before) and other.after.endswith(self.after)
 
 
 def _parts(schema: TableSchema) -> str:

@@ -17,7 +17,7 @@ from cdc.model import TableSchema
 from sinks.delta_json import AnyArray, members
 from sinks.page_size import PageSize
 from sinks.redis_forms import Form
-from sinks.redis_keys import RESERVED, Names
+from sinks.redis_keys import Names
 from sinks.stored_images import all_arranged, all_quoted, as_texts, images_table, json_objects
 
 _SCAN = 2000
@@ -46,6 +46,8 @@ class RedisRows:
     names: Names
     form: Form
     cluster: bool
+    inner: Sequence[Names] = ()
+    """Tables whose rows' names fit this one's template."""
 
     def expected(self, images: pa.Table) -> pa.Table:
         """What a store that holds these images (key, after) would give, in their order."""
@@ -64,11 +66,10 @@ class RedisRows:
                 yield piece
 
     def _found(self) -> Iterator[bytes]:
-        found: Iterable[bytes] = self.client.scan_iter(match=self.names.patterns()[0], count=_SCAN)
-        reserved = self.names.prefix + RESERVED
-        if reserved.startswith(self.names.before):  # only then the pattern finds names that hold no row
-            return (name for name in found if not name.startswith(reserved.encode()))
-        return iter(found)
+        """Names of the rows that have a version of ours beside them: others may be the application's."""
+        found: Iterable[bytes] = self.client.scan_iter(match=self.names.pattern(), count=_SCAN)
+        rows = (self.names.row_found(name, self.inner) for name in found)
+        return (row.encode() for row in rows if row is not None)
 
     def _read(self, asked: list[bytes]) -> pa.Table:
         if self.cluster:
