@@ -216,7 +216,7 @@ def test_versions_follow_commit_order_and_are_above_every_lsn_of_the_transaction
     greatest = 0
     for rows in _captured(history, random.Random(seed)):
         for whole in (whole for whole in history if whole.commit_lsn in rows["commit_lsn"].to_pylist()):
-            own = rows.filter(pc.field("commit_lsn") == whole.commit_lsn)["version"].to_pylist()
+            own: list[int] = rows.filter(pc.field("commit_lsn") == whole.commit_lsn)["version"].to_numpy().tolist()
             assert greatest < own[0] and own == sorted(own)
             greatest = max(own[-1], whole.changes[-1].lsn)
 
@@ -247,7 +247,7 @@ def _by_own_lsn(history: list[Transaction], rows: pa.Table) -> pa.Table:
         whole.commit_lsn: [change.lsn for change in whole.changes for _ in range(1 + (change.op == "m"))]
         for whole in history
     }
-    places = zip(rows["commit_lsn"].to_pylist(), rows["ordinal"].to_pylist(), strict=True)
+    places = zip(*(rows[name].to_numpy().tolist() for name in ("commit_lsn", "ordinal")), strict=True)
     versions = pa.array([own[commit][ordinal] for commit, ordinal in places], pa.int64())
     return rows.set_column(rows.column_names.index("version"), LOG_SCHEMA.field("version"), versions)
 
