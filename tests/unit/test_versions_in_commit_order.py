@@ -1,8 +1,5 @@
 """A change's version follows commit order, whatever its own place in the WAL (docs/adr/0013-versions.md)."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from cdc.capture.events import StreamCommit
 from cdc.capture.pgoutput import Decoder
 from cdc.capture.transactions import Assembler, Large
@@ -97,34 +94,3 @@ def test_a_stream_commit_says_where_the_commit_before_it_ended() -> None:
     decoded = Decoder(Registry(), enum_of, after=AFTER).feed(_streamed())
     (commit,) = [event for event in decoded.events if isinstance(event, StreamCommit)]
     assert commit.previous == 310
-
-
-@st.composite
-def interleavings(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
-    """Transactions in commit order: where each commits, and where its changes lie, anywhere before that."""
-    places = sorted(draw(st.sets(st.integers(60, 2000), min_size=2, max_size=40)))
-    commits = sorted(draw(st.sets(st.sampled_from(places[1:]), min_size=1, max_size=8)))
-    found: list[tuple[int, list[int]]] = [(commit, []) for commit in commits]
-    for place in places:
-        open_ones = [changes for commit, changes in found if commit > place and place not in commits]
-        if open_ones:
-            draw(st.sampled_from(open_ones)).append(place)
-    return found
-
-
-@given(interleavings(), st.integers(0, 8))
-def test_versions_follow_commit_order_in_any_interleaving_and_over_a_restart(
-    history: list[tuple[int, list[int]]], restarted: int
-) -> None:
-    """Also above every LSN of an earlier transaction: what a store has by the old rule never stands in the way."""
-    frames = [_plain(commit, *((lsn, 1) for lsn in changes)) for commit, changes in history]
-    before = [frame for each in frames[:restarted] for frame in each]
-    after = [frame for each in frames[restarted:] for frame in each]
-    end = history[min(restarted, len(history)) - 1][0] + 10 if restarted else AFTER
-    versions = iter([*_versions([RELATION, *before]), *_versions([RELATION, *after], after=Lsn(end))])
-    greatest = 0
-    for _, changes in history:
-        own = [next(versions) for _ in changes]
-        assert all(version > greatest for version in own)
-        assert own == sorted(own)
-        greatest = max([greatest, *own, *changes])
