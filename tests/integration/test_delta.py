@@ -284,3 +284,15 @@ def test_tables_are_written_side_by_side(open_lake: OpenLake) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(load, schemas)) == [50] * 6
+
+
+def test_a_table_that_was_made_for_a_key_refuses_rows_without_one(open_lake: OpenLake) -> None:
+    """Its primary key was dropped: no comparison would find a row by a null."""
+    keyed = items(Column("id", INT4, key=True), Column("label", TEXT))
+    sink = open_lake(keyed)
+    sink.apply(batch(keyed, [put(keyed, 5, id="1", label='"a"')]))
+    keyless = items(Column("id", INT4, key=True), Column("label", TEXT, key=True), identity="f")
+    sink.prepare(keyless)
+    sink.apply(batch(keyless, [put(keyless, 6, id="2", label='"b"')]))
+    with pytest.raises(SinkError, match=r"public\.items has lost its key"):
+        sink.apply(batch(keyless, [put(keyless, 7, id="3", label="null")]))

@@ -1,5 +1,6 @@
 """A table whose primary key is replaced begins again: no store keeps a row under the old key."""
 
+import json
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -8,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import cdc.log
+from cdc.capture import publication
+from cdc.capture.publication import Publication
 from cdc.ports import Sink
+from cdc.service.following import publish
 from cdc.service.reselect import SourceRows
 from sinks import delta, redis, redis_settings
 from sinks.applier import Applier
@@ -17,7 +21,7 @@ from sinks.dead_letters import DeadLetters
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
 from sinks.memory import MemorySink, Store
-from snapshots import pace
+from snapshots import pace, reader
 from snapshots.verify import verify_table
 from tests.backfill_scene import backfilling, own
 from tests.fix_capture import Rig
@@ -146,3 +150,47 @@ def test_rows_keyed_by_arrays_are_told_apart_in_every_store(
         rig.database.execute("truncate items", f"insert into items values {ARRAYS} on conflict do nothing")
         scene.catch_up()
         stores.assert_equal()
+
+
+def test_a_key_that_is_replaced_while_the_table_is_first_read_has_it_read_from_the_beginning(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read so far lies under the old key, and so does the place where the backfill would go on."""
+    monkeypatch.setattr(pace, "_FIRST", 10)
+    rig.capture_tables(
+        "create table items (tenant int, id int primary key)",
+        "insert into items select g % 3, g from generate_series(1, 2000) g",
+        snapshot="incremental",
+    )
+    rig.begin()
+    chunks, held, released, done = [0], threading.Event(), threading.Event(), threading.Event()
+
+    def reached(point: str) -> None:
+        chunks[0] += point == "backfill.after_low"
+        if point == "backfill.after_low" and chunks[0] == 3:
+            held.set()
+            assert released.wait(60)
+
+    monkeypatch.setattr(reader.failpoint, "reached", reached)
+    with backfilling(rig) as scene:
+        assert held.wait(60)
+        rig.database.execute(
+            "alter table items drop constraint items_pkey, add primary key (tenant, id)",
+            "insert into items values (7, 1), (7, 2)",
+        )
+        log = scene.following.reader._log
+
+        def change() -> None:  # as cdc.service.following does it
+            stored = Publication.of_mark(log.progress().marks[publication.MARK])
+            publish(rig.settings.source, stored, log)
+            scene.backfills.follow(rig.settings, log.progress().marks)
+            done.set()
+
+        scene.following.reader.between(change)
+        assert done.wait(60)
+        released.set()
+        scene.wait(own(TABLE))
+        scene.catch_up()
+    assert [row["op"] for row in rig.rows(TABLE)].count("t") == 1
+    assert {tuple(json.loads(key)) for key in rig.folded(TABLE)} == {("tenant", "id")}
+    rig.assert_equal()
