@@ -36,6 +36,7 @@ class SinkFlow:
     held: tuple[str, ...]
     waiting: Mapping[str, object]
     skipped: tuple[str, ...]
+    lost: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def _sink(seen: Seen, name: str) -> SinkFlow:
         _names(facts.get("held")),
         nested(facts, "tables_waiting"),
         _names(facts.get("tables_skipped")),
+        nested(facts, "losses"),
     )
 
 

@@ -89,6 +89,12 @@ def _waiting(seen: Seen) -> Iterator[Sample]:
             yield (sink, table), 1.0
 
 
+def _lost(seen: Seen) -> Iterator[Sample]:
+    for sink in sorted(nested(seen.apply, "sinks")):
+        for table in sorted(nested(seen.apply, "sinks", sink, "losses")):
+            yield (sink, table), 1.0
+
+
 def _skipped(seen: Seen) -> Iterator[Sample]:
     for sink in sorted(nested(seen.apply, "sinks")):
         tables = nested(seen.apply, "sinks", sink).get("tables_skipped")
@@ -155,6 +161,8 @@ FAMILIES = (
     Family("millrace_table_waiting", "gauge", ("sink", "table"),
            "1 while the store cannot take the table, which waits alone; with an empty sink: while capture does not "
            "follow it.", _waiting),
+    Family("millrace_table_lost", "gauge", ("sink", "table"),
+           "1 while the store lacks rows of the table that it once held.", _lost),
     Family("millrace_table_skipped", "gauge", ("sink", "table"), "1 while the sink goes on without the table.",
            _skipped),
     Family("millrace_sink_changes_total", "counter", ("sink", "table"), "Folded changes applied.", _applied),

@@ -25,7 +25,9 @@ def test_a_replay_beside_the_live_pipeline_heals_a_cache_and_takes_nothing_back(
     pipeline.settle()
     url = next(str(getattr(sink, "url")) for sink in pipeline.settings.sinks if sink.kind == "redis")  # noqa: B009
     with closing(redis.Redis.from_url(url)) as cache:
-        cache.flushdb()
+        for key in cache.scan_iter(count=1000):
+            if b"~store:" not in key:  # with it, the loss of the whole cache is noticed (test_lost_stores)
+                cache.delete(key)
     arguments = ["-m", "cdc.cli.main", "replay", "--config", str(pipeline.config), "--json"]
     counted = run_program(*arguments, "--dry-run", "--table", "public.users")
     assert counted.wait(60) == 0, counted.said()

@@ -32,6 +32,7 @@ def full(tables: int = 2) -> Seen:
         "dead_letters": 1,
         "tables_waiting": {names[0]: {"message": "no key", "remedy": "give it one"}},
         "tables_skipped": [names[1]],
+        "losses": {names[0]: {"message": "flushed", "remedy": "refill it"}},
         "restarts": 2,
         "visible": asdict(visible),
         "batch_times": asdict(visible),

@@ -62,7 +62,7 @@ function arrow(rate, held) {
 }
 
 function sinkKind(sink) {
-  if (sink.state === "running") return sink.lag_seconds > 30 || Object.keys(sink.waiting).length ? "slow" : "good";
+  if (sink.state === "running") return sink.lag_seconds > 30 || Object.keys({ ...sink.waiting, ...sink.lost }).length ? "slow" : "good";
   return sink.state === "paused" || sink.state === "starting" ? "slow" : "bad";
 }
 
@@ -79,13 +79,16 @@ function pauseButton(target, paused) {
 
 function storeBox(sink) {
   const behind = sink.lag_seconds > 0.5 || sink.lag_bytes > 0;
-  const lacks = sink.reached === "0/0" ? "the first snapshot" : `${bytes(sink.lag_bytes)} of WAL`;
+  const lost = Object.keys(sink.lost);
+  const nothing = lost.length ? "what was lost" : "the first snapshot";
+  const lacks = sink.reached === "0/0" ? nothing : `${bytes(sink.lag_bytes)} of WAL`;
   const lines = [[behind ? duration(sink.lag_seconds) : "up to date", behind ? `behind, ${lacks}` : "", behind && sink.lag_seconds > 30 ? "slow" : ""],
     [number(sink.changes), `changes applied, last batch ${duration(sink.batch_ms / 1000)}`]];
   if (sink.dead_letters) lines.push([number(sink.dead_letters), "set aside", "bad"]);
   if (sink.held.length) lines.push([sink.held.join(", "), "held back", "slow"]);
   const waiting = Object.keys(sink.waiting);
   if (waiting.length) lines.push([waiting.join(", "), waiting.length > 1 ? "wait alone" : "waits alone", "bad"]);
+  if (lost.length) lines.push([lost.join(", "), "lost", "bad"]);
   if (sink.skipped.length) lines.push([sink.skipped.join(", "), "skipped", "slow"]);
   return stage(sink.name, sink.state, sinkKind(sink), [pauseButton(sink.name, sink.state === "paused")], ...lines);
 }
@@ -142,6 +145,9 @@ function drawWaiting(flow) {
     for (const [table, why] of Object.entries(sink.waiting)) {
       const since = `waits since ${String(why.since || "").slice(11, 19)}, tried ${number(why.tries)} time(s)`;
       rows.push(waitingRow(sink.name, table, since, why, [tableButton("resume", "try again", table, sink.name), tableButton("skip", "skip", table, sink.name)]));
+    }
+    for (const [table, why] of Object.entries(sink.lost)) {
+      rows.push(waitingRow(sink.name, table, "lost", { message: `${why.message}. ${why.remedy}` }, []));
     }
     for (const table of sink.skipped) {
       rows.push(waitingRow(sink.name, table, "skipped", { message: "Its changes are not kept; resuming fills it again." }, [tableButton("resume", "resume", table, sink.name)]));
