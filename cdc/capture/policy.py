@@ -46,7 +46,7 @@ class PolicedSchemas:
     def refusal(self, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
         """What `record` would raise, if the schema before it were this one. Records nothing."""
         before = before or self._newest.get(schema.table)
-        if before is None or self.policy in ("evolve", "ignore"):
+        if before is None or self.policy == "evolve" or self._keeps(before, schema):
             return None
         found = _changes(before, schema)
         refused = [what for what, harmless in found if self.policy == "exception" or not harmless]
