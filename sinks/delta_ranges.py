@@ -3,7 +3,7 @@
 So every form of table (rows, history, changelog) ends them in its own way and keeps its own tombstones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ def removed_rows(table: DeltaTable, layout: Layout, removal: Removal) -> pa.Tabl
     """The columns of the key of the live rows that the removal takes; read in pieces, of which only those stay."""
     own = [*layout.key, *(one.name for one in layout.placed if one.column.key)]
     names = [name for name in dict.fromkeys(own) if name != VERSION]
+    pieces: Iterable[pa.RecordBatch]
     if layout.changelog:
         pieces = newest(table, layout).to_batches()
     else:
