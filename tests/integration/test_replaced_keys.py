@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cdc.log
+from cdc import failpoint
 from cdc.capture import publication
 from cdc.capture.publication import Publication
 from cdc.ports import Sink
@@ -21,7 +22,7 @@ from sinks.dead_letters import DeadLetters
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
 from sinks.memory import MemorySink, Store
-from snapshots import pace, reader
+from snapshots import pace
 from snapshots.verify import verify_table
 from tests.backfill_scene import backfilling, own
 from tests.fix_capture import Rig
@@ -171,7 +172,7 @@ def test_a_key_that_is_replaced_while_the_table_is_first_read_has_it_read_from_t
             held.set()
             assert released.wait(60)
 
-    monkeypatch.setattr(reader.failpoint, "reached", reached)
+    monkeypatch.setattr(failpoint, "reached", reached)
     with backfilling(rig) as scene:
         assert held.wait(60)
         rig.database.execute(
@@ -183,7 +184,7 @@ def test_a_key_that_is_replaced_while_the_table_is_first_read_has_it_read_from_t
         def change() -> None:  # as cdc.service.following does it
             stored = Publication.of_mark(log.progress().marks[publication.MARK])
             publish(rig.settings.source, stored, log)
-            scene.backfills.follow(rig.settings, log.progress().marks)
+            scene.backfills.follow(rig.settings, log)
             done.set()
 
         scene.following.reader.between(change)
