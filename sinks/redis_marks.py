@@ -74,8 +74,8 @@ class StoreMark:
         return known
 
     def _get(self) -> bytes | None:
-        held: bytes | None = self.client.get(self.key)
-        return held
+        held = self.client.get(self.key)
+        return held.encode() if isinstance(held, str) else held
 
     def _evicted(self) -> bool:
         """Whether the key may be gone because Redis, full, removes whatever it likes."""

@@ -119,6 +119,9 @@ class Suite:
     def lose(self, schema: TableSchema, key: str) -> None:
         raise NotImplementedError
 
+    def drop(self, schema: TableSchema) -> None:
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize("form", ["json", "hash"])
 @pytest.mark.parametrize("seed", range(4))
