@@ -217,13 +217,23 @@ class Applier:
                 self._prepared[table] = -1  # its next batch may have an older schema, and prepares it again
 
     def look(self) -> None:
-        """Compare what the store shows of itself, if it is time for that and no batch is being applied."""
-        if self._watch is None or self._sink is None or not self.turn.acquire(blocking=False):
+        """Compare what the store shows of itself, if it is time for that and no batch is being applied.
+
+        Tried once: a batch must be able to come, and to wait for a store that is down as its policy says.
+        """
+        known = self._sink is not None or self.status.state == "waiting"
+        if self._watch is None or not known or not self.turn.acquire(blocking=False):
             return
         try:
-            self._retried(lambda: self._look(self._connect()))
+            self._look(self._connect())
             if self.status.state == "waiting":
                 self._well()
+        except MillraceError as error:
+            if not error.transient:
+                raise
+            self._lose()
+            if self.status.state == "running":
+                self.status.state, self.status.error = "waiting", str(error)
         finally:
             self.turn.release()
 

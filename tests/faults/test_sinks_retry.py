@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config import RetrySettings, SinkSettings
 from cdc.errors import GaveUp
-from cdc.model import Lsn
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.service.health import reasons
 from cdc.service.runner import Runner
 from sinks.applier import Applier, SinkStatus
@@ -103,6 +103,48 @@ def test_a_sink_that_shall_stop_stops_after_its_attempts_and_keeps_its_position(
     applier.apply(folded(row(1, 20, "two")))
     assert (applier.status.state, scene.reached()) == ("running", 20)
     check(scene.open(), image(1, "two"))
+
+
+class Looks:
+    """A look at the store that is always due."""
+
+    lost: frozenset[TableId] = frozenset()
+
+    def look(self, sink: object) -> frozenset[TableId]:
+        assert isinstance(sink, RedisSink)
+        sink.prepare(ITEMS)
+        return self.lost
+
+    def connected(self) -> None: ...
+
+    def prepared(self, sink: object, schema: TableSchema) -> None: ...
+
+    def passed(self, sink: object, reached: Lsn) -> None: ...
+
+    def renewed(self, sink: object, schema: TableSchema) -> None: ...
+
+
+def test_a_look_at_a_store_that_is_down_keeps_no_batch_from_its_policy_and_an_idle_sink_comes_back(
+    scene: Scene,
+) -> None:
+    applier = scene.applier(attempts=3, then="stop")
+    applier.apply(folded(row(1, 10, "one")))
+    applier._watch = Looks()
+    scene.between.cut()
+    looking = threading.Thread(target=applier.look, daemon=True)
+    looking.start()
+    looking.join(30)
+    assert not looking.is_alive()
+    assert applier.status.state == "waiting"
+    scene.between.pass_on()
+    applier.look()
+    assert applier.status.state == "running"
+    scene.between.cut()
+    applier.look()
+    with pytest.raises(GaveUp, match="tried 3 times"):
+        applier.apply(folded(row(1, 20, "two")))
+    applier.look()
+    assert applier.status.state == "stopped"
 
 
 def test_a_sink_that_shall_park_goes_on_and_a_retry_brings_what_it_parked(scene: Scene) -> None:
