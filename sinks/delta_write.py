@@ -5,7 +5,7 @@
 | into an empty table, or only new keys | append, sorted by key |
 | at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
 | touches many more rows than it has, on a local disk | marks the old rows, adds the new ones (sinks.delta_mark) |
-| its partial rows keep more than PARTIAL_BYTES of stored columns | pieces, each by this rule: several commits |
+| the same, and its partial rows keep more than PARTIAL_BYTES of stored columns | marks in pieces: several commits |
 | touches at most REGION_LIMIT of files (INFLATED_LIMIT in memory) | rewrite these files in memory, sorted by key |
 | touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
 | touches more, in files that lie apart | half of its keys after the other, each by this rule: several commits |
@@ -45,7 +45,8 @@ INFLATED_LIMIT = 256 * MEGABYTE
 """…and bytes that are not compressed: large texts that repeat themselves made gigabytes of 32 MB."""
 
 PARTIAL_BYTES = 32 * MEGABYTE
-"""Stored columns that are put into partial rows in one commit: such rows are small themselves, whatever they keep."""
+"""Stored columns that marks put into partial rows in one commit: such rows are small themselves, whatever they keep.
+Where files are rewritten instead, the region is the bound."""
 
 LEAST_FILE, LARGEST_FILE, FILES = MEGABYTE, 64 * MEGABYTE, 512
 """Files grow with the table, so that there are some hundreds of them: a key that changes costs one file, and a table of
@@ -78,11 +79,10 @@ def write(table: DeltaTable, given: Changes, ways: Ways = Ways()) -> Changes:  #
     region = touched(given, stored, target)
     if not len(stored.bytes) or _clearly_new(region):
         return _append(table, given, target)
-    pieces = _partial_pieces(table, given, stored, region)
-    if pieces:
-        return given.with_rejected(*(write(table, piece, ways) for piece in pieces))
     marked = None
     if ways.marker is not None and ways.marker.pays(given, region):
+        if pieces := _partial_pieces(table, given, stored, region):
+            return given.with_rejected(*(write(table, piece, ways) for piece in pieces))
         marked = ways.marker.write(table, given, stored, target // 2)
     return marked or _copy(table, given, stored, region, ways.by_spark)
 

@@ -118,6 +118,7 @@ class Handoff:
         try:
             while taken := self._take():
                 self._append(taken)
+                taken.clear()  # a large entry must not stay in memory until the next one comes
         except BaseException as error:
             with self._changed:
                 self._failure = error
