@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import MillraceError, TableRefused
-from cdc.model import ZERO_LSN, Lsn, TableId
+from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Batch, Consumer, LogReader, Offset, Slice
 from cdc.service.places import consumer_name
 from cdc.service.refill import Refill
@@ -171,15 +171,17 @@ class Holds:
     def _let_go(self, table: TableId) -> None:
         try:
             if table in self.skipped.passed_over():
-                self._begin_again(table)
+                self._ask_again(table)
             elif table in self.waiting:
                 self._applier.probe(table)
+            self._remove_rows(table)
             self._release(table)
         except TableRefused as error:
             self._wait(table, error)
 
-    def _begin_again(self, table: TableId) -> None:
-        """Remove what the store has of a table that was passed over, and have it read again.
+    def _ask_again(self, table: TableId) -> None:
+        """Hold a table that was passed over, and have it read again: the log keeps what is read, also while the store
+        cannot take it, and learns the table's columns as they are now.
 
         A crash in the middle has it done again. Raises TableRefused where it cannot be done now.
         """
@@ -192,19 +194,20 @@ class Holds:
                 )
             if consumer_name(self._sink, table) not in self._consumers():
                 self._hold(table)
-            self._applier.probe(table)
-            self._remove_rows(table, Lsn(since + 1))
             self.skipped.refilling(table, self._refill.ask(table))
-        except TableRefused:
-            raise
         except MillraceError as error:
             raise TableRefused(str(table), error) from error
 
-    def _remove_rows(self, table: TableId, version: Lsn) -> None:
+    def _remove_rows(self, table: TableId) -> None:
+        """Empty this store's table of what it held when it was skipped, once, before anything newer is applied."""
+        skipped = self.skipped.all().get(table)
+        if skipped is None or skipped.emptied:
+            return
         schema = next((one for one in self._log.schemas.newest() if one.table == table), None)
         if schema is not None:
-            batch = Batch(schema, FOLDED.empty_table(), version)
+            batch = Batch(schema, FOLDED.empty_table(), skipped.since + 1)
             self._applier.catch_up(Folded(ZERO_LSN, None, [batch]))
+        self.skipped.emptied(table)
 
     def _release(self, table: TableId) -> None:
         name = consumer_name(self._sink, table)

@@ -168,7 +168,7 @@ class Lane:
         refilling = {table: one for table, one in self._holds.skipped.all().items() if one.refill}
         capture = status.read(self._state, "capture") if refilling else {}
         for table, one in refilling.items():
-            if one.refilled(table, capture):
+            if one.emptied and one.refilled(table, capture):
                 self._holds.skipped.remove(table)
 
     def _attend(self) -> None:

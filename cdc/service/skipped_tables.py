@@ -22,6 +22,8 @@ class Skipped:
     reached: Lsn
     since: Lsn
     refill: str = ""
+    emptied: bool = False
+    """Whether the rows of before were removed since the backfill was asked for."""
 
     def passed_over(self, end: Lsn) -> bool:
         """Whether the sink never got an entry of the log that ends there."""
@@ -60,6 +62,11 @@ class SkippedTables:
         with self._turn:
             self._write({**self._tables, table: replace(self._tables[table], refill=backfill)})
 
+    def emptied(self, table: TableId) -> None:
+        """Its rows of before are gone from the store."""
+        with self._turn:
+            self._write({**self._tables, table: replace(self._tables[table], emptied=True)})
+
     def remove(self, table: TableId) -> None:
         """The table is whole again."""
         with self._turn:
@@ -79,9 +86,10 @@ class SkippedTables:
         self._tables = tables
 
 
-def _facts(one: Skipped) -> dict[str, str]:
-    return {"reached": format_lsn(one.reached), "since": format_lsn(one.since), "refill": one.refill}
+def _facts(one: Skipped) -> dict[str, str | bool]:
+    places = {"reached": format_lsn(one.reached), "since": format_lsn(one.since)}
+    return {**places, "refill": one.refill, "emptied": one.emptied}
 
 
 def _of_facts(said: Mapping[str, str]) -> Skipped:
-    return Skipped(parse_lsn(said["reached"]), parse_lsn(said["since"]), said["refill"])
+    return Skipped(parse_lsn(said["reached"]), parse_lsn(said["since"]), said["refill"], bool(said["emptied"]))

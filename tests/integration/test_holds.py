@@ -327,6 +327,7 @@ def test_a_skipped_table_that_the_store_still_cannot_take_waits_again_and_loses_
     scene.source.restart_lsn = Lsn(1000)
     scene.holds.follow(Wishes(resumed=1))
     assert "another type" in scene.holds.waiting[ITEMS.table].message
+    assert scene.source.asked == [ITEMS.table], "the backfill tells the log what the table is now"
     scene.live([row(2, 2000, "kept")])
     scene.refused.clear()
     scene.start()
