@@ -258,7 +258,9 @@ class Applier:
 
     def _passed(self, reached: Lsn) -> None:
         if self._watch is not None:
-            self._watch.passed(self._connect(), reached)
+            sink = self._connect()
+            self._look(sink)  # after a reconnect: another store must not be told how far this one was
+            self._watch.passed(sink, reached)
 
     def _connect(self) -> Sink:
         with self._door:
