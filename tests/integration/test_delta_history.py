@@ -102,7 +102,8 @@ def test_a_truncate_ends_what_is_older(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     sink.apply(batch(ITEMS, [row(1, 10, "x"), row(2, 30, "y")]))
     sink.apply(batch(ITEMS, [change("t", None, 20), row(1, 21, "new")]))
-    assert history(tmp_path) == [(1, "new", "b", 21, None), (1, "x", "b", 10, 20), (2, "y", "b", 30, None)]
+    # one below the truncate's version, which rows behind it in its own transaction may share
+    assert history(tmp_path) == [(1, "new", "b", 21, None), (1, "x", "b", 10, 19), (2, "y", "b", 30, None)]
 
 
 def test_a_removed_range_ends_its_older_rows(tmp_path: Path) -> None:
