@@ -61,7 +61,19 @@ def _client(settings: RedisSettings) -> "redis.Redis":
     with faults(settings.name):
         if settings.cluster:
             return redis.RedisCluster.from_url(settings.url, **options)  # type: ignore[return-value]
-        return redis.Redis.from_url(settings.url, **options)
+        return redis.Redis.from_url(settings.url, redis_connect_func=_connected_once, **options)
+
+
+def _connected_once(connection: Any) -> None:  # noqa: ANN401 - redis has a class for each kind of connection
+    """Greet the server, unless this connection was lost before.
+
+    redis-py would connect again in silence, perhaps to a replica that lacks acknowledged writes: a partial row written
+    there would keep columns that are too old. As an error, the loss has the store looked at first.
+    """
+    if getattr(connection, "millrace_connected", False):
+        raise redis.ConnectionError("the connection was lost")
+    connection.on_connect()
+    connection.millrace_connected = True
 
 
 def _script(settings: RedisSettings, client: "redis.Redis") -> Script:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from tests.histories import batch, labelled, state_of, table
 ITEMS = table()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Wire:
     """A sink, the way to its store, how many bytes pass before a break, and how many connections it keeps."""
 
+    open: Callable[[], Sink]
     sink: Sink
     between: Proxy
     between_breaks: int
@@ -31,6 +33,17 @@ class Wire:
 
     def breaks(self) -> None:
         self.between.cut_after(self.between_breaks, "up")
+
+    def reopen(self) -> None:
+        """As is done after every Lost; repeated while the connection breaks meanwhile."""
+        self.sink.close()
+        for _ in range(50):
+            try:
+                self.sink = self.open()
+                return
+            except Lost:
+                continue
+        raise AssertionError("the store could not be opened again")
 
 
 def _opensearch(port: int, prefix: str) -> Sink:
@@ -56,9 +69,10 @@ STORES: list[tuple[str, str, Open, int, int]] = [
 def wire(request: pytest.FixtureRequest, proxy: MakeProxy) -> Wire:
     server, prefix, open_sink, between_breaks, kept = request.param
     between = proxy(request.getfixturevalue(server).port)
-    sink = open_sink(between.port, request.getfixturevalue(prefix))
+    opened = partial(open_sink, between.port, request.getfixturevalue(prefix))
+    sink = opened()
     sink.prepare(ITEMS)
-    return Wire(sink, between, between_breaks, kept)
+    return Wire(opened, sink, between, between_breaks, kept)
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -67,6 +81,8 @@ def test_a_lost_reply_makes_the_repeat_a_no_op(wire: Wire, direction: Any) -> No
     wire.between.cut_after(1 if direction == "down" else 20_000, direction)
     with pytest.raises(Lost):
         wire.sink.apply(batch(ITEMS, rows))
+    wire.reopen()
+    wire.sink.prepare(ITEMS)
     wire.sink.apply(batch(ITEMS, rows))
     wire.sink.apply(batch(ITEMS, labelled(250, 5, "stale")))
     check(wire.sink, state_of(rows))
@@ -78,12 +94,15 @@ def test_a_connection_that_breaks_all_the_time_makes_progress(wire: Wire) -> Non
     for version in range(10, 40):
         for _ in range(50):
             try:
+                wire.sink.prepare(ITEMS)
                 wire.sink.apply(batch(ITEMS, labelled(100, version, f"at {version}")))
                 break
             except Lost:
                 lost += 1
                 wire.breaks()
+                wire.reopen()
     assert lost > 3
     assert wire.between.connections < wire.kept + 2 * lost
     wire.between.pass_on()
+    wire.reopen()
     check(wire.sink, state_of(labelled(100, 39, "at 39")))
