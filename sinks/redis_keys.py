@@ -219,6 +219,20 @@ class Names:
         ours = shape.fullmatch(name) and not any(other.any_key.fullmatch(name) for other in inner)
         return name if ours else None
 
+    def rows_found(self, found: Sequence[bytes], inner: Sequence["Names"] = ()) -> list[bytes]:
+        """`row_found` of many names of versions: the rows of those that are ours."""
+        try:
+            versions = pa.array(found, pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:  # some name is no UTF-8
+            rows = (self.row_found(name, inner) for name in found)
+            return [row.encode() for row in rows if row is not None]
+        names: AnyArray = pc.utf8_slice_codeunits(versions, len(self.mark), -len(self.mark_end) or None)
+        ours = pc.match_substring_regex(names, f"^(?:{self.any_key.pattern})$")
+        for other in inner:
+            ours = pc.and_not(ours, pc.match_substring_regex(names, f"^(?:{other.any_key.pattern})$"))
+        kept: list[bytes] = names.filter(ours).cast(pa.binary()).to_pylist()
+        return kept
+
     def holds(self, other: "Names") -> bool:
         """Whether names of another table fit this one's template: those of `user:cart:{key}` are like `user:{key}`."""
         longer = (other.before, other.after) != (self.before, self.after)

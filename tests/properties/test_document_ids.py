@@ -48,3 +48,17 @@ def test_names_of_many_rows_in_redis_are_those_of_each(texts: list[str], column:
     names = Names.of(schema, "p:", "{schema}.{table}:{key}:x")
     keys = [f"{{{json.dumps(column)}:{text}}}" for text in texts]
     assert names.rows(pa.chunked_array([keys], pa.string())) == [names.row(key) for key in keys]
+
+
+odd_names = st.one_of(
+    st.text("a:%{}1é\n4F-", max_size=8), st.sampled_from(["42", "42:cart", "cart:7", "-1", "null", "%3A"])
+)
+
+
+@given(st.lists(odd_names, max_size=6), st.sampled_from(["user:{key}", "{{table}}.x-{key}", "{key}*"]), st.booleans())
+def test_rows_found_all_at_once_are_those_found_one_by_one(keys: list[str], template: str, odd: bool) -> None:
+    schema = TableSchema(TableId("public", "users"), (Column("id", PgType(25, "text"), key=True),))
+    names, inner = Names.of(schema, "p:", template), [Names.of(schema, "p:", "user:cart:{key}")]
+    found = [names.version(f"{names.before}{key}{names.after}").encode() for key in keys] + [b"p:~v:{\xff}"] * odd
+    each = [names.row_found(name, inner) for name in found]
+    assert names.rows_found(found, inner) == [row.encode() for row in each if row is not None]
