@@ -29,7 +29,7 @@ from tests.fix_servers import LocalServer
 from tests.seeds import seeds
 
 SESSIONS = 8
-BATCHES = {"redis": 150, "delta": 25, "opensearch": 20}
+BATCHES = {"redis": 150, "delta": 25, "opensearch": 10}
 """How many batches each store gets the history in: a commit to a lake costs more than one to a cache."""
 
 
