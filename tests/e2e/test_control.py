@@ -126,7 +126,7 @@ def _one_table_waits_alone_is_skipped_and_comes_back(pipeline: Pipeline, millrac
         asked = {"lsn": lsn, "timeout": "60", **query}
         return dict(httpx.get(f"{address}/v1/wait", params=asked, timeout=90, trust_env=False).json())
 
-    database.execute("insert into orders (user_id, status, total) values (1, 'new', 10.50), (2, 'new', 20.25)")
+    database.execute("insert into orders (user_id, status, total) values (1, 'new', 10.50), (1, 'new', 20.25)")
     assert waited()["reached"]
     database.execute(
         "alter table orders alter column total type numeric(12, 4)", "update orders set note = 'longer' where id = 1"
