@@ -51,7 +51,10 @@ def test_every_store_loses_what_it_held_says_so_and_is_filled_again(
     wait_until(lambda: not losses(pipeline, "opensearch") | losses(pipeline, "delta"), 120, "both are filled again")
 
     assert set(pipeline.positions.behind(pipeline.positions.head())) == {"redis"}
-    answer = httpx.get(f"http://127.0.0.1:{pipeline.settings.http.port}/readyz", trust_env=False)
+    address = f"http://127.0.0.1:{pipeline.settings.http.port}"
+    lost = 'millrace_table_lost{sink="redis",table="public.users"} 1'
+    wait_until(lambda: lost in httpx.get(f"{address}/metrics", trust_env=False).text, 30, "the metric of the alert")
+    answer = httpx.get(f"{address}/readyz", trust_env=False)
     assert answer.status_code == 503
     (reason,) = [one for one in answer.json()["reasons"] if "flushed" in json.dumps(one)]
     assert "public.users" in reason["message"] and "millrace refill redis" in reason["remedy"]
