@@ -42,7 +42,10 @@ if port and module != "pyspark.daemon":
     socket.socket.connect = connect
 sys.argv = sys.argv[2:]
 sys.path[0] = os.getcwd()
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+try:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+except (BrokenPipeError, ConnectionResetError):  # the JVM has ended the query: there is nobody to report to
+    sys.exit(1)
 """
 
 
