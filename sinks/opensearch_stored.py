@@ -23,7 +23,7 @@ from cdc.model import TableSchema
 from sinks.delta_json import AnyArray, slices
 from sinks.opensearch_client import Client, path_of
 from sinks.opensearch_documents import Documents
-from sinks.page_size import PageSize
+from sinks.pieces import PageSize
 from sinks.raw_json import elements, members, quote, unquote
 from sinks.stored_images import all_arranged, images_table
 

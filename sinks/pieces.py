@@ -27,22 +27,36 @@ def by_bytes(sized: Iterable[tuple[T, int]], most: int = _MOST) -> Iterator[list
         yield piece
 
 
+class PageSize:
+    """How many rows to ask a store for next, so that an answer stays near PIECE_BYTES: by what the last rows weighed,
+    at most `growth` times as many as before, and never beyond `most`."""
+
+    def __init__(self, most: int, *, first: int = 200, growth: int = 8) -> None:
+        self._most = most
+        self._growth = growth
+        self.rows = min(first, most)
+
+    def saw(self, rows: int, size: int) -> None:
+        """An answer held so many rows and bytes."""
+        fitting = PIECE_BYTES * max(1, rows) // max(1, size)
+        self.rows = max(1, min(fitting, self.rows * self._growth, self._most))
+
+
 class Pieces:
     """For stores that do not say how large a row is before it is read: as many as make PIECE_BYTES, by what the last
     ones weighed, and never more than twice as many as before."""
 
     def __init__(self) -> None:
-        self._rows = _FIRST
+        self._size = PageSize(_MOST, first=_FIRST, growth=2)
 
     def of(self, rows: Sequence[T]) -> Iterator[Sequence[T]]:
         """The rows in pieces. Say how large each was (`weighed`) before the next is asked for."""
         at = 0
         while at < len(rows):
-            piece = rows[at : at + self._rows]
+            piece = rows[at : at + self._size.rows]
             at += len(piece)
             yield piece
 
     def weighed(self, rows: int, size: int) -> None:
         """So many rows took so many bytes."""
-        fit = PIECE_BYTES * rows // max(size, 1)
-        self._rows = max(1, min(fit, 2 * self._rows, _MOST))
+        self._size.saw(rows, size)

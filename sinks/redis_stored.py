@@ -15,7 +15,7 @@ import redis
 
 from cdc.model import TableSchema
 from sinks.delta_json import AnyArray, members
-from sinks.page_size import PageSize
+from sinks.pieces import PageSize
 from sinks.redis_forms import Form
 from sinks.redis_keys import Names
 from sinks.stored_images import all_arranged, all_quoted, as_texts, images_table, json_objects
