@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.errors import Rejected
+from cdc.errors import Lost, Rejected
 from cdc.key_range import KeyRange, Level
 from cdc.model import Column, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
@@ -290,7 +290,12 @@ def deliver(bench: Bench, schema: TableSchema, batches: Sequence[Batch], rng: ra
             sink.prepare(schema)
         elif chance < 0.6:
             bench.restart()
-        sink.apply(current)
+        try:
+            sink.apply(current)
+        except Lost:  # a connection that ended with the old server: the service opens the sink again
+            sink = bench.open()
+            sink.prepare(schema)
+            sink.apply(current)
         if number and rng.random() < 0.4:
             sink.apply(batches[rng.randrange(number)])
         seen = _never_back(seen, bench.versions(schema))

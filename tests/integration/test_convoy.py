@@ -88,9 +88,14 @@ def make_fleet(
     """Makes a fleet of memory sinks, each with settings of its own if need be."""
     made: list[Fleet] = []
 
-    def make(names: Sequence[str] = NAMES, before: Fleet | None = None, **own: dict[str, object]) -> Fleet:
+    def make(
+        names: Sequence[str] = NAMES,
+        before: Fleet | None = None,
+        state: Path = state_dir,
+        **own: dict[str, object],
+    ) -> Fleet:
         sections = [{"kind": "memory", "name": name, **own.get(name, {})} for name in names]
-        fleet = Fleet(settings_of(sinks=sections, state=str(state_dir)), filled_log, spark)
+        fleet = Fleet(settings_of(sinks=sections, state=str(state)), filled_log, spark)
         fleet.sinks.update(before.sinks if before else {})
         monkeypatch.setattr(memory, "open_sink", lambda settings, _context: fleet.sinks[settings.name])
         filled_log.record(ITEMS)
@@ -186,7 +191,7 @@ def test_a_full_disk_under_the_checkpoints_stops_the_shared_query_and_room_lets_
     make_fleet: Callable[..., Fleet], small_disk: MakeDisk
 ) -> None:
     disk = small_disk(4)
-    fleet = make_fleet(("cache", "lake"), disk)
+    fleet = make_fleet(("cache", "lake"), state=disk)
     fleet.reach(fleet.log.append([row(1, 10, "one")]))
     filler = disk / "filler"
     with pytest.raises(OSError), filler.open("wb") as file:
