@@ -89,7 +89,7 @@ def test_the_role_allows_everything_that_the_sink_asks_for(traced: LocalServer, 
     assert {"indices:data/write/bulk", "indices:admin/create", "indices:data/write/reindex"} <= asked
     (indices,) = ROLE["index_permissions"]
     own = ROLE["cluster_permissions"] + indices["allowed_actions"]
-    internal = re.compile(r"\[|internal:|cluster:admin/settings|cluster:monitor/nodes|indices:admin/seq_no/")
+    internal = re.compile(r"\[|internal:|cluster:(admin/settings|monitor/nodes)|indices:admin/seq_no/|retention_lease_")
     assert {action for action in asked if not internal.match(action) and not allowed(action, own)} == set()
 
 
