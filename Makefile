@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean
+.PHONY: help setup demo test test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean
 
 BIN := .venv/bin
 
@@ -14,8 +14,11 @@ setup: .venv/ready ## Make the virtual environment and install everything into i
 demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove that all stores are equal
 	@$(BIN)/millrace demo
 
-test: .venv/ready lint ## Lint, then run the whole suite against real servers
-	@$(BIN)/pytest
+test: .venv/ready lint ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
+	@$(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --junitxml build/tests.xml
+
+test-durations: .venv/ready ## Keep how long each test file took in the last `make test`: the longest begin first
+	@$(BIN)/python -m tests.durations build/tests.xml
 
 soak: .venv/ready ## A busy shop while every process is killed at random; writes bench/results/soak.json (MINUTES, SEED)
 	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))

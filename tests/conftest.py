@@ -7,6 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import durations
+
 pytest_plugins = [f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py"))]
 # they import one another: marked first, none is imported without its assertions rewritten
 pytest.register_assert_rewrite(*pytest_plugins)
@@ -17,3 +19,9 @@ hypothesis.settings.load_profile("millrace")
 
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest begin first, so that no worker is left with one of them at the end."""
+    known = durations.kept()
+    items.sort(key=lambda item: -known.get(durations.file_of(item.nodeid), 0))
