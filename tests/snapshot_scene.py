@@ -9,6 +9,7 @@ import pyarrow as pa
 import cdc.log
 from cdc.capture import slot as slots
 from cdc.config import Settings
+from cdc.model import LOG_SCHEMA, Lsn
 from sinks.context import SinkContext
 from sinks.fold_arrow import ranked
 from sinks.folded import gather
@@ -60,16 +61,20 @@ def images(rows: pa.Table) -> dict[str, dict[str, Any]]:
 
 
 class Applied:
-    """A store in this process, filled from the log entry by entry, as far as somebody asks."""
+    """A store in this process, filled from the log as far as somebody asks."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._reader = cdc.log.open_reader(settings)
         self._offset = self._reader.start()
         self.sink = open_sink(MemorySettings(name=name), SinkContext(settings.state))
 
-    def catch_up(self) -> None:
-        """Apply what the log holds, entry by entry: change by change it would never catch up with fast writers."""
+    def catch_up(self, lsn: Lsn | None = None) -> None:
+        """Apply what the log holds as one batch, up to an LSN: writers would be ahead of it for ever."""
+        rows = [LOG_SCHEMA.empty_table()]
         for part in self._reader.read(self._offset):
-            for batch in gather(ranked(part.rows), self._reader.schemas).batches:
-                self.sink.apply(batch)
+            rows.append(part.rows)
             self._offset = part.offset
+            if lsn is not None and part.end >= lsn:
+                break
+        for batch in gather(ranked(pa.concat_tables(rows)), self._reader.schemas).batches:
+            self.sink.apply(batch)

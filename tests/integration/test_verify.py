@@ -33,7 +33,7 @@ def verified(rig: Rig, store: Applied, following: Following | None = None, looks
     def wait(lsn: Lsn) -> None:
         if following is not None:
             following.reaches(lsn)
-        store.catch_up()
+        store.catch_up(lsn)
 
     return verify_table(rig.settings.source, TABLE, store.sink, wait, looks)
 
