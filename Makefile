@@ -15,6 +15,7 @@ demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove
 	@$(BIN)/millrace demo
 
 test: .venv/ready lint ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
+	@$(BIN)/python -m tests.spark_classes
 	@$(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --junitxml build/tests.xml
 
 test-durations: .venv/ready ## Keep how long each test file took in the last `make test`: the longest begin first

@@ -1,5 +1,7 @@
 """The jars that Spark needs beside its own: Delta, the Kafka source, and a local file system that forks no `chmod`."""
 
+import importlib.util
+import os
 from pathlib import Path
 
 from deploy.local import downloads, java, maven
@@ -21,5 +23,10 @@ def spark_java(narrate: Narrate = silent) -> Path:
 
 
 def spark_archive(classpath: str, *, learn: bool) -> tuple[str, ...]:
-    """JVM flags for the driver: its class archive, if one was learned. `learn` writes it when the JVM ends."""
-    return class_archive(java.java17(silent), SET, classpath, None, learn=learn)
+    """JVM flags for the driver: its class archive, if one was learned. `learn` writes it when the JVM ends.
+
+    The JVM refuses, in silence, an archive whose class path differs: each installation of PySpark has one of its own.
+    """
+    spark = importlib.util.find_spec("pyspark")
+    whole = os.pathsep.join([classpath, spark.origin if spark and spark.origin else ""])
+    return class_archive(java.java17(silent), SET, whole, None, learn=learn)

@@ -1,0 +1,30 @@
+"""Spark's class archive, made before the suite if there is none: `python -m tests.spark_classes`.
+
+The suite starts some sixty drivers, and each starts in a third of the time with the archive. A session writes it when
+it ends, so a few tests that load most of the classes run first, in a process of their own.
+"""
+
+import os
+import subprocess
+import sys
+
+from deploy.local.jars import spark_archive, spark_jars
+from tests.fix_processes import wait_until
+
+_LOADING = ("tests/integration/test_query.py", "tests/integration/test_delta_spark.py")
+
+
+def main() -> None:
+    """Return at once where the archive is there."""
+    if not _made():
+        print("Spark's class archive is made once: about two minutes", flush=True)
+        subprocess.run([sys.executable, "-m", "pytest", "-q", *_LOADING], check=True)
+        wait_until(_made, 120, "the JVM has written its class archive")
+
+
+def _made() -> bool:
+    return bool(spark_archive(os.pathsep.join(map(str, spark_jars())), learn=False))
+
+
+if __name__ == "__main__":
+    main()
