@@ -3,6 +3,8 @@
 .PHONY: help setup demo test test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean
 
 BIN := .venv/bin
+# Our programs are started hundreds of times by the suite: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -23,7 +23,7 @@ def file_of(nodeid: str) -> str:
 def keep(report: Path) -> None:
     """Seconds of every file in a JUnit report that take at least one."""
     seconds: dict[str, float] = defaultdict(float)
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ElementTree.parse(report).iterfind(".//testcase[@classname]"):
         seconds[case.attrib["classname"].replace(".", "/") + ".py"] += float(case.attrib["time"])
     longest = sorted(seconds.items(), key=lambda one: -one[1])
     whole = {file: round(taken) for file, taken in longest if taken >= 1}
