@@ -6,6 +6,7 @@ A Java trace of 2,000 characters is enough to overflow the thread's stack of 1 M
 ends by a StackOverflowError instead of the stop that was asked for. So no trace of the JVM leaves a batch.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -28,6 +29,15 @@ _INTERRUPTIONS = (
 
 class BatchFailed(Exception):
     """The JVM failed in a batch. Only the name of what it threw: its message may hold values."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A batch that a stop interrupts is none; py4j would print a traceback of it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, BatchFailed) and str(error).startswith(_NAMED))
+
+
+logging.getLogger("py4j.clientserver").addFilter(_is_news)
 
 
 def brief(work: Work) -> Work:

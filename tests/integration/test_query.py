@@ -1,5 +1,6 @@
 """From the log through Spark into a sink: one streaming query."""
 
+import logging
 import random
 import threading
 import traceback
@@ -218,6 +219,17 @@ def test_spark_knows_an_interrupted_batch_by_few_words_and_does_not_drown_in_a_t
     assert spoken.findFirstIn(text).isDefined()
     with pytest.raises(BatchFailed, match=r"^java\.lang\.NullPointerException$"):
         brief(lambda _changes, _number: jvm.java.util.Objects.requireNonNull(None))(spark.range(1), 1)
+
+
+def test_py4j_says_nothing_of_a_batch_that_a_stop_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+    interrupted = "py4j.protocol.Py4JJavaError: An error occurred while calling Spark: java.lang.InterruptedException"
+    for reason in (interrupted, "java.lang.NullPointerException"):
+        try:
+            raise BatchFailed(reason)
+        except BatchFailed:
+            logging.getLogger("py4j.clientserver").exception("in the proxy")
+    said = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [str(error) for error in said] == ["java.lang.NullPointerException"]
 
 
 def test_a_second_query_on_the_same_checkpoint_is_refused(pipeline: Pipeline) -> None:
