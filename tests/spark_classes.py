@@ -7,6 +7,7 @@ it ends, so a few tests that load most of the classes run first, in a process of
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 from deploy.local.jars import spark_archive, spark_jars
 from tests.fix_processes import wait_until
@@ -15,11 +16,13 @@ _LOADING = ("tests/integration/test_query.py", "tests/integration/test_delta_spa
 
 
 def main() -> None:
-    """Return at once where the archive is there."""
-    if not _made():
-        print("Spark's class archive is made once: about two minutes", flush=True)
-        subprocess.run([sys.executable, "-m", "pytest", "-q", *_LOADING], check=True)
-        wait_until(_made, 120, "the JVM has written its class archive")
+    """Return at once where the archive is there. Without one all is only slower, so nothing here ends the suite."""
+    if _made():
+        return
+    print("Spark's class archive is made once: about two minutes", flush=True)
+    subprocess.run([sys.executable, "-m", "pytest", "-q", *_LOADING], check=False)  # the suite runs and judges them
+    with suppress(AssertionError):
+        wait_until(_made, 30, "the JVM has written its class archive")
 
 
 def _made() -> bool:
