@@ -24,7 +24,7 @@ test-durations: .venv/ready ## Keep how long each test file took in the last `ma
 	@$(BIN)/python -m tests.durations build/tests.xml
 
 soak: .venv/ready ## A busy shop while every process is killed at random; writes bench/results/soak.json (MINUTES, SEED)
-	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m bench.soak.run --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 soak-tests: .venv/ready ## The long tests that CI leaves out
 	@$(BIN)/pytest -m soak
@@ -44,17 +44,17 @@ lock: .venv/ready ## Resolve the dependencies anew into requirements.lock
 		--no-header --extra dev -o requirements.lock pyproject.toml
 
 docs: .venv/ready ## Generate the references: configuration, HTTP, metrics
-	@$(BIN)/python -m cdc.cli.reference
-	@$(BIN)/python -m cdc.cli.reference_http
+	@$(BIN)/python -m cdc.cli.reference.configuration
+	@$(BIN)/python -m cdc.cli.reference.http
 
 bench-capture: .venv/ready ## WAL into the log: Millrace, Debezium, pg_recvlogical (ROWS, CHANGES, SECONDS, TPS, CONTENDERS)
-	@$(BIN)/python -m bench.capture
+	@$(BIN)/python -m bench.capture.run
 
 bench-snapshot: .venv/ready ## A whole table into a log: psql, Millrace, Debezium (ROWS, RUNS, CONTENDERS, OUT)
 	@$(BIN)/python -m bench.snapshot
 
 bench-sinks: .venv/ready ## The log into the stores, beside usual consumers (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS)
-	@$(BIN)/python -m bench.sinks
+	@$(BIN)/python -m bench.sinks.run
 
 bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a row (ROWS, RUNS, STORES, OUT)
 	@$(BIN)/python -m bench.verify

@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 
+from cdc.artifacts.folders import cache_folder
 from cdc.model import parse_lsn
 from deploy.local import postgres
-from deploy.local.folders import cache_folder
 from deploy.local.postgres import Postgres
 from deploy.local.server import Running, Server
 from deploy.local.servers import Servers

@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from redis import Redis
 
-from bench import meter
-from bench.batches import TABLE, Ints, batch_of, joined
+from bench import cpu_meter
+from bench.sinks.batches import TABLE, Ints, batch_of, joined
+from cdc.json_text.columns import AnyArray
 from cdc.ports import Sink
-from sinks.delta_json import AnyArray
-from sinks.opensearch_documents import Documents
-from sinks.opensearch_mapping import index_name
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.redis_keys import Names
-from sinks.redis_settings import RedisSettings
+from sinks.opensearch.documents import Documents
+from sinks.opensearch.mapping import index_name
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.redis.keys import Names
+from sinks.redis.settings import RedisSettings
 
 _CHUNK = 100_000
 _VERSION = 100
@@ -105,7 +105,7 @@ def opensearch(settings: OpenSearchSettings, rows: int) -> None:
     _ask(at, "PUT", f"/{alias}/_settings", {"index": dict.fromkeys(_QUICK)})
     _ask(at, "POST", f"/{alias}/_flush")
     _ask(at, "POST", f"/{alias}/_refresh")
-    meter.wait(lambda: not _merging(at, alias), "merges to end", 900, 1.0)
+    cpu_meter.wait(lambda: not _merging(at, alias), "merges to end", 900, 1.0)
     if _ask(at, "GET", f"/{alias}/_count")["count"] != rows:
         raise RuntimeError("OpenSearch lacks rows")
 

@@ -22,28 +22,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cdc.log
-from bench import meter, workload
-from bench.capture import connect as connect_server
-from bench.contest import Contest
-from bench.ground import Database, Ground, folder, ground, roomy_postgres
-from bench.peers import Debezium
+from bench import cpu_meter, workload
+from bench.capture.contest import Contest
+from bench.capture.peers import Debezium
+from bench.capture.run import connect as connect_server
+from bench.environment import Database, Ground, folder, ground, roomy_postgres
 from bench.workload import TABLE
-from cdc.capture import publication
-from cdc.capture import slot as slots
-from cdc.capture.connect import connect
-from cdc.capture.overflow import Scratch
-from cdc.capture.reader import Reader
+from cdc.capture.replication.loop import Reader
+from cdc.capture.source import publication
+from cdc.capture.source import slot as slots
+from cdc.capture.source.connect import connect
+from cdc.capture.transactions.spill import Scratch
 from cdc.clock import SystemClock
-from cdc.config import Settings
+from cdc.config.pipeline_file import check
+from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, Entry
-from cdc.pipeline_file import check
 from cdc.ports import LogWriter
-from cdc.service import lean
-from cdc.service.supervisor import CAPTURE_ENVIRONMENT
+from cdc.service.daemon import footprint
+from cdc.service.daemon.supervisor import CAPTURE_ENVIRONMENT
 from deploy.local.kafka import Kafka
 from sinks import registry
-from snapshots.chunked import Backfills
-from snapshots.initial import run_initial
+from snapshots.backfill.coordinator import Backfills
+from snapshots.initial.snapshot import run_initial
 
 VARIANTS = {"millrace_one_worker": {"snapshot_workers": 1}, "millrace_two_workers": {"snapshot_workers": 2},
             "millrace_chunked": {}}  # fmt: skip
@@ -82,10 +82,10 @@ def contend(name: str, source: Mapping[str, Any], log: Mapping[str, Any]) -> Fig
 
 
 def _measured(work: Callable[[], int]) -> Figures:
-    began, cpu, busy = time.monotonic(), time.process_time(), meter.busy_seconds()
+    began, cpu, busy = time.monotonic(), time.process_time(), cpu_meter.busy_seconds()
     rows = work()
     seconds, used = time.monotonic() - began, time.process_time() - cpu
-    return _figures(rows, seconds, used, meter.peak_rss_mb(os.getpid()), meter.busy_seconds() - busy)
+    return _figures(rows, seconds, used, cpu_meter.peak_rss_mb(os.getpid()), cpu_meter.busy_seconds() - busy)
 
 
 def _figures(rows: int, seconds: float, cpu: float, peak: float, busy: float) -> Figures:
@@ -120,7 +120,7 @@ def _chunked(settings: Settings, log: LogWriter) -> Figures:
 
     def read() -> int:
         backfills.start()
-        meter.wait(lambda: backfills.facts()[0]["state"] == "done", "the backfill")
+        cpu_meter.wait(lambda: backfills.facts()[0]["state"] == "done", "the backfill")
         return int(str(backfills.facts()[0]["rows"]))
 
     try:
@@ -146,29 +146,29 @@ def apart(name: str, source: Mapping[str, Any], log: Mapping[str, Any]) -> Figur
 def psql(dsn: str, rows: int) -> Figures:
     """The floor."""
     program = shutil.which("psql") or "psql"
-    began, busy, peak, pid = time.monotonic(), meter.busy_seconds(), 0.0, 0
+    began, busy, peak, pid = time.monotonic(), cpu_meter.busy_seconds(), 0.0, 0
     child = subprocess.Popen([program, "-X", "-q", dsn, "-c", f"\\copy {TABLE} to /dev/null"])
     while not pid:
         # rusage's peak would count what the child shared with us before it became psql.
         with contextlib.suppress(OSError):
-            peak = max(peak, meter.peak_rss_mb(child.pid))
+            peak = max(peak, cpu_meter.peak_rss_mb(child.pid))
         time.sleep(0.01)
         pid, state, usage = os.wait4(child.pid, os.WNOHANG)
     seconds, child.returncode = time.monotonic() - began, os.waitstatus_to_exitcode(state)
     if child.returncode:
         raise RuntimeError("psql failed")
-    return _figures(rows, seconds, usage.ru_utime + usage.ru_stime, peak, meter.busy_seconds() - busy)
+    return _figures(rows, seconds, usage.ru_utime + usage.ru_stime, peak, cpu_meter.busy_seconds() - busy)
 
 
 def debezium(peer: Debezium, rows: int) -> Figures:
     """The connector's own snapshot into one topic."""
     peer.snapshot()
     try:
-        meter.wait(lambda: peer.messages() > 0, "the connector's first message", 180, 0.01)
-        began, cpu, busy, first = time.monotonic(), peer.cpu(), meter.busy_seconds(), peer.messages()
-        meter.wait(lambda: peer.messages() >= rows, "the connector's snapshot", 1800, 0.01)
+        cpu_meter.wait(lambda: peer.messages() > 0, "the connector's first message", 180, 0.01)
+        began, cpu, busy, first = time.monotonic(), peer.cpu(), cpu_meter.busy_seconds(), peer.messages()
+        cpu_meter.wait(lambda: peer.messages() >= rows, "the connector's snapshot", 1800, 0.01)
         seconds, used = time.monotonic() - began, peer.cpu() - cpu
-        return _figures(rows - first, seconds, used, peer.peak_rss_mb(), meter.busy_seconds() - busy)
+        return _figures(rows - first, seconds, used, peer.peak_rss_mb(), cpu_meter.busy_seconds() - busy)
     finally:
         peer.finish()
 
@@ -187,7 +187,7 @@ def run(chosen: Sequence[str], rows: int, runs: int) -> dict[str, object]:
             for name in chosen:
                 if name == "debezium_kafka" and turn:
                     continue
-                before = meter.load()
+                before = cpu_meter.load()
                 figures = _one(name, turn, place, database, rows)
                 found[name].append({**figures, "load": before})
                 print(f"{name:20} {_shown(figures)}  load {before}", flush=True)
@@ -223,8 +223,8 @@ def _shown(figures: Figures) -> str:
 def main() -> None:
     """Print a line for each turn and the ratios; write the results. With an argument, be that contender."""
     if len(sys.argv) > 1:
-        lean.do_without("pandas")
-        lean.collect_rarely()
+        footprint.do_without("pandas")
+        footprint.collect_rarely()
         print(json.dumps(contend(sys.argv[1], *json.load(sys.stdin))))
         return
     rows, runs = int(os.environ.get("ROWS", "1000000")), int(os.environ.get("RUNS", "3"))

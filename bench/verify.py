@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import delta_batches, meter
-from bench.batches import TABLE
-from bench.contest import RESULTS, machine, write
-from bench.ground import Database, Ground, ground, roomy_postgres
-from bench.store_batches import STORES
-from cdc.config import SourceSettings, TableSettings
+from bench import cpu_meter
+from bench.capture.contest import RESULTS, machine, write
+from bench.environment import Database, Ground, ground, roomy_postgres
+from bench.sinks import delta_batches
+from bench.sinks.batches import TABLE
+from bench.sinks.store_batches import STORES
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.ports import Sink
-from sinks import delta
 from sinks.context import SinkContext
-from snapshots.verify import verify_table
+from sinks.delta import sink as delta
+from snapshots.verify.comparison import verify_table
 
 Figures = dict[str, float]
 NAMES = ("delta", "redis", "opensearch")
@@ -62,7 +63,7 @@ def _filled(name: str, place: Ground, rows: int) -> Iterator[Filled]:
     opened = STORES[name].open(running.address)
     opened.sink.prepare(TABLE)
     opened.fill(rows)
-    yield Filled(opened.sink, partial(meter.cpu_seconds, running.pid))
+    yield Filled(opened.sink, partial(cpu_meter.cpu_seconds, running.pid))
     opened.sink.close()
 
 
@@ -87,10 +88,10 @@ def _measured(store: Filled, place: Ground, database: Database, rows: int) -> Fi
     source = SourceSettings.model_validate({**database.source, "tables": [str(TABLE.table)]})
     clocks: Mapping[str, Callable[[], float]] = {
         "cpu_us_per_row": time.process_time,
-        "source_cpu_us_per_row": partial(meter.tree_cpu, postgres),
+        "source_cpu_us_per_row": partial(cpu_meter.tree_cpu, postgres),
         **({"server_cpu_us_per_row": store.server} if store.server else {}),
     }
-    load, before, begun = meter.load(), [clock() for clock in clocks.values()], time.monotonic()
+    load, before, begun = cpu_meter.load(), [clock() for clock in clocks.values()], time.monotonic()
     found = verify_table(source, TableSettings(name=TABLE.table), store.sink)
     seconds = time.monotonic() - begun
     used = [clock() - then for clock, then in zip(clocks.values(), before, strict=True)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-from cdc.secret import Secret
+from cdc.config.secret import Secret
 
 LogFormat = Literal["console", "json"]
 

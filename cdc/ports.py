@@ -188,7 +188,7 @@ class LogReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The folded changes of one table: at most one row per key, columns of `sinks.fold.FOLDED`.
+    """The folded changes of one table: at most one row per key, columns of `sinks.fold.spark.FOLDED`.
 
     `truncated` is the version of the newest truncate in the batch (0: none): every stored row with a smaller
     version goes, before the rows of the batch are applied. So goes every stored row that one of `removed` takes; rows
@@ -243,6 +243,6 @@ class StoredPieces(Protocol):
     def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> "Iterator[pa.Table]":
         """The rows of `stored` in pieces of bounded size and in any order; a row may come twice.
 
-        `keys` are texts of `snapshots.compare.key_texts`: a store that can be asked for single rows gives only those,
+        `keys` are texts of `row_comparison.key_texts`: a store that can be asked for single rows gives only those,
         each once; others may give more. Called beside a running pipeline, and `expected` in another thread meanwhile.
         """

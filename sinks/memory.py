@@ -11,14 +11,14 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
 from cdc.errors import Rejected, RejectedItem
+from cdc.json_text.members import splice
 from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark, new_id
-from sinks.raw_json import splice
 
 MISSING = "stored row missing"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from cdc.artifacts import packages
 from cdc.errors import EnvironmentFault
-from deploy.local import packages
 from tests.fix_processes import wait_until
 
 _QUIET = [

@@ -18,20 +18,21 @@ import pytest
 import yaml
 
 import cdc.log
-from cdc.capture import publication
-from cdc.capture.connect import connect
-from cdc.capture.overflow import Scratch
-from cdc.capture.reader import Reader, ReaderStatus
-from cdc.capture.stream import Listener
+from cdc.capture.replication.loop import Reader, ReaderStatus
+from cdc.capture.replication.stream import Listener
+from cdc.capture.source import publication
+from cdc.capture.source.connect import connect
+from cdc.capture.transactions.spill import Scratch
 from cdc.clock import SystemClock
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.key_range import KeyRange
-from cdc.log.segments import SegmentSettings
+from cdc.log.segments.log import SegmentSettings
 from cdc.model import Lsn, TableId, parse_lsn
 from cdc.ports import Clock, LogWriter
-from cdc.service import capture, status
-from cdc.service.capture_status import CaptureStatus
-from snapshots.rows import masking_of
+from cdc.service.capture import process
+from cdc.service.capture.status import CaptureStatus
+from cdc.service.state import status
+from snapshots.tables.rows import masking_of
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database, MakePostgres, fresh_database
 
@@ -115,7 +116,7 @@ class Rig:
             published = publication.ensure(connection, self.settings.source)
         log = cdc.log.open_writer(self.settings)
         try:
-            capture.Capture(self.settings, log, CaptureStatus(self.state, ""), threading.Event()).begin(published)
+            process.Capture(self.settings, log, CaptureStatus(self.state, ""), threading.Event()).begin(published)
         finally:
             log.close()
 
@@ -167,12 +168,16 @@ class Rig:
     # -- as a process of its own
 
     def start(self, fail: str = "", env: Mapping[str, str] | None = None) -> Program:
-        """`python -m cdc.service.capture`, perhaps with a fail point."""
+        """`python -m cdc.service.capture.process`, perhaps with a fail point."""
         config = self.state.parent / "millrace.yaml"
         config.write_text(yaml.safe_dump({"state": str(self.state), "source": self.source, "budgets": {"free_mb": 0}}))
         fails = {"MILLRACE_FAIL": fail} if fail else {}
         return self.run_program(
-            "-m", "cdc.service.capture", "--config", str(config), env={"MILLRACE_FAIL": "", **fails, **(env or {})}
+            "-m",
+            "cdc.service.capture.process",
+            "--config",
+            str(config),
+            env={"MILLRACE_FAIL": "", **fails, **(env or {})},
         )
 
     def status(self) -> dict[str, Any]:

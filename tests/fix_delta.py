@@ -10,9 +10,10 @@ from deltalake import DeltaTable
 
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
-from sinks import delta, delta_mark
 from sinks.context import SinkContext
-from tests.histories import INTEGERS, History, batch, change, cut, images
+from sinks.delta import sink as delta
+from sinks.delta.deletion_vectors import writer
+from tests.scenes.histories import INTEGERS, History, batch, change, cut, images
 
 
 class OpenLake(Protocol):
@@ -46,10 +47,10 @@ def stored_table(lake: Path, name: str = "public.items") -> DeltaTable:
 
 def mark_everywhere(patch: pytest.MonkeyPatch, small_files: int | None = None) -> None:
     """Old rows are marked by deletion vectors also in small tables, as those of large ones are."""
-    patch.setattr(delta_mark, "LEAST_REGION", 0)
-    patch.setattr(delta_mark, "LEAST_RATIO", 0)
+    patch.setattr(writer, "LEAST_REGION", 0)
+    patch.setattr(writer, "LEAST_RATIO", 0)
     if small_files is not None:
-        patch.setattr(delta_mark, "SMALL_FILES", small_files)
+        patch.setattr(writer, "SMALL_FILES", small_files)
 
 
 def numbers(schema: TableSchema, ids: range, version: int, label: str = "row", **more: str) -> Batch:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.model import Entry, Lsn, TableSchema
 from cdc.ports import LogReader, LogWriter
-from tests.histories import Row, log_table
+from tests.scenes.histories import Row, log_table
 
 
 @dataclass

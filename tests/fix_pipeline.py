@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.pipeline_file import check
+from cdc.config.settings import Settings
 from cdc.model import parse_lsn
-from cdc.pipeline_file import check
-from cdc.service import status
-from cdc.service.part import settings_from
-from cdc.service.reached import Positions
-from cdc.service.verification import differences
+from cdc.service.daemon.process import settings_from
+from cdc.service.inspect.verification import differences
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
 from deploy.demo import shop
 from deploy.local import ports
 from sinks import registry

@@ -27,9 +27,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from cdc.artifacts.folders import cache_folder, make
 from deploy.local import postgres
 from deploy.local.connect import Connect
-from deploy.local.folders import cache_folder, make
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
 from deploy.local.postgres import Postgres

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark_jars() -> tuple[Path, ...]:
     """The jars beside Spark's own, from the cache."""
-    from deploy.local.jars import spark_jars
+    from cdc.artifacts.jars import spark_jars
 
     return spark_jars()
 
@@ -21,7 +21,7 @@ def spark_jars() -> tuple[Path, ...]:
 @pytest.fixture(scope="session")
 def spark(spark_jars: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """A local session with the product's own settings. Tests must stop the queries that they start."""
-    from sinks.session import spark_session
+    from sinks.spark.session import spark_session
 
     scratch = tmp_path_factory.mktemp("spark scratch")
     session = spark_session("tests", spark_jars, {"spark.local.dir": str(scratch)}, scratch, learn=True)

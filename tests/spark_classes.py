@@ -9,10 +9,10 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from deploy.local.jars import spark_archive, spark_jars
+from cdc.artifacts.jars import spark_archive, spark_jars
 from tests.fix_processes import wait_until
 
-_LOADING = ("tests/integration/test_query.py", "tests/integration/test_delta_spark.py")
+_LOADING = ("tests/integration/service/test_query.py", "tests/integration/delta/test_spark_merge.py")
 
 
 def main() -> None:

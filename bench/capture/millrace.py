@@ -11,14 +11,15 @@ from typing import Any
 import yaml
 
 import cdc.log
-from bench import meter
-from bench.ground import Database
-from bench.watchers import LogWatcher, TopicWatcher, Watcher
+from bench import cpu_meter
+from bench.capture.watchers import LogWatcher, TopicWatcher, Watcher
+from bench.environment import Database
 from bench.workload import TABLE, Churned
 from cdc.model import Lsn
 from cdc.ports import LogReader
-from cdc.service import part, status
-from cdc.service.supervisor import CAPTURE_ENVIRONMENT
+from cdc.service.daemon import process
+from cdc.service.daemon.supervisor import CAPTURE_ENVIRONMENT
+from cdc.service.state import status
 
 
 class Millrace:
@@ -35,7 +36,7 @@ class Millrace:
         folder.mkdir(parents=True)
         self._config.write_text(yaml.safe_dump({"state": str(folder / "state"), "source": own, "log": dict(log)}))
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: LogReader = cdc.log.open_reader(part.settings_from(self._config))
+        self._reader: LogReader = cdc.log.open_reader(process.settings_from(self._config))
         self._base = Lsn(0)
         self._watcher: Watcher | None = None
 
@@ -43,7 +44,7 @@ class Millrace:
         """Start it, see it stream, stop it."""
         self._start()
         wanted = self._database.wal_end()
-        meter.wait(lambda: self._facts().get("watermark", 0) >= wanted, "capture to stream", 60)
+        cpu_meter.wait(lambda: self._facts().get("watermark", 0) >= wanted, "capture to stream", 60)
         self._end()
 
     def resume(self, target: int) -> None:
@@ -65,11 +66,11 @@ class Millrace:
 
     def cpu(self) -> float:
         """Of the capture process."""
-        return meter.cpu_seconds(self._pid)
+        return cpu_meter.cpu_seconds(self._pid)
 
     def peak_rss_mb(self) -> float:
         """Of the capture process."""
-        return meter.peak_rss_mb(self._pid)
+        return cpu_meter.peak_rss_mb(self._pid)
 
     def watch(self) -> None:
         """A consumer of the log: a topic's, or one that looks every two milliseconds."""
@@ -96,7 +97,7 @@ class Millrace:
         return facts if facts.get("pid") == self._pid else {}
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "cdc.service.capture", "--config", str(self._config)]
+        command = [sys.executable, "-m", "cdc.service.capture.process", "--config", str(self._config)]
         with (self._folder / "capture.log").open("ab") as said:
             own = {**os.environ, **CAPTURE_ENVIRONMENT}
             self._process = subprocess.Popen(command, stdout=said, stderr=said, env=own)

@@ -9,9 +9,9 @@ import urllib.request
 
 import psycopg
 
-from bench.ground import Database
-from bench.meter import cpu_seconds, peak_rss_mb, wait
-from bench.watchers import OutputWatcher, TopicEnd, TopicWatcher
+from bench.capture.watchers import OutputWatcher, TopicEnd, TopicWatcher
+from bench.cpu_meter import cpu_seconds, peak_rss_mb, wait
+from bench.environment import Database
 from bench.workload import TABLE, Churned, churn
 from cdc.model import Lsn, format_lsn
 from deploy.local import postgres

@@ -1,6 +1,6 @@
 """From the WAL into a log, side by side on the same work: pg_recvlogical, Millrace twice, Debezium.
 
-    python -m bench.capture        (ROWS, CHANGES, SECONDS, TPS, CONTENDERS, OUT from the environment)
+    python -m bench.capture.run        (ROWS, CHANGES, SECONDS, TPS, CONTENDERS, OUT from the environment)
 
 Each contender gets a freshly loaded table, a backlog of CHANGES row changes to catch up with, and then TPS one-row
 transactions a second for SECONDS. Rate and CPU are counted from the moment the contender asks for its stream (the
@@ -17,12 +17,12 @@ from typing import Self
 
 import psycopg
 
-from bench import meter, workload
-from bench.contest import Contest
-from bench.ground import Database, Ground, ground, roomy_postgres
-from bench.millrace import Millrace
-from bench.peers import Debezium, RecvLogical
-from bench.rival import Rival, Throughput
+from bench import cpu_meter, workload
+from bench.capture.contest import Contest
+from bench.capture.millrace import Millrace
+from bench.capture.peers import Debezium, RecvLogical
+from bench.capture.rival import Rival, Throughput
+from bench.environment import Database, Ground, ground, roomy_postgres
 from bench.workload import Churned
 from deploy.local.connect import Connect
 from deploy.local.kafka import Kafka
@@ -63,8 +63,8 @@ def catch_up(rival: Rival, dsn: str, churned: Churned, target: int) -> Throughpu
     """
     rival.resume(target)
     begun, cpu, busy = asked(rival, dsn)
-    meter.wait(lambda: rival.reached(churned, target), f"{rival.name} to catch up", 1800, 0.01)
-    seconds, used, worked = time.time() - begun, rival.cpu() - cpu, meter.busy_seconds() - busy
+    cpu_meter.wait(lambda: rival.reached(churned, target), f"{rival.name} to catch up", 1800, 0.01)
+    seconds, used, worked = time.time() - begun, rival.cpu() - cpu, cpu_meter.busy_seconds() - busy
     rival.check(churned)
     changes = churned.changes
     return Throughput(changes / seconds, used / changes * 1e6, seconds, used / seconds, worked / seconds)
@@ -72,15 +72,15 @@ def catch_up(rival: Rival, dsn: str, churned: Churned, target: int) -> Throughpu
 
 def asked(rival: Rival, dsn: str) -> tuple[float, float, float]:
     """When the stream was asked for, and how much CPU the contender and the whole machine had used by then."""
-    seen = [(time.time(), rival.cpu(), meter.busy_seconds())]
+    seen = [(time.time(), rival.cpu(), cpu_meter.busy_seconds())]
     with psycopg.connect(dsn, autocommit=True) as connection:
 
         def sender() -> tuple[float] | None:
-            seen.append((time.time(), rival.cpu(), meter.busy_seconds()))
+            seen.append((time.time(), rival.cpu(), cpu_meter.busy_seconds()))
             found: tuple[float] | None = connection.execute(_SENDER, (rival.slot,)).fetchone()
             return found
 
-        meter.wait(sender, f"{rival.name} to ask for its stream", 120, 0.002)
+        cpu_meter.wait(sender, f"{rival.name} to ask for its stream", 120, 0.002)
         row = connection.execute(_SENDER, (rival.slot,)).fetchone()
     begun = row[0] if row else seen[-1][0]
     _, cpu, busy = max((each for each in seen if each[0] <= begun), default=seen[0])
@@ -93,12 +93,12 @@ def measure(rival: Rival, database: Database, sizes: Sizes) -> dict[str, object]
     workload.load(dsn, sizes.rows)
     rival.begin()
     churned = workload.churn(dsn, sizes.changes, sizes.rows)
-    before = meter.load()
+    before = cpu_meter.load()
     speed = catch_up(rival, dsn, churned, database.wal_end())
     rival.watch()
-    busy = meter.busy_seconds()
+    busy = cpu_meter.busy_seconds()
     done = workload.steady(dsn, sizes.tps, sizes.seconds, sizes.rows)
-    steady = (meter.busy_seconds() - busy) / done.seconds
+    steady = (cpu_meter.busy_seconds() - busy) / done.seconds
     ages, peak = rival.latencies(done.transactions), rival.peak_rss_mb()
     rival.finish()
     warm = ages[int(min(_WARM_UP, sizes.seconds / 4) * sizes.tps) :]
@@ -106,10 +106,10 @@ def measure(rival: Rival, database: Database, sizes: Sizes) -> dict[str, object]
         "changes_per_s": round(speed.changes_per_s),
         "cpu_us_per_change": round(speed.cpu_us_per_change, 1),
         "peak_rss_mb": peak,
-        "latency_ms": meter.percentiles(warm),
+        "latency_ms": cpu_meter.percentiles(warm),
         "load": {
             "before": before,
-            "after": meter.load(),
+            "after": cpu_meter.load(),
             "seconds": round(speed.seconds, 2),
             "own_cores": round(speed.own_cores, 2),
             "busy_cores": round(speed.busy_cores, 2),

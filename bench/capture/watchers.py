@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from bench.meter import wait
+from bench.cpu_meter import wait
 from cdc.ports import LogReader
 
 _POSTGRES_EPOCH = 946_684_800

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.columns import AnyArray
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Batch, Sink
-from sinks.delta_json import AnyArray
-from sinks.fold import FOLDED
+from sinks.fold.spark import FOLDED
 
 Ints = npt.NDArray[np.int64]
 Costs = dict[str, dict[str, dict[str, float]]]

@@ -1,6 +1,6 @@
 """What a batch costs in Delta, by its size and by the size of the table: the cost should grow with the batch alone.
 
-`measure` gives for each size of table what `bench.batches.costs` tells.
+`measure` gives for each size of table what `bench.sinks.batches.costs` tells.
 """
 
 import json
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import write_deltalake
 
-from bench.batches import SIZES, TABLE, WHEN, Costs, Ints, costs, filled, values
-from sinks import delta
+from bench.sinks.batches import SIZES, TABLE, WHEN, Costs, Ints, costs, filled, values
 from sinks.context import SinkContext
-from sinks.delta_layout import COMMITTED, DELETED, VERSION, new_layout
-from sinks.delta_write import target_size
+from sinks.delta import sink as delta
+from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, new_layout
+from sinks.delta.write.writer import target_size
 
 _BYTES_A_ROW = 30
 _CHUNK = 1_000_000
@@ -71,7 +71,7 @@ def _rows(ids: Ints, schema: pa.Schema) -> pa.Table:
 
 
 def main() -> None:
-    """Print the costs as JSON: python -m bench.delta_batches [largest table]."""
+    """Print the costs as JSON: python -m bench.sinks.delta_batches [largest table]."""
     largest = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     tables = [rows for rows in (100_000, 1_000_000, 10_000_000) if rows <= largest]
     print(json.dumps(measure(tables, SIZES), indent=2))

@@ -1,6 +1,6 @@
 """The others: consumers of the same topics as people usually write them.
 
-    python -m bench.sink_peers redis|opensearch|delta --settings JSON
+    python -m bench.sinks.peers redis|opensearch|delta --settings JSON
 
 `redis` and `opensearch` take one change at a time, as a Kafka Connect sink without batching does: parse the envelope,
 write or delete the row, commit offsets every 500 changes. `delta` is the textbook: Spark's Kafka source, `from_json`,
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from confluent_kafka import Consumer, TopicPartition
 
-from bench.meter import tree_cpu
+from bench.cpu_meter import tree_cpu
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,8 +94,8 @@ def into_opensearch(settings: Mapping[str, Any]) -> dict[str, float]:
 
 def into_delta(settings: Mapping[str, Any]) -> dict[str, float]:
     """MERGE in foreachBatch. The rows that were there before come from the topic's beginning, unmeasured."""
-    from deploy.local.jars import spark_jars
-    from sinks.session import spark_session
+    from cdc.artifacts.jars import spark_jars
+    from sinks.spark.session import spark_session
 
     with tempfile.TemporaryDirectory(dir=settings["folder"]) as folder:
         conf = {"spark.driver.memory": "2g", "spark.sql.files.maxPartitionBytes": "64m"}

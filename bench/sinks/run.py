@@ -1,6 +1,6 @@
 """From the log into the stores: how fast, at what cost, how late; beside consumers as people usually write them.
 
-    python -m bench.sinks        (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS from the environment)
+    python -m bench.sinks.run        (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS from the environment)
 
 `throughput`: a Kafka log holds a snapshot of ROWS rows and CHANGES changes behind it; each store alone and all three at
 once take it from the beginning. Counted are the changes after the first batch that holds any, so neither the start of
@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench import delta_batches, meter, store_batches, workload
-from bench.batches import SIZES
-from bench.contest import RESULTS, machine, write
-from bench.sink_stage import STORES, Pipeline, Positions, Stage, Step, stage
-from bench.watchers import TopicEnd
+from bench import cpu_meter, workload
+from bench.capture.contest import RESULTS, machine, write
+from bench.capture.watchers import TopicEnd
+from bench.sinks import delta_batches, store_batches
+from bench.sinks.batches import SIZES
+from bench.sinks.stage import STORES, Pipeline, Positions, Stage, Step, stage
 from bench.workload import TABLE
 from cdc.model import Lsn
 from cdc.ports import LogReader
@@ -101,9 +102,9 @@ def _folded(pipeline: Pipeline, kinds: Sequence[str], snapshot: int, target: int
     log = pipeline.log()
     apply = pipeline.start("apply")
     with Positions(log, names) as positions:
-        meter.wait(lambda: apply.alive() and any(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
+        cpu_meter.wait(lambda: apply.alive() and any(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
         cpu, store_cpu = apply.cpu(), pipeline.stage.store_cpu()
-        meter.wait(lambda: apply.alive() and positions.reached() >= target, f"{cast} to catch up", 3600)
+        cpu_meter.wait(lambda: apply.alive() and positions.reached() >= target, f"{cast} to catch up", 3600)
         cpu, store_cpu = apply.cpu() - cpu, pipeline.stage.store_cpu() - store_cpu
     stopping = apply.end()
     each = {kind: _rate(log, positions.steps[name], snapshot) for kind, name in zip(kinds, names, strict=True)}
@@ -113,7 +114,7 @@ def _folded(pipeline: Pipeline, kinds: Sequence[str], snapshot: int, target: int
         "cpu_us_per_change": round(cpu / changes * 1e6, 1),
         "store_cpu_us_per_change": round(store_cpu / changes * 1e6, 1),
         "seconds_to_stop": round(stopping, 1),
-        "load": meter.load(),
+        "load": cpu_meter.load(),
     }
 
 
@@ -139,7 +140,7 @@ def peers(place: Stage, topic: Mapping[str, Any], sizes: Sizes) -> dict[str, Fig
     for name in STORES:
         own = {"url": "" if name == "delta" else place.servers[name].address, "folder": str(place.home)}
         settings = {**topic, **own, "changes": min(sizes.peer_changes, sizes.changes)}
-        command = [sys.executable, "-m", "bench.sink_peers", name, "--settings", json.dumps(settings)]
+        command = [sys.executable, "-m", "bench.sinks.peers", name, "--settings", json.dumps(settings)]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=3600).stdout
         found[name] = {key: round(value, 1) for key, value in json.loads(answer.splitlines()[-1]).items()}
     return found
@@ -160,7 +161,7 @@ def latency(place: Stage, sizes: Sizes) -> Figures:
         begun = time.monotonic()
         apply = pipeline.start("apply")
         with Positions(log, names) as positions:
-            meter.wait(lambda: apply.alive() and positions.reached() >= loaded, "the first rows", 900)
+            cpu_meter.wait(lambda: apply.alive() and positions.reached() >= loaded, "the first rows", 900)
             first = {name: round(steps[0].monotonic - begun, 1) for name, steps in positions.steps.items()}
             rates = {}
             for tps in _RATES:
@@ -176,13 +177,13 @@ def _steady(pipeline: Pipeline, cpu: Callable[[], float], positions: Positions, 
     done = workload.steady(pipeline.stage.database.dsn, tps, sizes.seconds, sizes.rows)
     used, seconds = cpu() - used, time.monotonic() - begun
     target = pipeline.captured()
-    meter.wait(lambda: positions.reached() >= target, "the last changes", 300)
+    cpu_meter.wait(lambda: positions.reached() >= target, "the last changes", 300)
     ages = {name: _ages(pipeline.log(), steps, wall) for name, steps in positions.steps.items()}
     return {
-        "latency_ms": {name.removesuffix("_steady"): meter.percentiles(each) for name, each in ages.items()},
+        "latency_ms": {name.removesuffix("_steady"): cpu_meter.percentiles(each) for name, each in ages.items()},
         "cores": round(used / seconds, 2),
         "workload_late_s": round(done.lateness, 3),
-        "load": meter.load(),
+        "load": cpu_meter.load(),
     }
 
 
@@ -211,7 +212,7 @@ def run() -> Figures:
         found["batches"] = {"delta": lake, **store_batches.measure(sizes.tables, SIZES)}
     if {"throughput", "latency"} & set(wanted):
         found |= _staged(sizes, wanted)
-    told = {**machine(), "load": meter.load()}
+    told = {**machine(), "load": cpu_meter.load()}
     return {**found, "measured": dict.fromkeys(wanted, told)}
 
 

@@ -18,11 +18,12 @@ from typing import Any
 import yaml
 
 import cdc.log
-from bench import meter
-from bench.ground import Database, ground, roomy_postgres
+from bench import cpu_meter
+from bench.environment import Database, ground, roomy_postgres
 from bench.workload import TABLE
 from cdc.ports import LogReader
-from cdc.service import part, status
+from cdc.service.daemon import process as part
+from cdc.service.state import status
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
 from deploy.local.redis import Redis
@@ -57,7 +58,7 @@ class Stage:
 
     def store_cpu(self) -> float:
         """CPU seconds of the stores that are servers."""
-        return sum(meter.cpu_seconds(self.servers[name].pid) for name in ("opensearch", "redis"))
+        return sum(cpu_meter.cpu_seconds(self.servers[name].pid) for name in ("opensearch", "redis"))
 
 
 @contextlib.contextmanager
@@ -79,7 +80,7 @@ class Process:
     def start(self) -> None:
         """Start it; what it says goes beside its configuration."""
         with self.config.with_suffix(f".{self.name}.log").open("ab") as said:
-            command = [sys.executable, "-m", f"cdc.service.{self.name}", "--config", str(self.config)]
+            command = [sys.executable, "-m", f"cdc.service.{self.name}.process", "--config", str(self.config)]
             self.process = subprocess.Popen(command, stdout=said, stderr=said)
 
     def end(self) -> float:
@@ -98,7 +99,7 @@ class Process:
 
     def cpu(self) -> float:
         """CPU seconds of the process and everything below it, also of what has ended there."""
-        return 0.0 if self.process is None else meter.tree_cpu(self.process.pid)
+        return 0.0 if self.process is None else cpu_meter.tree_cpu(self.process.pid)
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class Pipeline:
     def captured(self) -> int:
         """Wait until the log holds everything that is committed now; returns the LSN that it brings a reader to."""
         target = self.stage.database.wal_end()
-        meter.wait(lambda: int(str(self._said("capture").get("watermark", 0))) >= target, "capture", 900, 0.1)
+        cpu_meter.wait(lambda: int(str(self._said("capture").get("watermark", 0))) >= target, "capture", 900, 0.1)
         return int(self.log().head()[1])
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """What a batch costs in Redis and OpenSearch, by its size and by the size of the table.
 
-`measure` gives for each store and each size of table what `bench.batches.costs` tells, the server's CPU included. The
-servers are started for it and gone afterwards; OpenSearch runs with the full compiler, without the quick start of the
-tests.
+`measure` gives for each store and each size of table what `bench.sinks.batches.costs` tells, the server's CPU included.
+The servers are started for it and gone afterwards; OpenSearch runs with the full compiler, not with the quick start of
+the tests.
 """
 
 import json
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import fill, meter
-from bench.batches import SIZES, TABLE, Costs, costs, filled
-from bench.ground import ground
+from bench import cpu_meter, fill
+from bench.environment import ground
+from bench.sinks.batches import SIZES, TABLE, Costs, costs, filled
 from cdc.ports import Sink
 from deploy.local.opensearch import OpenSearch
 from deploy.local.redis import Redis
 from deploy.local.server import Server
 from sinks.context import SinkContext
-from sinks.opensearch import open_sink as open_opensearch
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.redis import open_sink as open_redis
-from sinks.redis_settings import RedisSettings
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import open_sink as open_opensearch
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_sink as open_redis
 
 _CONTEXT = SinkContext(Path("unused"))
 
@@ -77,13 +77,13 @@ def _of_store(store: Store, tables: Sequence[int], batches: Sequence[int], runs:
             opened = store.open(running.address)
             opened.sink.prepare(TABLE)
             filled(store.server.name, rows, opened.fill)
-            found[str(rows)] = costs(opened.sink, rows, batches, runs, partial(meter.cpu_seconds, running.pid))
+            found[str(rows)] = costs(opened.sink, rows, batches, runs, partial(cpu_meter.cpu_seconds, running.pid))
             opened.sink.close()
     return found
 
 
 def main() -> None:
-    """Print the costs as JSON: python -m bench.store_batches [largest table [store]]."""
+    """Print the costs as JSON: python -m bench.sinks.store_batches [largest table [store]]."""
     largest = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     stores = sys.argv[2:] or tuple(STORES)
     sys.stdout.write(json.dumps(measure((100_000, largest), SIZES, stores=stores), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""A busy shop while every process is killed at random: python -m bench.soak --minutes 30.
+"""A busy shop while every process is killed at random: python -m bench.soak.run --minutes 30.
 
 Ends with every row of every store compared with the source, and writes what was done to the pipeline, how long it took
 to recover, and what grew to bench/results/soak.json. Exit code 0 only if nothing differs, nothing stays behind and
@@ -24,17 +24,17 @@ from typing import Any
 import psycopg
 import yaml
 
-from bench import soak_watch as watch
-from bench.contest import RESULTS, machine, write
-from bench.meter import load, tree, wait
-from bench.soak_result import Fault, growths, summary
-from bench.soak_shop import Crowd
-from cdc.config import Settings
+from bench.capture.contest import RESULTS, machine, write
+from bench.cpu_meter import load, tree, wait
+from bench.soak import watch
+from bench.soak.result import Fault, growths, summary
+from bench.soak.shop import Crowd
+from cdc.config.settings import Settings
 from cdc.model import parse_lsn
-from cdc.service import status
-from cdc.service.part import settings_from
-from cdc.service.reached import Positions
-from cdc.service.verification import differences
+from cdc.service.daemon.process import settings_from
+from cdc.service.inspect.verification import differences
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
 from deploy.demo import pipeline
 from deploy.local.servers import Servers
 

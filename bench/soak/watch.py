@@ -9,7 +9,7 @@ from statistics import median
 
 import psycopg
 
-from bench.meter import processes, rss_mb, tree
+from bench.cpu_meter import processes, rss_mb, tree
 
 MARK = "MILLRACE_SOAK"
 """In the environment of the daemon, and so of everything that it starts: none of it can hide."""

@@ -17,7 +17,7 @@ from rich.text import Text
 from cdc.errors import MillraceError
 
 if TYPE_CHECKING:
-    from cdc.config import Settings
+    from cdc.config.settings import Settings
 
 OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 ERR = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
@@ -58,7 +58,7 @@ def _tables(context: typer.Context) -> list[str]:
 
 
 def _settings(context: typer.Context) -> "Settings | None":
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     try:
         return settings_from(Path(context.params.get("config") or DEFAULT_CONFIG))

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cdc.cli.screen import OUT
+from cdc.cli.output import OUT
 
 Facts = dict[str, Any]
 Show = Callable[[Facts], None]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from cdc.config import LogSettings, Part, Settings, SinkSettings
+from cdc.config.settings import LogSettings, Part, Settings, SinkSettings
 from cdc.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")

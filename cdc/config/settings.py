@@ -1,7 +1,7 @@
 """A pipeline's settings: frozen, typed, closed to unknown keys.
 
 Kinds of log and sink are not named here: each extends LogSettings or SinkSettings in its own file.
-`cdc.pipeline_file` reads them from YAML and the environment.
+`cdc.config.pipeline_file` reads them from YAML and the environment.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from cdc.config.secret import Secret
 from cdc.model import TableId
-from cdc.secret import Secret
 
 SecretField = Annotated[
     Secret,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.screen import OUT
+from cdc.cli.output import OUT
 
 
 def demo(
@@ -15,8 +15,8 @@ def demo(
 
     Example: millrace demo --seconds 60 --keep
     """
+    from cdc.artifacts.folders import home_folder
     from deploy.demo.demo import run
-    from deploy.local.folders import home_folder
 
     if not run(home_folder(), OUT, keep, seconds):
         OUT.print("The stores differ from the source.", style="bold red")

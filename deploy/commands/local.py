@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cdc.cli.screen import ERR, OUT, JsonOption, print_json, print_table
+from cdc.artifacts.folders import home_folder
+from cdc.cli.output import ERR, OUT, JsonOption, print_json, print_table
 from cdc.errors import ConfigError
-from deploy.local.folders import home_folder
 
 if TYPE_CHECKING:
-    from deploy.local.server import Narrate, Running
+    from cdc.artifacts.progress import Narrate
+    from deploy.local.server import Running
 
 app = typer.Typer(help="Real servers on this machine, without Docker.", no_args_is_help=True)
 

@@ -14,20 +14,20 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from cdc.config import Settings
+from cdc.artifacts.jars import spark_jars
+from cdc.config.settings import Settings
 from cdc.errors import MillraceError
 from cdc.model import Lsn, parse_lsn
-from cdc.service import status
-from cdc.service.flow import count
-from cdc.service.health import nested, reasons
-from cdc.service.part import settings_from
-from cdc.service.reached import Positions
-from cdc.service.verification import differences
+from cdc.service.daemon.process import settings_from
+from cdc.service.inspect.verification import differences
+from cdc.service.observe.health import nested, reasons
+from cdc.service.observe.page_model import count
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
 from deploy.demo import pipeline, proof, shop
 from deploy.demo.screen import Screen, SinkView, View, print_facts
-from deploy.local.jars import spark_jars
 from deploy.local.servers import Servers
-from snapshots.verify import Differences
+from snapshots.verify.comparison import Differences
 
 _PATIENCE = 180.0
 

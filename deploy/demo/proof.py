@@ -9,7 +9,7 @@ import redis
 from deltalake import DeltaTable
 from opensearchpy import OpenSearch
 
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 
 
 def one_order(settings: Settings, owner: psycopg.Connection) -> dict[str, str]:

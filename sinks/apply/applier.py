@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc import failpoint
-from cdc.config import RetrySettings
+from cdc.config.settings import RetrySettings
 from cdc.errors import (
     Busy,
     GaveUp,
@@ -30,16 +30,16 @@ from cdc.errors import (
     StoreRefused,
     TableRefused,
 )
+from cdc.json_text.members import splice
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Sink
-from sinks.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.timings import Histogram, ages
 from sinks.fingerprints import Fingerprinted, Watch
-from sinks.fold import FOLDED
-from sinks.folded import Folded
-from sinks.images import STORED_ROW_MISSING, columns, partial_first
-from sinks.measures import Histogram, ages
-from sinks.pieces import Pieces, by_bytes
-from sinks.raw_json import splice
+from sinks.fold.folded import Folded
+from sinks.fold.spark import FOLDED
+from sinks.rows.images import STORED_ROW_MISSING, columns, partial_first
+from sinks.rows.read_sizes import Pieces, by_bytes
 
 T = TypeVar("T")
 Note = Callable[[Lsn, Collection[TableId]], None]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cdc.model import Lsn
-from sinks.applier import Stopped
-from sinks.folded import Folded
-from sinks.pace import BUDGET, Waiting, next_batch
+from sinks.apply.applier import Stopped
+from sinks.apply.batch_schedule import BUDGET, Waiting, next_batch
+from sinks.fold.folded import Folded
 
 _AT_ONCE = 16 << 20
 """Bytes that a sink that is behind takes together: several small batches are one merge for it."""

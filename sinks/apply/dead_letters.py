@@ -29,7 +29,7 @@ create table if not exists letters (
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A parked change: a row of sinks.fold.FOLDED with its reason."""
+    """A parked change: a row of sinks.fold.spark.FOLDED with its reason."""
 
     table: str
     key: str

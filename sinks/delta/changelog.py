@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from sinks.delta_changes import Changes
-from sinks.delta_layout import DELETED, VERSION, Layout
-from sinks.delta_merge import append, floor
-from sinks.delta_write import LEAST_FILE, scanned, write
+from sinks.delta.rows.changes import Changes
+from sinks.delta.schema.layout import DELETED, VERSION, Layout
+from sinks.delta.write.merge import append, floor
+from sinks.delta.write.writer import LEAST_FILE, scanned, write
 
 
 def write_changelog(table: DeltaTable, given: Changes) -> Changes:

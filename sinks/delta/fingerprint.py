@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import orjson
 from deltalake import DeltaTable
 
-from sinks.delta_merge import WRITER
+from sinks.delta.write.merge import WRITER
 from sinks.fingerprints import Difference, Mark
 
 _TAKEN_BACK = ("RESTORE", "TRUNCATE", "REPLACE TABLE", "CREATE OR REPLACE TABLE")

@@ -1,6 +1,6 @@
 """A Delta table as of the head of the log: the table, and on top of it what the log holds beyond it.
 
-Readers need not wait for the merge. What is on top is decided by the rules of the merge itself (sinks.delta_rewrite),
+Readers need not wait for the merge. What is on top is decided by the rules of the merge itself (`rows.rewrite`),
 so the view shows what the table will show once the sink has caught up. Rows that the sink will set aside are left as
 the table has them.
 
@@ -18,27 +18,27 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.errors import ConfigError, SinkError
+from cdc.json_text.columns import AnyArray
 from cdc.key_range import Removal
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Offset
-from sinks.delta_changes import Changes, changes
-from sinks.delta_images import no_values
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import DELETED, VERSION, Evolution, Layout
-from sinks.delta_merge import floor
-from sinks.delta_ranges import deletes, taken
-from sinks.delta_rewrite import decide, fresh, places
-from sinks.delta_spark import frame_of
-from sinks.delta_store import arrow_schema
-from sinks.delta_types import widens
-from sinks.delta_write import files, target_size, touched
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.delta.rows.changes import Changes, changes
+from sinks.delta.rows.images import no_values
+from sinks.delta.rows.range_deletes import deletes, taken
+from sinks.delta.rows.rewrite import decide, fresh, places
+from sinks.delta.schema.layout import DELETED, VERSION, Evolution, Layout
+from sinks.delta.schema.types import widens
+from sinks.delta.store import arrow_schema
+from sinks.delta.write.merge import floor
+from sinks.delta.write.spark_merge import frame_of
+from sinks.delta.write.writer import files, target_size, touched
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sinks.delta import DeltaSink
+    from sinks.delta.sink import DeltaSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import COMMITTED, DELETED, END_AT, START_AT, VERSION
-from sinks.delta_merge import append, end_truncated, floor, marks, overwrite
-from sinks.delta_rewrite import filled, places, taken
-from sinks.delta_write import files, fits, scanned, target_size, touched
+from cdc.json_text.columns import AnyArray
+from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta.rows.rewrite import filled, places, taken
+from sinks.delta.schema.layout import COMMITTED, DELETED, END_AT, START_AT, VERSION
+from sinks.delta.write.merge import append, end_truncated, floor, marks, overwrite
+from sinks.delta.write.writer import files, fits, scanned, target_size, touched
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from sinks.delta_changes import sorted_by
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import COMMITTED, DELETED, Layout
-from sinks.delta_log import file_name, selections
-from sinks.delta_merge import fence, overwrite, quoted
-from sinks.delta_region import Files, literal
-from sinks.delta_write import REGION_LIMIT, files, scanned, target_size
+from cdc.json_text.columns import AnyArray
+from sinks.delta.rows.changes import sorted_by
+from sinks.delta.schema.layout import COMMITTED, DELETED, Layout
+from sinks.delta.transaction_log import file_name, selections
+from sinks.delta.write.merge import fence, overwrite, quoted
+from sinks.delta.write.region import Files, literal
+from sinks.delta.write.writer import REGION_LIMIT, files, scanned, target_size
 
 Objects: TypeAlias = npt.NDArray[np.object_]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cdc.errors import MillraceError
 from cdc.model import TableId, TableSchema
-from sinks.delta_maintenance import Cared
+from sinks.delta.maintenance import Cared
 
 _log = logging.getLogger(__name__)
 

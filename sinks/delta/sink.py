@@ -15,20 +15,22 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pydantic import Field, model_validator
 
-from cdc.config import SecretField, SinkSettings, TableField
+from cdc.config.settings import SecretField, SinkSettings, TableField
 from cdc.errors import Rejected, SinkError
 from cdc.failpoint import reached
 from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.context import SinkContext
-from sinks.delta_care import Caretaker
-from sinks.delta_changelog import newest, write_changelog
-from sinks.delta_changes import Changes, changes, expected, named_as_source, sorted_by
-from sinks.delta_deletes import DeleteCondition
-from sinks.delta_held import held
-from sinks.delta_history import write_history
-from sinks.delta_layout import (
+from sinks.delta.changelog import newest, write_changelog
+from sinks.delta.deletion_vectors.writer import clear_staging
+from sinks.delta.fingerprint import mark_of
+from sinks.delta.history import write_history
+from sinks.delta.maintenance import Care, Cared, maintain
+from sinks.delta.maintenance_schedule import Caretaker
+from sinks.delta.rows.changes import Changes, changes, expected, named_as_source, sorted_by
+from sinks.delta.rows.range_deletes import deletes
+from sinks.delta.schema.layout import (
     DELETED,
     Dropped,
     Evolution,
@@ -41,15 +43,13 @@ from sinks.delta_layout import (
     known_columns,
     new_layout,
 )
-from sinks.delta_maintenance import Care, Cared, maintain
-from sinks.delta_mark import clear_staging
-from sinks.delta_marks import mark_of
-from sinks.delta_ranges import deletes
-from sinks.delta_spark import merge_by_spark
-from sinks.delta_store import DeltaStore, arrow_schema
-from sinks.delta_write import MergeBySpark, Ways, write
+from sinks.delta.schema.soft_deletes import DeleteCondition
+from sinks.delta.store import DeltaStore, arrow_schema
+from sinks.delta.stored_key import held
+from sinks.delta.write.spark_merge import merge_by_spark
+from sinks.delta.write.writer import MergeBySpark, Ways, write
 from sinks.fingerprints import Difference, Mark
-from sinks.held import Held
+from sinks.rows.stored_key import Held
 
 
 class DeltaSettings(SinkSettings):
@@ -164,7 +164,7 @@ class DeltaSink:
             store.commit(partial(self._write, store, given=gone))
 
     def stored(self, schema: TableSchema) -> pa.Table:
-        """Live rows under the source's column names, ordered by key; types of sinks.delta_types."""
+        """Live rows under the source's column names, ordered by key; types of sinks.delta.schema.types."""
         pieces = [self.expected(schema, _NO_IMAGES), *self.stored_pieces(schema)]
         rows = pa.concat_tables(pieces).combine_chunks()
         return sorted_by(rows, [column.name for column in schema.key]) if rows.num_rows else rows
@@ -181,7 +181,7 @@ class DeltaSink:
             yield named_as_source(schema, layout, piece)
 
     def held(self, schema: TableSchema, key: str) -> Held:
-        """See sinks.held.Shows."""
+        """See sinks.rows.stored_key.Shows."""
         return held(self._new_store(schema.table), self._layout(schema), schema, key)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:

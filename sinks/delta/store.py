@@ -15,17 +15,17 @@ from deltalake.schema import Schema
 
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
-from sinks.delta_layout import VERSION, Evolution, Layout
-from sinks.delta_mark import Marker
-from sinks.delta_marks import GONE, compared, lacking, missing_files
-from sinks.delta_merge import TRUNCATED, WRITER, fence
-from sinks.delta_sync import sync
-from sinks.delta_table import RememberingTable
-from sinks.delta_write import scanned, scanned_pieces
+from sinks.delta.deletion_vectors.writer import Marker
+from sinks.delta.durable_commits import sync
+from sinks.delta.fingerprint import GONE, compared, lacking, missing_files
+from sinks.delta.schema.layout import VERSION, Evolution, Layout
+from sinks.delta.table_handle import RememberingTable
+from sinks.delta.write.merge import TRUNCATED, WRITER, fence
+from sinks.delta.write.writer import scanned, scanned_pieces
 from sinks.fingerprints import Difference, Mark
 
 if TYPE_CHECKING:
-    from sinks.delta_layout import AnyField
+    from sinks.delta.schema.layout import AnyField
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ import pyarrow.compute as pc
 
 from cdc.model import TableSchema
 from cdc.ports import Batch
-from sinks.delta_changes import changes
-from sinks.delta_layout import DELETED, VERSION, Layout
-from sinks.delta_merge import quoted
-from sinks.delta_store import DeltaStore
-from sinks.fold import FOLDED
-from sinks.held import Held
+from sinks.delta.rows.changes import changes
+from sinks.delta.schema.layout import DELETED, VERSION, Layout
+from sinks.delta.store import DeltaStore
+from sinks.delta.write.merge import quoted
+from sinks.fold.spark import FOLDED
+from sinks.rows.stored_key import Held
 
 
 def held(store: DeltaStore, layout: Layout, schema: TableSchema, key: str) -> Held:

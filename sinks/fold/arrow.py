@@ -1,6 +1,6 @@
 """The fold of rows that are in memory already, without Spark: for replays and for looking beyond a store.
 
-The live path folds in Spark (sinks.fold); both give the same, and a test holds them against each other.
+The live path folds in Spark (sinks.fold.spark); both give the same, and a test holds them against each other.
 """
 
 from typing import Literal
@@ -10,15 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.columns import AnyArray
 from cdc.model import PROGRESS_TABLE
-from sinks.delta_json import AnyArray
-from sinks.fold import FOLDED, READ_ORDINAL
+from sinks.fold.spark import FOLDED, READ_ORDINAL
 
 Ints = npt.NDArray[np.int64]
 
 
 def ranked(changes: pa.Table) -> pa.Table:
-    """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`, as `sinks.fold.fold` gives them."""
+    """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`, as `sinks.fold.spark.fold` gives them."""
     rows = changes.filter((pc.field("op") != "m") | (pc.field("table") == PROGRESS_TABLE)).combine_chunks()
     rows = rows.set_column(rows.column_names.index("ordinal"), "ordinal", _ordinal(rows))
     group = _groups(rows)
@@ -49,7 +49,7 @@ def _codes(column: AnyArray) -> Ints:
 
 
 def _ordinal(rows: pa.Table) -> AnyArray:
-    """See `sinks.fold.READ_ORDINAL`."""
+    """See `sinks.fold.spark.READ_ORDINAL`."""
     read: AnyArray = pc.equal(rows["op"], pa.scalar("r"))
     shift = pc.if_else(read, pa.scalar(READ_ORDINAL), pa.scalar(0))
     return pc.add(rows["ordinal"], shift)

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.members import splice
 from cdc.key_range import KeyRange, Removal
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Offset, Schemas
-from sinks.fold import FOLDED
-from sinks.fold_arrow import ranked
-from sinks.raw_json import splice
+from sinks.fold.arrow import ranked
+from sinks.fold.spark import FOLDED
 
 Row = dict[str, Any]
 SchemaOf = Callable[[TableId, int], TableSchema]
@@ -67,7 +67,7 @@ def joined(several: Sequence[Folded]) -> Folded:
 
 
 def gather(rows: pa.Table, schemas: Schemas) -> Folded:
-    """Take the rows of `sinks.fold.fold` apart."""
+    """Take the rows of `sinks.fold.spark.fold` apart."""
     marker = pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))
     markers, changes = rows.filter(marker), rows.filter(pc.invert(marker))
     reached = pc.max(markers.column("version")).as_py() or ZERO_LSN

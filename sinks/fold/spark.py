@@ -1,7 +1,7 @@
 """Folding a batch: of all changes of a key, the one that counts.
 
 `fold` is the Spark half: of each key the change with the greatest version (at equal versions the later in the log),
-and, only where that one is partial, the older changes that may fill it. `sinks.folded.gather` is the other half.
+and, only where that one is partial, the older changes that may fill it. `sinks.fold.folded.gather` is the other half.
 """
 
 from typing import TYPE_CHECKING

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import orjson
 
 from cdc.errors import Busy
-from sinks.opensearch_client import Blocked, Client, RequestRefused, TimedOut, path_of
-from sinks.raw_json import quote
+from cdc.json_text.members import quote
+from sinks.opensearch.client import Blocked, Client, RequestRefused, TimedOut, path_of
 
 _FIELD = re.compile(r"field \[([^\]]*)\] of type \[([^\]]*)\]")
 _ROUNDS = 4

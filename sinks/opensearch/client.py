@@ -13,8 +13,8 @@ import orjson
 from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import ConnectionError, ConnectionTimeout, SSLError, TransportError
 
+from cdc.config.secret import Secret
 from cdc.errors import Busy, Lost, MillraceError, SinkError, StoreRefused
-from cdc.secret import Secret
 
 _TIMEOUT = 60.0
 _OVERLOADED = {429, 502, 503, 504}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-from sinks.raw_json import build, members
+from cdc.json_text.members import build, members
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sinks.fingerprints import Difference, Mark
-from sinks.opensearch_client import Client, path_of
+from sinks.opensearch.client import Client, path_of
 
 _AT_ONCE = 20  # aliases in one path: a server takes 4 kB of it
 _SETTINGS = ("uuid", "number_of_shards", "verified_before_close")

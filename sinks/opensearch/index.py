@@ -16,9 +16,9 @@ import orjson
 from cdc.errors import SinkError
 from cdc.model import TableSchema
 from sinks.fingerprints import new_id
-from sinks.opensearch_client import Client, RequestRefused, path_of
-from sinks.opensearch_mapping import index_name, mapping, unfit
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch.client import Client, RequestRefused, path_of
+from sinks.opensearch.mapping import index_name, mapping, unfit
+from sinks.opensearch.settings import OpenSearchSettings
 
 _POLL = 0.2
 _PRIORITY = 200  # above what OpenSearch and its plugins bring

@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc.json_text.members import members, unquote
 from cdc.key_range import KeyRange, Level
-from sinks.opensearch_client import Client, path_of
-from sinks.raw_json import members, unquote
+from sinks.opensearch.client import Client, path_of
 
 _COMPARABLE = {"time": {"date"}, "number": {"short", "integer", "long"}, "word": set[str]()}
 """Fields in whose order a range of keys is a range too. What they do not index (infinity, BC) is outside of it."""

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.columns import AnyArray
+from cdc.json_text.columns import members as key_members
+from cdc.json_text.members import members, quote, unquote
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
-from sinks.delta_json import AnyArray
-from sinks.delta_json import members as key_members
-from sinks.raw_json import members, quote, unquote
 
 Field = Mapping[str, Any]
 

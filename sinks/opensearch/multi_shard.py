@@ -1,4 +1,4 @@
-"""Tables whose copies can lie on several shards (see sinks.opensearch_routing): look, write, look again, clear away."""
+"""Tables whose copies can lie on several shards (see sinks.opensearch.routing): look, write, look again, clear away."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from itertools import starmap
 import pyarrow as pa
 
 from cdc.errors import RejectedItem
-from sinks.images import STORED_ROW_MISSING, columns
-from sinks.opensearch_bulk import Bulk, Item, item
-from sinks.opensearch_client import Client
-from sinks.opensearch_documents import Documents
-from sinks.opensearch_index import Index
-from sinks.opensearch_mapping import document_id, raw_document_id
-from sinks.opensearch_routing import Copy, Route, copies
-from sinks.pieces import Pieces
-from sinks.raw_json import quote, splice
+from cdc.json_text.members import quote, splice
+from sinks.opensearch.bulk import Bulk, Item, item
+from sinks.opensearch.client import Client
+from sinks.opensearch.documents import Documents
+from sinks.opensearch.index import Index
+from sinks.opensearch.mapping import document_id, raw_document_id
+from sinks.opensearch.routing import Copy, Route, copies
+from sinks.rows.images import STORED_ROW_MISSING, columns
+from sinks.rows.read_sizes import Pieces
 
 _READ = 500
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.errors import SinkError
+from cdc.json_text.members import elements, members, unquote
 from cdc.model import TableSchema
-from sinks.opensearch_client import Client, path_of
-from sinks.raw_json import elements, members, unquote
+from sinks.opensearch.client import Client, path_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from cdc.config import SecretField, SinkSettings
+from cdc.config.secret import Secret
+from cdc.config.settings import SecretField, SinkSettings
 from cdc.model import TableId
-from cdc.secret import Secret
 
 
 class OpenSearchSettings(SinkSettings):

@@ -14,27 +14,27 @@ import orjson
 import pyarrow as pa
 
 from cdc.errors import Lost, Rejected, RejectedItem, SinkError
+from cdc.json_text.members import elements, members, splice, unquote
 from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
-from sinks import opensearch_ranges
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark
-from sinks.held import Held
-from sinks.images import STORED_ROW_MISSING, columns, not_before, partial_first
-from sinks.opensearch_bulk import Bulk, IndexGone, Item, item
-from sinks.opensearch_client import Client, RequestRefused, path_of
-from sinks.opensearch_documents import Documents
-from sinks.opensearch_index import Index, Indexes
-from sinks.opensearch_mapping import document_id, document_ids, index_name, raw_document_id
-from sinks.opensearch_marks import compared, shown
-from sinks.opensearch_routing import Route, route_of
-from sinks.opensearch_scattered import Scattered
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_stored import DocumentRows
-from sinks.pieces import Pieces
-from sinks.raw_json import elements, members, splice, unquote
-from sinks.stored_images import all_arranged, images_table, in_key_order
+from sinks.opensearch import key_ranges
+from sinks.opensearch.bulk import Bulk, IndexGone, Item, item
+from sinks.opensearch.client import Client, RequestRefused, path_of
+from sinks.opensearch.documents import Documents
+from sinks.opensearch.fingerprint import compared, shown
+from sinks.opensearch.index import Index, Indexes
+from sinks.opensearch.mapping import document_id, document_ids, index_name, raw_document_id
+from sinks.opensearch.multi_shard import Scattered
+from sinks.opensearch.routing import Route, route_of
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.stored_rows import DocumentRows
+from sinks.rows.images import STORED_ROW_MISSING, columns, not_before, partial_first
+from sinks.rows.read_sizes import Pieces
+from sinks.rows.stored_images import all_arranged, images_table, in_key_order
+from sinks.rows.stored_key import Held
 
 _PAGE = 2000
 _PURGED_PER_SECOND = "5000"
@@ -171,13 +171,13 @@ class OpenSearchSink:
     def _remove(self, index: Index, removal: Removal) -> None:
         """Turn the older rows of a range into tombstones of its version. Every copy of a routed row is a hit."""
         below = {"range": {f"{self._settings.metadata}.version": {"lt": removal.version}}}
-        near = opensearch_ranges.filters(self._client, index.name, removal.range)
+        near = key_ranges.filters(self._client, index.name, removal.range)
         query = {"bool": {"filter": [below, *near], "must_not": [self._indexes.hidden()]}}
         tombstone = self._documents.gone(removal.version)
-        asked = {"query": query, "_source": opensearch_ranges.source_of(removal.range)}
+        asked = {"query": query, "_source": key_ranges.source_of(removal.range)}
         for hits in self._pages(index.name, asked):
             found = [members(hit) for hit in hits]
-            texts = opensearch_ranges.texts([hit["_source"] for hit in found], removal.range.columns)
+            texts = key_ranges.texts([hit["_source"] for hit in found], removal.range.columns)
             gone = [found[place] for place in removal.range.holds(texts).nonzero()[0]]
             items = [item("", removal.version, hit["_id"].encode(), tombstone, _routing(hit)) for hit in gone]
             if self._bulk.send(index.alias, items):
@@ -220,7 +220,7 @@ class OpenSearchSink:
         yield from rows.all() if keys is None else rows.of(keys)
 
     def held(self, schema: TableSchema, key: str) -> Held:
-        """See sinks.held.Shows. Found by its id in whichever shard its routing put it."""
+        """See sinks.rows.stored_key.Shows. Found by its id in whichever shard its routing put it."""
         name, identity = self._indexes.behind(index_name(self._settings.prefix, schema.table)), document_id(key)
         if name is None:
             return Held("absent", 0, index_name(self._settings.prefix, schema.table))

@@ -19,13 +19,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.columns import AnyArray, slices
+from cdc.json_text.members import elements, members, quote, unquote
 from cdc.model import TableSchema
-from sinks.delta_json import AnyArray, slices
-from sinks.opensearch_client import Client, path_of
-from sinks.opensearch_documents import Documents
-from sinks.pieces import PageSize
-from sinks.raw_json import elements, members, quote, unquote
-from sinks.stored_images import all_arranged, images_table
+from sinks.opensearch.client import Client, path_of
+from sinks.opensearch.documents import Documents
+from sinks.rows.read_sizes import PageSize
+from sinks.rows.stored_images import all_arranged, images_table
 
 _MOST_ROWS = 10_000
 """OpenSearch refuses larger pages (index.max_result_window)."""

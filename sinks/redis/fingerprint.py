@@ -13,7 +13,7 @@ import redis
 from cdc.errors import Lost
 from cdc.model import Lsn, TableId, format_lsn
 from sinks.fingerprints import Difference, Mark, new_id
-from sinks.redis_keys import RESERVED
+from sinks.redis.keys import RESERVED
 
 _EXCHANGE = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end redis.call('set', KEYS[1], ARGV[2]) return 1"
 _EMPTY = Difference("it holds nothing of what was written: it was flushed, or an empty server took its place")

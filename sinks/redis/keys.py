@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from redis.crc import key_slot
 
+from cdc.json_text.columns import members as key_members
+from cdc.json_text.members import members, unquote
 from cdc.model import TableSchema
-from sinks.delta_json import members as key_members
-from sinks.raw_json import members, unquote
 
 RESERVED = "~"
 """How the names begin (after the prefix) that hold no row."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sinks.raw_json import build, members, quote, splice, unquote
+from cdc.json_text.members import build, members, quote, splice, unquote
 
 Held = bytes | Mapping[bytes, bytes] | None
 """What a read gave: a string's bytes, a hash's fields, or nothing."""

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from sinks.redis_keys import Names
+from sinks.redis.keys import Names
 
-_SCRIPT = files("sinks").joinpath("redis_apply.lua").read_bytes()
+_SCRIPT = files("sinks.redis").joinpath("apply.lua").read_bytes()
 _SHA = hashlib.sha1(_SCRIPT).hexdigest()  # noqa: S324  Redis names scripts by it
 _CALL_BYTES = 16 << 20  # a client's whole query is limited to 1 GB, and the server stands still during a call
 _FLIGHT_BYTES = 32 << 20  # held twice, as rows and as the request

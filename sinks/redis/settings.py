@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cdc.config import SecretField, SinkSettings
+from cdc.config.secret import Secret
+from cdc.config.settings import SecretField, SinkSettings
 from cdc.model import TableId
-from cdc.secret import Secret
-from sinks.redis_keys import RESERVED, tag_of
+from sinks.redis.keys import RESERVED, tag_of
 
 
 class RedisSettings(SinkSettings):

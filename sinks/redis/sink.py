@@ -24,17 +24,17 @@ from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark
-from sinks.held import Held as HeldKey
-from sinks.images import STORED_ROW_MISSING, columns, not_before, partial_first
-from sinks.pieces import by_bytes
-from sinks.redis_faults import faults
-from sinks.redis_forms import FORMS, Held
-from sinks.redis_keys import Names, escaped
-from sinks.redis_marks import StoreMark
-from sinks.redis_script import Script, Write
-from sinks.redis_settings import RedisSettings
-from sinks.redis_stored import RedisRows
-from sinks.stored_images import in_key_order
+from sinks.redis.errors import faults
+from sinks.redis.fingerprint import StoreMark
+from sinks.redis.keys import Names, escaped
+from sinks.redis.row_formats import FORMS, Held
+from sinks.redis.script import Script, Write
+from sinks.redis.settings import RedisSettings
+from sinks.redis.stored_rows import RedisRows
+from sinks.rows.images import STORED_ROW_MISSING, columns, not_before, partial_first
+from sinks.rows.read_sizes import by_bytes
+from sinks.rows.stored_images import in_key_order
+from sinks.rows.stored_key import Held as HeldKey
 
 _LARGEST_VALUE = 512 << 20  # proto-max-bulk-len
 _ROUNDS = 5
@@ -304,7 +304,7 @@ class RedisSink:
         return RedisRows(self._client, schema, names, self._form, self._settings.cluster, self._inner(names))
 
     def held(self, schema: TableSchema, key: str) -> HeldKey:
-        """See sinks.held.Shows. Where changes only invalidate, a row is there if the application put it there."""
+        """See `stored_key.Shows`. Where changes only invalidate, a row is there if the application put it there."""
         names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
         row = names.row(key)
         with faults(self.name):

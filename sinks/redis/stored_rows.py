@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import redis
 
+from cdc.json_text.columns import AnyArray, members
 from cdc.model import TableSchema
-from sinks.delta_json import AnyArray, members
-from sinks.pieces import PageSize
-from sinks.redis_forms import Form
-from sinks.redis_keys import Names
-from sinks.stored_images import all_arranged, all_quoted, as_texts, images_table, json_objects
+from sinks.redis.keys import Names
+from sinks.redis.row_formats import Form
+from sinks.rows.read_sizes import PageSize
+from sinks.rows.stored_images import all_arranged, all_quoted, as_texts, images_table, json_objects
 
 _SCAN = 2000
 _CALL_ROWS = 2000

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.members import build, members
 from cdc.model import TableSchema
-from sinks.raw_json import build, members
 
 STORED_ROW_MISSING = "stored row missing"
 """The reason with which a sink rejects a partial row that it has nothing to keep from."""

@@ -11,10 +11,10 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.columns import AnyArray, Malformed, members
+from cdc.json_text.members import quote
 from cdc.model import TableSchema
-from sinks.delta_json import AnyArray, Malformed, members
-from sinks.images import IMAGES, arranged
-from sinks.raw_json import quote
+from sinks.rows.images import IMAGES, arranged
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _ATOM = r'[^",\[\]{}\s]+'
@@ -45,7 +45,7 @@ def as_texts(values: "Sequence[bytes | None] | AnyArray") -> AnyArray:
 
 
 def all_arranged(schema: TableSchema, images: AnyArray) -> AnyArray:
-    """`sinks.images.arranged` of many rows. A text that is no JSON object stays what it is: it differs anyway."""
+    """`sinks.rows.images.arranged` of many rows. A text that is no JSON object stays what it is: it differs anyway."""
     right = _as_written(schema, images)
     if pc.all(right).as_py() or not len(images):
         return images
@@ -94,7 +94,7 @@ def json_objects(count: int, columns: "dict[str, AnyArray | None]") -> AnyArray:
 
 
 def all_quoted(texts: AnyArray) -> AnyArray:
-    """`sinks.raw_json.quote` of many texts; a null stays null."""
+    """`cdc.json_text.members.quote` of many texts; a null stays null."""
     wrapped = pc.binary_join_element_wise('"', texts, '"', "")
     special: AnyArray = pc.fill_null(pc.match_substring_regex(texts, r'["\\\x00-\x1f]'), pa.scalar(False))
     if not pc.any(special).as_py():

@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
 from cdc.errors import EnvironmentFault, LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
-from sinks.applier import Applier, Stopped
-from sinks.brief_errors import brief
-from sinks.fold import FOLDED, fold
-from sinks.fold_arrow import ranked
-from sinks.folded import Folded, gather
+from sinks.apply.applier import Applier, Stopped
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import Folded, gather
+from sinks.fold.spark import FOLDED, fold
+from sinks.spark.brief_errors import brief
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

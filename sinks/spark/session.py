@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from cdc.secret import Secret
-from deploy.local.archive import note_classpath
-from deploy.local.jars import spark_archive, spark_java
-from sinks.worker_python import worker_python
+from cdc.artifacts.class_archive import note_classpath
+from cdc.artifacts.jars import spark_archive, spark_java
+from cdc.config.secret import Secret
+from sinks.spark.worker_python import worker_python
 
 _OPTIONS = "spark.driver.extraJavaOptions"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"

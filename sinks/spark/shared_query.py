@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import Lsn
 from cdc.ports import LogReader
-from sinks.applier import Applier, Stopped
-from sinks.brief_errors import brief
-from sinks.folded import Folded, joined
-from sinks.query import Reading, collected, ended, stream
-from sinks.ring import Ring
+from sinks.apply.applier import Applier, Stopped
+from sinks.apply.batch_buffer import Ring
+from sinks.fold.folded import Folded, joined
+from sinks.spark.brief_errors import brief
+from sinks.spark.query import Reading, collected, ended, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

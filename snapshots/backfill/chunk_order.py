@@ -9,9 +9,9 @@ from typing import Protocol
 
 from psycopg import sql
 
-from snapshots.plan import Leaf
-from snapshots.rows import Readable
-from snapshots.tables import identifier
+from snapshots.initial.plan import Leaf
+from snapshots.tables.catalog import identifier
+from snapshots.tables.rows import Readable
 
 Place = tuple[str, ...]
 _UNKNOWN = 30.0

@@ -11,23 +11,23 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc import failpoint
-from cdc.capture import slot
-from cdc.capture.connect import explained
-from cdc.capture.layout import images
-from cdc.config import SourceSettings
+from cdc.capture.rows.layout import images
+from cdc.capture.source import slot
+from cdc.capture.source.connect import explained
+from cdc.config.settings import SourceSettings
 from cdc.errors import SlotLost, SourceRefused
 from cdc.model import ZERO_LSN, Lsn, parse_lsn
 from cdc.ports import Clock, Schemas
-from snapshots.copy import read_blocks
-from snapshots.jobs import Job
-from snapshots.messages import say
-from snapshots.pace import Pace
-from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
-from snapshots.requests import Request, anew, edge
-from snapshots.rows import Readable, describe, masking_of
-from snapshots.tables import files_of, find_leaves, touch
-from snapshots.walks import KeyWalk, ListWalk, PageWalk, Place, Walk
-from snapshots.windows import Pending, Windows
+from snapshots.backfill.chunk_order import KeyWalk, ListWalk, PageWalk, Place, Walk
+from snapshots.backfill.jobs import Job
+from snapshots.backfill.pace import Pace
+from snapshots.backfill.reconcile import Chunk, Merged, PgSnapshot, Reread
+from snapshots.backfill.requests import Request, anew, edge
+from snapshots.backfill.windows import Pending, Windows
+from snapshots.tables.catalog import files_of, find_leaves, touch
+from snapshots.tables.copy import read_blocks
+from snapshots.tables.rows import Readable, describe, masking_of
+from snapshots.tables.wal_messages import say
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Wanted = Callable[[str], Job | None]

@@ -1,6 +1,6 @@
 """Backfills: tables read in chunks beside the stream, on request, for new tables, and after a snapshot was cut short.
 
-A chunk is a short read between two marks in the WAL; `snapshots.reconcile` makes it right for its place in the log.
+A chunk is a short read between two marks in the WAL; `reconcile` makes it right for its place in the log.
 `Backfills` is a listener of the stream: requests and marks come to it through the WAL, so that they are as durable and
 as ordered as everything else, and every chunk is marked done in the same instant as its rows. A crash loses one chunk.
 
@@ -19,24 +19,25 @@ from datetime import UTC, datetime
 import psycopg
 import pyarrow as pa
 
-from cdc.capture import captured, slot
-from cdc.capture.connect import Connection, connect
-from cdc.capture.events import LogicalMessage
-from cdc.capture.transactions import Large
-from cdc.config import Settings
+from cdc.capture.pgoutput.events import LogicalMessage
+from cdc.capture.replication import captured_tables
+from cdc.capture.source import slot
+from cdc.capture.source.connect import Connection, connect
+from cdc.capture.transactions.assembly import Large
+from cdc.config.settings import Settings
 from cdc.errors import MillraceError
 from cdc.model import LOG_SCHEMA, Entry, Lsn, format_lsn
 from cdc.ports import Clock, LogWriter
-from snapshots.control import control_key
-from snapshots.initial import EXACT_MARK, STATE_MARK
-from snapshots.jobs import Job, State, known, missing
-from snapshots.messages import say
-from snapshots.pace import Pace
-from snapshots.reader import TableReader
-from snapshots.reconcile import Merged
-from snapshots.requests import Anew, Edge, Ended, Refused, Request, Steer, ended, understand
-from snapshots.rows import Stamp, log_rows, removals, truncation
-from snapshots.windows import Pending, Windows
+from snapshots.backfill.chunk_reader import TableReader
+from snapshots.backfill.jobs import Job, State, known, missing
+from snapshots.backfill.pace import Pace
+from snapshots.backfill.reconcile import Merged
+from snapshots.backfill.requests import Anew, Edge, Ended, Refused, Request, Steer, ended, understand
+from snapshots.backfill.signing_key import control_key
+from snapshots.backfill.windows import Pending, Windows
+from snapshots.initial.snapshot import EXACT_MARK, STATE_MARK
+from snapshots.tables.rows import Stamp, log_rows, removals, truncation
+from snapshots.tables.wal_messages import say
 
 _RETRY_SECONDS = 2.0
 _CANCEL_SECONDS = 5.0
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Backfills:
-    """A `cdc.capture.stream.Listener` and the thread that reads tables for it. `start` it, give it to the reader.
+    """A `stream.Listener` and the thread that reads tables for it. `start` it, give it to the reader.
 
     The listener's methods are called by the reading thread only, `facts` by anybody.
     """
@@ -62,7 +63,7 @@ class Backfills:
         self.history_exact_from = marks.get(EXACT_MARK, "")
         """From this LSN on the log's history is exact; empty while a snapshot that was cut short is unfinished."""
         self._changed = threading.Condition()
-        self._waiting = frozenset(captured.waiting(marks))
+        self._waiting = frozenset(captured_tables.waiting(marks))
         self._jobs = {**known(marks), **{job.id: job for job in self._missing(marks)}}
         self._paces: dict[str, Pace] = {}
         self._windows = Windows()
@@ -98,7 +99,7 @@ class Backfills:
         marks = log.progress().marks
         with self._changed:
             self._settings = settings
-            self._waiting = frozenset(captured.waiting(marks))
+            self._waiting = frozenset(captured_tables.waiting(marks))
             self._jobs |= {job.id: job for job in self._missing(marks) if job.anew or job.id not in self._jobs}
             self._changed.notify_all()
         if self._interrupted and not self._left():

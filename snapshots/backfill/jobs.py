@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
-from cdc.capture.captured import Reason
-from cdc.config import TableSettings
+from cdc.capture.replication.captured_tables import Reason
+from cdc.config.settings import TableSettings
 from cdc.model import Lsn, TableId
-from snapshots.plan import planned
-from snapshots.requests import Request
+from snapshots.backfill.requests import Request
+from snapshots.initial.plan import planned
 
 PREFIX = "backfill:"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.model import TableSchema
-from snapshots.reconcile import Chunk, Committed, Merged, Reread, Window
+from snapshots.backfill.reconcile import Chunk, Committed, Merged, Reread, Window
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ Exact at the slot's consistent point: what committed before is in it, what commi
 both. Workers import the snapshot before anybody starts to stream, since that ends it. No lock beyond ACCESS SHARE.
 
 Its entries end one below that point, and only the last one at it: whoever has reached the point has every row. A crash
-leaves whole pieces in the log. Those of an unfinished chunk are read again, with the same version and the
-same or newer content, and change nothing twice; what is left is read in chunks beside the stream (`snapshots.chunked`).
+leaves whole pieces in the log. Those of an unfinished chunk are read again, with the same version and the same or
+newer content, and change nothing twice; what is left is read in chunks beside the stream (`snapshots.backfill`).
 """
 
 import json
@@ -23,15 +23,15 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc import failpoint
-from cdc.capture.connect import connect, explained
-from cdc.capture.slot import SlotCreated
-from cdc.config import Settings, SourceSettings
+from cdc.capture.source.connect import connect, explained
+from cdc.capture.source.slot import SlotCreated
+from cdc.config.settings import Settings, SourceSettings
 from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.ports import LogWriter
-from snapshots.plan import Chunk, TablePlan, largest_first, mark_name, plan_table
-from snapshots.rows import Readable, Stamp, describe, log_rows, masking_of, read_images
-from snapshots.tables import find_leaves, identifier, touch
+from snapshots.initial.plan import Chunk, TablePlan, largest_first, mark_name, plan_table
+from snapshots.tables.catalog import find_leaves, identifier, touch
+from snapshots.tables.rows import Readable, Stamp, describe, log_rows, masking_of, read_images
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture.connect import explain, explained
+from cdc.capture.source.connect import explain, explained
 from cdc.errors import SourceLost, SourceRefused
 from cdc.model import TableId
-from snapshots.plan import Leaf
+from snapshots.initial.plan import Leaf
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from cdc.capture.connect import explain_result
+from cdc.capture.source.connect import explain_result
 from cdc.errors import SourceLost
 
 Connection = psycopg.Connection[tuple[Any, ...]]

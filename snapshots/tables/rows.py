@@ -14,15 +14,16 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from cdc.capture import catalog, copytext, spans
-from cdc.capture.layout import Layout, images, lay_out, recorded_as
-from cdc.capture.mask import Masking, Rule
-from cdc.config import SourceSettings, TableSettings
+from cdc.capture.rows import byte_spans, copy_text
+from cdc.capture.rows.layout import Layout, images, lay_out, recorded_as
+from cdc.capture.rows.mask import Masking, Rule
+from cdc.capture.source import catalog
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
 from cdc.key_range import KeyRange
 from cdc.model import LOG_SCHEMA, Lsn, Op, TableId, TableSchema
 from cdc.ports import Schemas
-from snapshots.copy import Block, read_blocks
+from snapshots.tables.copy import Block, read_blocks
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -64,9 +65,9 @@ class Readable:
             sql.SQL(", ").join(map(sql.Identifier, self.columns)), relation, filtered, tail or sql.SQL("")
         )
 
-    def parse(self, block: Block) -> spans.Block:
-        """The columns of a block of COPY's lines, before any mask: for `cdc.capture.layout.images` and nobody else."""
-        return copytext.parse(block.lines, len(self.columns))
+    def parse(self, block: Block) -> byte_spans.Block:
+        """The columns of a block of COPY's lines, before any mask: for `cdc.capture.rows.layout.images` alone."""
+        return copy_text.parse(block.lines, len(self.columns))
 
     def places(self, names: Sequence[str]) -> list[int]:
         """Where these columns stand in a parsed block."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import psycopg
 
-from cdc.capture.connect import explained
+from cdc.capture.source.connect import explained
 from cdc.model import Lsn, parse_lsn
 
 Connection = psycopg.Connection[tuple[Any, ...]]

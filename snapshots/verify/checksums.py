@@ -2,7 +2,7 @@
 
 A row's key decides its group, and a group holds how many rows it has and the sum of their hashes. Sums do not depend on
 the order of rows, so each side is read as it comes, in pieces. Two groups whose sums are equal hold the same rows, but
-for a chance of one in 2**64; of groups that differ the rows themselves are compared (snapshots.compare).
+for a chance of one in 2**64; of groups that differ the rows themselves are compared (snapshots.verify.row_comparison).
 
 The trap: the hashes of texts are Python's, whose key is drawn at the start of a process. So nobody can plant a row that
 collides, and no checksum may ever leave its process.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snapshots.compare import texts
+from snapshots.verify.row_comparison import texts
 
 Hashes = npt.NDArray[np.uint64]
 AnyArray: TypeAlias = Any

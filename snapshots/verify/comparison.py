@@ -1,6 +1,6 @@
 """The proof that a store equals the source: row by row, on demand, also while everybody writes.
 
-First both sides are read once, at the same time and in pieces, into checksums (snapshots.checksums): most tables
+First both sides are read once, at the same time and in pieces, into checksums (snapshots.verify.checksums): most tables
 are equal, and then that is all. Where checksums differ the rows themselves are compared, and only those.
 
 A row that differs may only be on its way. So the store is first waited for, up to an LSN that is not before the
@@ -24,16 +24,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from cdc.capture.connect import connect, explained
-from cdc.config import SourceSettings, TableSettings
+from cdc.capture.source.connect import connect, explained
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceLost
 from cdc.model import Lsn, TableId, TableSchema, format_lsn
 from cdc.ports import Sink, StoredPieces
-from snapshots.checksums import GROUPS, Checksums, key_groups
-from snapshots.compare import Comparison, compare, key_columns, key_texts
-from snapshots.messages import say
-from snapshots.rows import Readable, describe, masking_of, read_images
-from snapshots.tables import estimated_rows, identifier, touch
+from snapshots.tables.catalog import estimated_rows, identifier, touch
+from snapshots.tables.rows import Readable, describe, masking_of, read_images
+from snapshots.tables.wal_messages import say
+from snapshots.verify.checksums import GROUPS, Checksums, key_groups
+from snapshots.verify.row_comparison import Comparison, compare, key_columns, key_texts
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 WaitFor = Callable[[Lsn], None]

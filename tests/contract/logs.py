@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.pipeline_file import check
+from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, Entry, Lsn
-from cdc.pipeline_file import check
 from cdc.ports import LogReader, LogWriter
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
@@ -67,7 +67,7 @@ class KafkaBench:
 LOGS: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {"kafka": KafkaBench, "segments": SegmentsBench}
 
 READ_ONLY = {"debezium"}
-"""Kinds that somebody else writes: their tests are tests/integration/test_debezium.py."""
+"""Kinds that somebody else writes: their tests are tests/integration/log/test_debezium.py."""
 
 
 def settings_of(data: Mapping[str, object]) -> Settings:

@@ -17,14 +17,15 @@ from deltalake import DeltaTable
 
 from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
-from sinks import delta, memory
+from sinks import memory
 from sinks.context import SinkContext
-from sinks.opensearch import open_sink as open_opensearch
-from sinks.opensearch_mapping import document_id, index_name
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.redis import open_sink as open_redis
-from sinks.redis_keys import Names
-from sinks.redis_settings import RedisSettings
+from sinks.delta import sink
+from sinks.opensearch.mapping import document_id, index_name
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import open_sink as open_opensearch
+from sinks.redis.keys import Names
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_sink as open_redis
 from tests.fix_delta import mark_everywhere
 from tests.fix_servers import opensearch_request
 
@@ -81,11 +82,11 @@ class DeltaBench:
 
     def __init__(self, folder: Path) -> None:
         as_text = {TableId("public", name): ("at",) for name in TABLES}  # the histories hold infinity and BC
-        self._settings = delta.DeltaSettings(path=str(folder / "lake"), as_text=as_text)
+        self._settings = sink.DeltaSettings(path=str(folder / "lake"), as_text=as_text)
         self._context = SinkContext(folder)
 
     def open(self) -> Sink:
-        return delta.open_sink(self._settings, self._context)
+        return sink.open_sink(self._settings, self._context)
 
     def restart(self) -> None:
         """A folder has no server."""

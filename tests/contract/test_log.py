@@ -477,7 +477,7 @@ def test_packed_batches_hold_the_rows_that_were_asked_for(
     monkeypatch: pytest.MonkeyPatch,
     largest: int,
 ) -> None:
-    monkeypatch.setattr("cdc.log.spark.cells.LARGEST", largest)
+    monkeypatch.setattr("cdc.log.spark.packed_rows.LARGEST", largest)
     writer.append(entry(1))
     writer.append(Entry(rows(200, 1, 2, table="public.others"), Lsn(210)))
     writer.append(entry(3))

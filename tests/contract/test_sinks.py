@@ -17,11 +17,12 @@ from cdc.model import Column, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks import registry
 from sinks.fingerprints import Difference, Fingerprinted, Mark
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
-from sinks.held import Shows
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
+from sinks.rows.stored_key import Shows
 from tests.contract.sinks import BENCHES, Bench
-from tests.histories import (
+from tests.properties.test_fold import Registry
+from tests.scenes.histories import (
     INT4,
     INTEGERS,
     ODD_TEXTS,
@@ -36,7 +37,6 @@ from tests.histories import (
     log_table,
     table,
 )
-from tests.properties.test_fold import Registry
 
 ITEMS = table()
 

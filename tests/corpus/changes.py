@@ -6,9 +6,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture import catalog
-from cdc.capture.pgoutput import Decoder
-from cdc.capture.types import SESSION
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.rows.types import SESSION
+from cdc.capture.source import catalog
 from cdc.model import PgType, parse_lsn
 from tests.corpus.pgoutput_encoder import frame
 from tests.corpus.registry import Registry

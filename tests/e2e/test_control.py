@@ -13,7 +13,7 @@ import pytest
 import redis
 import yaml
 
-from cdc.service import pauses, status
+from cdc.service.state import pauses, status
 from tests.fix_pipeline import Pipeline
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database, LocalServer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.service import status
+from cdc.service.state import status
 from deploy.local.servers import Servers
 from tests.fix_processes import RunProgram, wait_until
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 import yaml
 
-from cdc.service import status
+from cdc.service.state import status
 from tests.fix_pipeline import Pipeline
 from tests.fix_processes import RunProgram, wait_until
 from tests.fix_servers import LocalServer, opensearch_request

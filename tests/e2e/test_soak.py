@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.soak import Soak
+from bench.soak.run import Soak
 from deploy.local.servers import Servers
 from tests.fix_servers import LocalServer, PostgresServer
 

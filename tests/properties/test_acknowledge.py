@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.capture.acknowledge import Acknowledgements
+from cdc.capture.replication.acknowledge import Acknowledgements
 from cdc.model import Lsn
 
 

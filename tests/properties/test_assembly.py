@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.capture.events import Begin, Commit, Event, StreamAbort, StreamCommit, StreamStart, StreamStop
-from cdc.capture.transactions import Assembler, Large
+from cdc.capture.pgoutput.events import Begin, Commit, Event, StreamAbort, StreamCommit, StreamStart, StreamStop
+from cdc.capture.transactions.assembly import Assembler, Large
 from cdc.model import LOG_SCHEMA, Entry, Lsn
 
 Token = int | Event

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.capture import images, spans
-from cdc.capture.pgoutput import Decoder
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.rows import byte_spans, images
 from cdc.errors import DecodeError
 from tests.corpus import pgoutput_encoder as pg
 from tests.corpus.pgoutput_encoder import UNCHANGED, Relation, Value
@@ -170,7 +170,9 @@ def typed(value: Any) -> Any:
 
 
 @settings(max_examples=150, deadline=None)
-@given(stories(), st.lists(st.integers(0, 60), max_size=4), st.sampled_from([0, spans.FEW]), st.sampled_from([0, 100]))
+@given(
+    stories(), st.lists(st.integers(0, 60), max_size=4), st.sampled_from([0, byte_spans.FEW]), st.sampled_from([0, 100])
+)
 def test_what_was_encoded_comes_back_however_the_stream_is_cut(
     story: Story, cuts: list[int], few: int, piece: int
 ) -> None:
@@ -178,7 +180,7 @@ def test_what_was_encoded_comes_back_however_the_stream_is_cut(
     frames = [pg.frame(message, number) for number, message in enumerate(story.messages)]
     target = decoder()
     edges = [0, *sorted(cuts), len(frames)]
-    with patch.object(spans, "FEW", few), patch.object(images, "_PIECE", piece):
+    with patch.object(byte_spans, "FEW", few), patch.object(images, "_PIECE", piece):
         found = [row for a, b in itertools.pairwise(edges) for row in flat(target.feed(frames[a:b]).rows)]
     assert [typed(row) for row in found] == [typed(row) for row in story.rows]
 

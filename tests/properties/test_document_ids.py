@@ -6,10 +6,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.json_text.members import quote
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks.opensearch_mapping import document_id, document_ids, raw_document_id
-from sinks.raw_json import quote
-from sinks.redis_keys import Names
+from sinks.opensearch.mapping import document_id, document_ids, raw_document_id
+from sinks.redis.keys import Names
 
 values = st.one_of(
     st.integers().map(str),

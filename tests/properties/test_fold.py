@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, TableId, TableSchema
-from sinks.fold import FOLDED, fold
-from sinks.fold_arrow import ranked as ranked_by_arrow
-from sinks.folded import Folded, gather, joined
-from tests.histories import INTEGERS, ODD_TEXTS, TEXT, History, Row, change, folded, log_table, removed, table
+from sinks.fold.arrow import ranked as ranked_by_arrow
+from sinks.fold.folded import Folded, gather, joined
+from sinks.fold.spark import FOLDED, fold
+from tests.scenes.histories import INTEGERS, ODD_TEXTS, TEXT, History, Row, change, folded, log_table, removed, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

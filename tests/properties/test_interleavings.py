@@ -1,5 +1,5 @@
 """Whatever Postgres lets its sessions do at once, a store ends as the source: wherever feeds and batches are cut, and
-wherever capture begins again. The model of the server is tests/concurrent_server.py."""
+wherever capture begins again. The model of the server is tests/scenes/concurrent_server.py."""
 
 import random
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.capture.pgoutput import Decoder
-from cdc.capture.transactions import Assembler, Large
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.transactions.assembly import Assembler, Large
 from cdc.errors import Rejected
 from cdc.model import LOG_SCHEMA, Entry, Lsn
 from cdc.ports import Batch
-from sinks.fold import FOLDED
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
+from sinks.fold.spark import FOLDED
 from sinks.memory import MemorySink, Store
-from tests.concurrent_server import Change, Server, Transaction, Values
 from tests.corpus import pgoutput_encoder as pg
 from tests.corpus.registry import Registry, enum_of
 from tests.properties.test_assembly import Disk
+from tests.scenes.concurrent_server import Change, Server, Transaction, Values
 
 ITEMS = pg.Relation(
     7,

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.capture import net_effect
-from cdc.capture.net_effect import settled, settled_parts
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
-from tests.histories import Row, change, log_table
+from cdc.capture.transactions import net_effect
+from cdc.capture.transactions.net_effect import settled, settled_parts
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from tests.properties.test_fold import Registry
+from tests.scenes.histories import Row, change, log_table
 
 KEYS = 5
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.raw_json import build, elements, members, quote, splice, unquote
+from cdc.json_text.members import build, elements, members, quote, splice, unquote
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

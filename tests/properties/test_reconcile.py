@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.model import Lsn
-from snapshots.reconcile import Chunk, Committed, Merged, PgSnapshot, Reread, Window, members
+from snapshots.backfill.reconcile import Chunk, Committed, Merged, PgSnapshot, Reread, Window, members
 
 KEYS = 4
 Row = dict[str, int]

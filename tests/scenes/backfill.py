@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 
 import cdc.log
-from cdc.capture.events import LogicalMessage
-from cdc.capture.transactions import Large
+from cdc.capture.pgoutput.events import LogicalMessage
+from cdc.capture.transactions.assembly import Large
 from cdc.clock import SystemClock
 from cdc.model import Entry, TableId, parse_lsn
 from cdc.ports import LogWriter
-from snapshots.chunked import Backfills
-from snapshots.control import control_key
-from snapshots.requests import Request, ask, steer
+from snapshots.backfill.coordinator import Backfills
+from snapshots.backfill.requests import Request, ask, steer
+from snapshots.backfill.signing_key import control_key
 from tests.fix_capture import Following, Rig
 from tests.fix_processes import wait_until
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from cdc.key_range import KeyRange, Level, Removal
 from cdc.model import LOG_SCHEMA, Column, PgType, TableId, TableSchema
 from cdc.ports import Batch
-from sinks.fold import FOLDED
+from sinks.fold.spark import FOLDED
 
 INT4, INT8, TEXT, NUMERIC = PgType(23, "int4"), PgType(20, "int8"), PgType(25, "text"), PgType(1700, "numeric")
 JSONB, STAMP, BOOL, FLOAT8 = (
@@ -220,7 +220,7 @@ class _Raw(float):
 
 
 def raw(after: str) -> dict[str, str]:
-    """Name to raw value by Python's own parser: slow, and independent of sinks.raw_json."""
+    """Name to raw value by Python's own parser: slow, and independent of cdc.json_text.members."""
     parsed = json.loads(after, parse_int=_Raw, parse_float=_Raw)
     return {name: _write(value) for name, value in parsed.items()}
 

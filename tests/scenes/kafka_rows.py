@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.kafka_writer import KafkaWriter
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.write.writer import KafkaWriter
 from cdc.model import LOG_SCHEMA, Entry, Lsn
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

@@ -8,22 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Sink
-from cdc.service import status
-from cdc.service.holds import Holds, Wishes
-from cdc.service.losses import Losses
-from cdc.service.reached import Positions
-from cdc.service.skipped_tables import SkippedTables
-from cdc.service.store_files import StoreFiles
-from sinks.applier import Applier, TableLost
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from cdc.service.apply.lost_tables import Losses
+from cdc.service.apply.paused_tables import Holds, Wishes
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
+from cdc.service.state.skipped_tables import SkippedTables
+from cdc.service.state.store_files import StoreFiles
+from sinks.apply.applier import Applier, TableLost
+from sinks.apply.dead_letters import DeadLetters
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
-from tests.histories import Row, change, images, log_table, table
+from tests.scenes.histories import Row, change, images, log_table, table
 
 ITEMS, OTHERS = table(), table("others")
 BACKFILLED = 5

@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 
 import cdc.log
-from cdc.capture import slot as slots
-from cdc.config import Settings
+from cdc.capture.source import slot as slots
+from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, Lsn
 from sinks.context import SinkContext
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from sinks.memory import MemorySettings, open_sink
-from snapshots.initial import SnapshotProgress, run_initial
+from snapshots.initial.snapshot import SnapshotProgress, run_initial
 from tests.fix_servers import Database
 
 MakeSettings = Callable[..., Settings]

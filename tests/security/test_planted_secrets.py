@@ -20,9 +20,9 @@ import redis
 import yaml
 from psycopg import sql
 
-from cdc.service import status
+from cdc.service.state import status
 from deploy.local import ports
-from sinks.dead_letters import DeadLetters
+from sinks.apply.dead_letters import DeadLetters
 from tests.fix_pipeline import Pipeline
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database, LocalServer, MakeRedis

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import capture, delta_batches, snapshot
-from bench.capture import Sizes
-from bench.contest import Contest
+from bench import snapshot
+from bench.capture import run
+from bench.capture.contest import RESULTS, Contest
+from bench.capture.run import Sizes
+from bench.sinks import delta_batches
 
-both = pytest.mark.parametrize("contest", [capture.CONTEST, snapshot.CONTEST], ids=lambda contest: contest.name)
+both = pytest.mark.parametrize("contest", [run.CONTEST, snapshot.CONTEST], ids=lambda contest: contest.name)
 
 
 @both
@@ -54,7 +56,7 @@ def test_ratios_are_to_the_limit_and_to_the_peer(contest: Contest) -> None:
 
 @both
 def test_published_ratios_follow_from_the_published_figures(contest: Contest) -> None:
-    published = json.loads((Path(capture.__file__).parent / "results" / f"{contest.name}.json").read_text())
+    published = json.loads((RESULTS / f"{contest.name}.json").read_text())
     for name, ratios in contest.ratios(published["contenders"]).items():
         for ratio, value in ratios.items():
             assert math.isclose(published["ratios"][name][ratio], value, abs_tol=0.02), (name, ratio)

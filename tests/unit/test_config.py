@@ -5,11 +5,11 @@ from typing import Literal
 
 import pytest
 
-from cdc.config import LogSettings, Settings, SinkSettings
+from cdc.config.pipeline_file import load
+from cdc.config.secret import Secret
+from cdc.config.settings import LogSettings, Settings, SinkSettings
 from cdc.errors import ConfigError
 from cdc.model import TableId
-from cdc.pipeline_file import load
-from cdc.secret import Secret
 
 
 class CardIndexSettings(SinkSettings):

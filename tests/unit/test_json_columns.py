@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks import raw_json
-from sinks.delta_json import Malformed, members
+from cdc.json_text import members as raw_json
+from cdc.json_text.columns import Malformed, members
 
 NAMES = st.text(min_size=1, max_size=6)
 NUMBERS = st.sampled_from(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.capture.partition_bounds import bounds_of, unfit, values
+from cdc.capture.source.partition_bounds import bounds_of, unfit, values
 from cdc.key_range import MAXVALUE, MINVALUE, Bound, KeyRange, Level, Removal, key_texts
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks.redis_keys import Names
+from sinks.redis.keys import Names
 
 numbers = st.integers(-3, 3)
 bounds = st.one_of(numbers, st.sampled_from([float("-inf"), float("inf")]))

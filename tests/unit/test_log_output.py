@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc import logs
-from cdc.secret import Secret
+from cdc import log_output
+from cdc.config.secret import Secret
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def spoken() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     stream = io.StringIO()
-    logs.configure("capture", "json", "DEBUG", [Secret("correct-horse"), Secret("x")], stream)
+    log_output.configure("capture", "json", "DEBUG", [Secret("correct-horse"), Secret("x")], stream)
     yield stream
     root.handlers[:], root.level = before
 

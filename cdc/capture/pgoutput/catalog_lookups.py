@@ -5,9 +5,9 @@ Rare, so a connection is opened for each question instead of being kept.
 
 from collections.abc import Collection
 
-from cdc.capture import catalog
-from cdc.capture.connect import brief
-from cdc.config import SourceSettings
+from cdc.capture.source import catalog
+from cdc.capture.source.connect import brief
+from cdc.config.settings import SourceSettings
 from cdc.model import PgType
 
 

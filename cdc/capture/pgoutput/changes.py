@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.capture.buffers import flags_of, letters, lists, spread, take
-from cdc.capture.frames import Frames
-from cdc.capture.layout import Layout
-from cdc.capture.spans import Block, Flags, Places, Spans, as_arrow, gather
-from cdc.capture.tuples import Tuples, walk
+from cdc.capture.pgoutput.frames import Frames
+from cdc.capture.pgoutput.tuples import Tuples, walk
+from cdc.capture.rows.arrow_buffers import flags_of, letters, lists, spread, take
+from cdc.capture.rows.byte_spans import Block, Flags, Places, Spans, as_arrow, gather
+from cdc.capture.rows.layout import Layout
 from cdc.errors import DecodeError
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from cdc.capture import events
-from cdc.capture.frames import BEGIN, COMMIT, Frames
-from cdc.capture.reading import POSTGRES_EPOCH, Reading
-from cdc.capture.spans import Places
+from cdc.capture.pgoutput import events
+from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH, Reading
+from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames
+from cdc.capture.rows.byte_spans import Places
 
 Control = (
     events.StreamStart

@@ -2,7 +2,7 @@
 
 import struct
 
-from cdc.capture.frames import HEAD
+from cdc.capture.pgoutput.frames import HEAD
 from cdc.errors import DecodeError
 from cdc.model import Lsn
 

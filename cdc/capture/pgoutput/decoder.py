@@ -4,7 +4,7 @@
     decoded = decoder.feed(frames)      # CopyData payloads as they came: XLogData, keepalives are passed over
 
 `decoded.rows` is one table in LOG_SCHEMA with every change of the feed, in stream order. `decoded.events` are the
-other things the stream said (cdc.capture.events), in stream order, each with `row`: how many of the rows came before
+other things the stream said (`events`), in stream order, each with `row`: how many of the rows came before
 it. So a transaction's rows are `rows.slice(begin.row, commit.row - begin.row)`, all whole transactions of a feed are
 one slice up to the last Commit's `row`, and nobody touches a row. A transaction may span feeds; so may a block of a
 streamed one. `ordinal` counts a transaction's rows over feeds.
@@ -33,12 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc.capture import changes, control
-from cdc.capture.buffers import repeated, take
-from cdc.capture.captured import Captured
-from cdc.capture.changes import Changes
-from cdc.capture.contexts import Contexts, Placed
-from cdc.capture.events import (
+from cdc.capture.pgoutput import changes, control_messages
+from cdc.capture.pgoutput.changes import Changes
+from cdc.capture.pgoutput.cursor import Reading
+from cdc.capture.pgoutput.events import (
     Event,
     LogicalMessage,
     RelationChanged,
@@ -48,12 +46,14 @@ from cdc.capture.events import (
     StreamStart,
     TableWaits,
 )
-from cdc.capture.frames import BEGIN, COMMIT, Frames, flags_of_kinds, join
-from cdc.capture.layout import Layout
-from cdc.capture.mask import NO_MASK, Masking
-from cdc.capture.reading import Reading
-from cdc.capture.relations import Catalog, Keys, Relations
-from cdc.capture.spans import Places
+from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames, flags_of_kinds, join
+from cdc.capture.pgoutput.relations import Catalog, Keys, Relations
+from cdc.capture.pgoutput.transaction_context import Contexts, Placed
+from cdc.capture.replication.captured_tables import Captured
+from cdc.capture.rows.arrow_buffers import repeated, take
+from cdc.capture.rows.byte_spans import Places
+from cdc.capture.rows.layout import Layout
+from cdc.capture.rows.mask import NO_MASK, Masking
 from cdc.errors import DecodeError
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 from cdc.ports import Schemas
@@ -94,9 +94,9 @@ class Decoder:
     ) -> None:
         self._relations = Relations(schemas, catalog, keys, masking, captured)
         self._contexts = Contexts(ended=after)
-        self._parsers = dict(control.PARSERS)
+        self._parsers = dict(control_messages.PARSERS)
         if parallel:
-            self._parsers["A"] = control.parallel_abort
+            self._parsers["A"] = control_messages.parallel_abort
 
     def feed(self, frames: Sequence[bytes | memoryview]) -> Decoded:
         """Decode the next frames of the stream. Raises DecodeError; see the module for what comes out."""
@@ -117,7 +117,7 @@ class Decoder:
         placed = self._contexts.place(frames, found, counts, message)
         rows = _table(groups, frames, message, placed)
         subxids = placed.xid if scopes is None else _subxids(frames, scopes, message, placed.xid)
-        return Decoded(rows, control.ordered(frames, found, counts), subxids)
+        return Decoded(rows, control_messages.ordered(frames, found, counts), subxids)
 
     def _control(self, frames: Frames) -> dict[int, Event]:
         """The rare messages, parsed one by one. Origins and types are read and known, but say nothing to us."""
@@ -200,7 +200,7 @@ class Decoder:
         groups = []
         for index in frames.of(_TRUNCATE).tolist():
             scope = 0 if scopes is None else int(scopes[index])
-            for oid in control.truncated(frames.message(index), scope != 0):
+            for oid in control_messages.truncated(frames.message(index), scope != 0):
                 if (layout := self._relations.at(scope, oid, index)) is not None:
                     groups.append((layout, changes.truncate(index)))
         return groups

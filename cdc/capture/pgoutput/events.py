@@ -6,7 +6,7 @@ Plain tuples, because a stream of small transactions makes two of them per row. 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cdc.capture.captured import Reason
+from cdc.capture.replication.captured_tables import Reason
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 
 

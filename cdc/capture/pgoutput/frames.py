@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdc.capture.spans import Flags, Octets, Places, require_room
+from cdc.capture.rows.byte_spans import Flags, Octets, Places, require_room
 from cdc.errors import DecodeError
 
 HEAD = 25

@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from cdc.capture.captured import Captured, Reason
-from cdc.capture.events import TableWaits
-from cdc.capture.layout import Layout, lay_out, recorded_as
-from cdc.capture.mask import Masking
-from cdc.capture.policy import refusal, standing, stops
-from cdc.capture.reading import Reading
-from cdc.capture.types import BUILT_IN
+from cdc.capture.pgoutput.cursor import Reading
+from cdc.capture.pgoutput.events import TableWaits
+from cdc.capture.replication.captured_tables import Captured, Reason
+from cdc.capture.rows.layout import Layout, lay_out, recorded_as
+from cdc.capture.rows.mask import Masking
+from cdc.capture.rows.types import BUILT_IN
+from cdc.capture.source.schema_policy import refusal, standing, stops
 from cdc.errors import DecodeError
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Schemas

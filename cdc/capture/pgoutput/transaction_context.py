@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cdc.capture.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
-from cdc.capture.frames import COMMIT, Frames
-from cdc.capture.reading import POSTGRES_EPOCH
-from cdc.capture.spans import Flags, Places
+from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH
+from cdc.capture.pgoutput.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
+from cdc.capture.pgoutput.frames import COMMIT, Frames
+from cdc.capture.rows.byte_spans import Flags, Places
 from cdc.errors import DecodeError
 from cdc.model import Lsn
 

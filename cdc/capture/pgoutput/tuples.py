@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.capture.frames import Frames
-from cdc.capture.spans import Flags, Places, Spans
+from cdc.capture.pgoutput.frames import Frames
+from cdc.capture.rows.byte_spans import Flags, Places, Spans
 from cdc.errors import DecodeError
 
 _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")

@@ -15,9 +15,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.capture.acknowledge import Acknowledgements, Ticket
-from cdc.capture.tally import Tally
-from cdc.capture.transactions import Large
+from cdc.capture.replication.acknowledge import Acknowledgements, Ticket
+from cdc.capture.replication.append_counts import Tally
+from cdc.capture.transactions.assembly import Large
 from cdc.errors import LogFull
 from cdc.model import Entry, Lsn
 from cdc.ports import Clock, LogWriter

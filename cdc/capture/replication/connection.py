@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from cdc.capture.connect import explain_result
+from cdc.capture.source.connect import explain_result
 from cdc.errors import SourceError, SourceLost
 from cdc.model import ZERO_LSN, Lsn, format_lsn
 from cdc.ports import Clock
@@ -78,7 +78,7 @@ class Wire:
         """Begin streaming what commits after an LSN.
 
         The trap: Postgres takes an LSN behind the slot's for the slot's, and one ahead of it as it is, both
-        without a word. `cdc.capture.slot.check` compares them first.
+        without a word. `cdc.capture.source.slot.check` compares them first.
         """
         options = {**protocol(self._pg.server_version), "publication_names": _quoted(publication, '"')}
         listed = ", ".join(f"{name} {_quoted(value, chr(39))}" for name, value in options.items())

@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cdc.capture import slot
-from cdc.capture.captured import Captured, waiting
-from cdc.capture.connect import brief, connect
-from cdc.capture.handoff import Handoff
-from cdc.capture.lookups import Lookups
-from cdc.capture.mask import NO_MASK, Masking
-from cdc.capture.overflow import Scratch
-from cdc.capture.pgoutput import Decoder
-from cdc.capture.stream import Deaf, Listener, Stream
-from cdc.capture.tally import Tally
-from cdc.capture.transactions import Assembler
-from cdc.capture.wire import Wire
-from cdc.config import SourceSettings
+from cdc.capture.pgoutput.catalog_lookups import Lookups
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.replication.append_counts import Tally
+from cdc.capture.replication.append_queue import Handoff
+from cdc.capture.replication.captured_tables import Captured, waiting
+from cdc.capture.replication.connection import Wire
+from cdc.capture.replication.stream import Deaf, Listener, Stream
+from cdc.capture.rows.mask import NO_MASK, Masking
+from cdc.capture.source import slot
+from cdc.capture.source.connect import brief, connect
+from cdc.capture.transactions.assembly import Assembler
+from cdc.capture.transactions.spill import Scratch
+from cdc.config.settings import SourceSettings
 from cdc.errors import LogFull, SlotBusy, SourceError, SourceLost, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
 from cdc.ports import Clock, LogWriter

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from cdc import failpoint
-from cdc.capture.captured import marked
-from cdc.capture.events import LogicalMessage, TableWaits
-from cdc.capture.handoff import Handoff
-from cdc.capture.pgoutput import Decoder
-from cdc.capture.transactions import Assembler, Item, Large
-from cdc.capture.wire import Frame, Wire
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.pgoutput.events import LogicalMessage, TableWaits
+from cdc.capture.replication.append_queue import Handoff
+from cdc.capture.replication.captured_tables import marked
+from cdc.capture.replication.connection import Frame, Wire
+from cdc.capture.transactions.assembly import Assembler, Item, Large
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry
 from cdc.ports import Clock
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cdc.capture.buffers import binary, bounds_of, flags_of, octets_of, take
+from cdc.capture.rows.arrow_buffers import binary, bounds_of, flags_of, octets_of, take
 from cdc.errors import DecodeError
 
 Octets = NDArray[np.uint8]

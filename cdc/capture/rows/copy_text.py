@@ -1,12 +1,12 @@
 """COPY's text format to columns, all rows at once: the snapshot's twin of the stream's tuples.
 
 Tabs and line ends are found over the whole chunk; `\\N` is NULL; a backslash is undone only where one stands.
-What comes out goes through the same images as the stream (`cdc.capture.layout.images`), so that both are byte-equal.
+What comes out goes through the same images as the stream (`cdc.capture.rows.layout.images`), so both are byte-equal.
 """
 
 import numpy as np
 
-from cdc.capture.spans import Block, Octets, Places, Spans, require_room
+from cdc.capture.rows.byte_spans import Block, Octets, Places, Spans, require_room
 from cdc.errors import DecodeError
 
 _TAB, _LINE, _BACKSLASH = ord("\t"), ord("\n"), ord("\\")

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from cdc.capture.buffers import binary, bounds_of, octets_of, regrouped, take
-from cdc.capture.spans import Flags, Octets, Places, Spans, few, require_room
-from cdc.capture.types.rendering import Rendered
+from cdc.capture.rows.arrow_buffers import binary, bounds_of, octets_of, regrouped, take
+from cdc.capture.rows.byte_spans import Flags, Octets, Places, Spans, few, require_room
+from cdc.capture.rows.types.rendering import Rendered
 from cdc.errors import DecodeError
 
 _PLAIN, _QUOTED, _START = 0, 1, 2  # what stands before a literal: a bare value, a string to close, nothing yet

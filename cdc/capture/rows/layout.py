@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc.capture.images import Cell, Template
-from cdc.capture.mask import NO_MASK, Masking
-from cdc.capture.spans import Block, Flags
-from cdc.capture.types import Renderer
+from cdc.capture.rows.byte_spans import Block, Flags
+from cdc.capture.rows.images import Cell, Template
+from cdc.capture.rows.mask import NO_MASK, Masking
+from cdc.capture.rows.types import Renderer
 from cdc.model import Column, TableSchema
 
 

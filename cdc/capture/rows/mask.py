@@ -13,8 +13,8 @@ from hashlib import sha256
 
 import numpy as np
 
-from cdc.capture.spans import Spans, distinct
-from cdc.capture.types import BUILT_IN, Rendered, Renderer, renderer_of
+from cdc.capture.rows.byte_spans import Spans, distinct
+from cdc.capture.rows.types import BUILT_IN, Rendered, Renderer, renderer_of
 from cdc.errors import ConfigError
 from cdc.model import Column, TableId, TableSchema
 

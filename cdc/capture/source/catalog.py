@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture import keys
-from cdc.capture.connect import explained
-from cdc.capture.keys import Index
+from cdc.capture.source import keys
+from cdc.capture.source.connect import explained
+from cdc.capture.source.keys import Index
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from cdc.capture.types import SESSION
-from cdc.config import SourceSettings
+from cdc.capture.rows.types import SESSION
+from cdc.config.loopback import is_loopback
+from cdc.config.settings import SourceSettings
 from cdc.errors import SlotBusy, SlotLost, SourceError, SourceLost, SourceRefused
-from cdc.loopback import is_loopback
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import psycopg
 
-from cdc.capture import catalog, identity, publication, slot
-from cdc.capture.catalog import TableFacts, relation
-from cdc.capture.connect import connect, explained, place, stays_here
-from cdc.capture.keys import FULL
-from cdc.config import SourceSettings
+from cdc.capture.source import catalog, publication, replica_identity, slot
+from cdc.capture.source.catalog import TableFacts, relation
+from cdc.capture.source.connect import connect, explained, place, stays_here
+from cdc.capture.source.keys import FULL
+from cdc.config.settings import SourceSettings
 from cdc.errors import SourceError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -78,7 +78,7 @@ def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]
 
 def _installation() -> Iterator[Finding]:
     """`sinks` and `snapshots` are names that a foreign package may have as well."""
-    home = Path(__file__).parents[2]
+    home = Path(__file__).parents[3]
     for name in ("cdc", "sinks", "snapshots", "views"):
         spec = importlib.util.find_spec(name)
         found = Path(spec.origin).parents[1] if spec is not None and spec.origin else None
@@ -181,9 +181,9 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
         yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
     for table, above in catalog.ancestors(connection, settings).items():
         for root in [name for name in above if name in settings][-1:]:
-            held = identity.partition_of(table, root, source)
+            held = replica_identity.partition_of(table, root, source)
             yield _fail("partitions", str(table), held.message, held.remedy)
-    unfit = {fact.oid: (message, remedy) for fact, message, remedy in identity.unfit_tables(facts, source)}
+    unfit = {fact.oid: (message, remedy) for fact, message, remedy in replica_identity.unfit_tables(facts, source)}
     for fact in facts:
         about = str(fact.table)
         if problem := unfit.get(fact.oid):
@@ -202,7 +202,7 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
 def _identity(fact: TableFacts) -> Finding:
     if fact.identity == FULL and not fact.key:
         message = "has identity FULL and no primary key: its whole row is its key, equal rows are one"
-        return _warn("identity", str(fact.table), message, f"Run: {identity.statement(fact, False)}")
+        return _warn("identity", str(fact.table), message, f"Run: {replica_identity.statement(fact, False)}")
     return _ok("identity", str(fact.table), f"identified by {', '.join(fact.key)}")
 
 

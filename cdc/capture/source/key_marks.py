@@ -8,10 +8,10 @@ mark, at every start and while capture runs, and a table whose key was replaced 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from cdc.capture import catalog
-from cdc.capture.catalog import TableFacts
-from cdc.capture.connect import Connection
-from cdc.config import TableSettings
+from cdc.capture.source import catalog
+from cdc.capture.source.catalog import TableFacts
+from cdc.capture.source.connect import Connection
+from cdc.config.settings import TableSettings
 from cdc.model import TableId
 from cdc.ports import LogWriter
 

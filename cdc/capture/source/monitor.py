@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from cdc.capture import publication, slot
-from cdc.capture.connect import Connection, brief
-from cdc.capture.publication import Publication
-from cdc.config import SourceSettings
+from cdc.capture.source import publication, slot
+from cdc.capture.source.connect import Connection, brief
+from cdc.capture.source.publication import Publication
+from cdc.config.settings import SourceSettings
 from cdc.errors import SlotLost, SourceError, SourceLost, SourceRefused
 from cdc.model import ZERO_LSN, Lsn, TableId
 

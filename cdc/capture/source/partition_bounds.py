@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cdc.capture.connect import Connection, explained
+from cdc.capture.source.connect import Connection, explained
 from cdc.key_range import KINDS, LISTED, MAXVALUE, MINVALUE, Bound, KeyRange, Kind, Level, time_text
 from cdc.model import TableSchema, TypeKind
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cdc.capture import partition_bounds
-from cdc.capture.connect import Connection, explained
-from cdc.config import PartitionSettings
+from cdc.capture.source import partition_bounds
+from cdc.capture.source.connect import Connection, explained
+from cdc.config.settings import PartitionSettings
 from cdc.errors import LogFull
 from cdc.key_range import KeyRange
 from cdc.model import LOG_SCHEMA, Entry, TableId, TableSchema

@@ -12,11 +12,11 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from cdc.capture import catalog
-from cdc.capture.catalog import relation
-from cdc.capture.connect import explain, explained
-from cdc.capture.identity import refuse_filters, refuse_unfit
-from cdc.config import SourceSettings, TableSettings
+from cdc.capture.source import catalog
+from cdc.capture.source.catalog import relation
+from cdc.capture.source.connect import explain, explained
+from cdc.capture.source.replica_identity import refuse_filters, refuse_unfit
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import LogCorrupt, SourceRefused
 from cdc.model import TableId
 

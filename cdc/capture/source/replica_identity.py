@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture import catalog, keys
-from cdc.capture.captured import Reason
-from cdc.capture.catalog import TableFacts, relation
-from cdc.capture.keys import Index
-from cdc.config import SourceSettings, TableSettings
+from cdc.capture.replication.captured_tables import Reason
+from cdc.capture.source import catalog, keys
+from cdc.capture.source.catalog import TableFacts, relation
+from cdc.capture.source.keys import Index
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
 from cdc.model import TableId
 

@@ -13,9 +13,9 @@ from typing import Any, Self
 import psycopg
 from psycopg import pq
 
-from cdc.capture.connect import BRIEF_SECONDS, connect, explain_result, explained
-from cdc.capture.wire import run_command
-from cdc.config import SourceSettings
+from cdc.capture.replication.connection import run_command
+from cdc.capture.source.connect import BRIEF_SECONDS, connect, explain_result, explained
+from cdc.config.settings import SourceSettings
 from cdc.errors import LogCorrupt, PositionMismatch, SlotLost, SourceError, SourceLost, SourceRefused
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 

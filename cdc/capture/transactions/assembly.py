@@ -2,7 +2,7 @@
 
 Promise: what comes out is committed, whole, in commit order, and ends beyond the LSN that the log reaches; of a
 streamed transaction only the rows of surviving subtransactions. Prepared transactions are not asked for (see
-`cdc.capture.wire.protocol`): they arrive at COMMIT PREPARED like any other.
+`cdc.capture.replication.connection.protocol`): they arrive at COMMIT PREPARED like any other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cdc.capture.events import (
+from cdc.capture.pgoutput.events import (
     Begin,
     Commit,
     Event,
@@ -28,7 +28,7 @@ from cdc.capture.events import (
     StreamStop,
     TableWaits,
 )
-from cdc.capture.net_effect import settled, settled_parts, shows_deleted_rows
+from cdc.capture.transactions.net_effect import settled, settled_parts, shows_deleted_rows
 from cdc.errors import DecodeError, LogFull, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 
@@ -36,7 +36,7 @@ _PLAIN = frozenset({Begin, Commit, RelationChanged})
 
 
 class Aside(Protocol):
-    """Rows set aside on disk (`cdc.capture.overflow.Overflow`)."""
+    """Rows set aside on disk (`cdc.capture.transactions.spill.Overflow`)."""
 
     def write(self, rows: pa.Table) -> None:
         """Set rows aside. Raises LogFull: then the same call may be made again."""
@@ -97,7 +97,7 @@ class Large:
     aside: Aside
     stamp: Stamp | None = None
     unsettled: bool = False
-    """Whether its net effect may lack some of its changes (`cdc.capture.net_effect`)."""
+    """Whether its net effect may lack some of its changes (`cdc.capture.transactions.net_effect`)."""
     rest: Sequence[pa.Table] = ()
     """Its last rows, where the disk had no room for them: no more than were read at once."""
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.backfill_progress import HEADINGS, Facts, listed, screen
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.cli.progress import HEADINGS, Facts, listed, screen
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import TableId
-from snapshots.requests import Request, ask, steer
+from snapshots.backfill.requests import Request, ask, steer
 
 if TYPE_CHECKING:
-    from cdc.config import Settings
+    from cdc.config.settings import Settings
 
 _ENDED = ("done", "failed", "cancelled")
 _STALE_SECONDS = 15.0
@@ -47,7 +47,7 @@ def backfill(
 
     Example: millrace backfill public.orders --since updated_at=2026-01-01
     """
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     settings = settings_from(config)
     steering = {"pause": pause, "resume": resume, "cancel": cancel}
@@ -70,8 +70,8 @@ def _print_sql(settings: "Settings", asked: list[Request], steering: dict[str, s
     """The statements that whoever reaches the source may run: each is good for what it asks, and for nothing else."""
     from psycopg import sql
 
-    from snapshots.control import control_key
-    from snapshots.messages import PREFIX
+    from snapshots.backfill.signing_key import control_key
+    from snapshots.tables.wal_messages import PREFIX
 
     key = control_key(settings.state)
     said = [*(steer(verb, identity, key) for verb, identity in steering.items()), *(ask(one, key) for one in asked)]
@@ -81,7 +81,7 @@ def _print_sql(settings: "Settings", asked: list[Request], steering: dict[str, s
 
 
 def _read_again(settings: "Settings", request: Request, wait: bool, as_json: bool) -> None:
-    from snapshots.control import control_key
+    from snapshots.backfill.signing_key import control_key
 
     if request.table not in {captured.name for captured in settings.source.tables}:
         known = ", ".join(str(captured.name) for captured in settings.source.tables)
@@ -128,8 +128,8 @@ def _keys(text: str) -> tuple[tuple[str, ...], ...]:
 
 def _send(settings: "Settings", message: str) -> str:
     """Write a message into the WAL; returns the id that a request has by its place there."""
-    from cdc.capture.connect import connect
-    from snapshots.messages import say
+    from cdc.capture.source.connect import connect
+    from snapshots.tables.wal_messages import say
 
     with connect(settings.source, "millrace cli") as connection:
         return f"{say(connection, message):X}"
@@ -137,7 +137,7 @@ def _send(settings: "Settings", message: str) -> str:
 
 def _steer(settings: "Settings", verb: str, identity: str) -> list[Facts]:
     """Pause, resume or cancel, and see that it is obeyed. Raises ConfigError where there is no such backfill."""
-    from snapshots.control import control_key
+    from snapshots.backfill.signing_key import control_key
 
     chosen = {job["id"] for job in _backfills(settings) if identity in (job["id"], "all" if _open(job) else "")}
     if not chosen and identity != "all":
@@ -162,7 +162,7 @@ def _open(job: Facts) -> bool:
 
 def _follow(settings: "Settings", identity: str, quiet: bool) -> Facts:
     """Show the progress until the backfill has ended; to stop looking does not stop it."""
-    from cdc.service import status
+    from cdc.service.state import status
 
     try:
         with screen(quiet) as show:
@@ -184,14 +184,14 @@ def _follow(settings: "Settings", identity: str, quiet: bool) -> Facts:
 
 
 def _backfills(settings: "Settings") -> list[Facts]:
-    from cdc.service import status
+    from cdc.service.state import status
 
     found = status.read(settings.state, "capture").get("backfills")
     return found if isinstance(found, list) else []
 
 
 def _list(settings: "Settings", as_json: bool) -> None:
-    from cdc.service import status
+    from cdc.service.state import status
 
     found = _backfills(settings)
     if as_json:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
 from cdc.errors import ConfigError
 from cdc.model import format_lsn
 
@@ -31,7 +31,7 @@ def fresh(
 
     Example: millrace fresh public.orders --output orders.parquet
     """
-    from cdc.service.fresh import fresh
+    from cdc.service.inspect.fresh import fresh
 
     if output is not None and output.suffix not in _FORMATS:
         raise ConfigError(f"{output.name} is of no known kind.", f"Let its name end with {' or '.join(_FORMATS)}.")

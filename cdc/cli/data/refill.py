@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
 from cdc.errors import ConfigError
 
 
@@ -26,9 +26,9 @@ def refill(
         millrace refill search public.orders
     """
     from cdc.model import TableId
-    from cdc.service.part import settings_from
-    from cdc.service.reload import daemon_pid
-    from cdc.service.store_files import StoreFiles
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.daemon.reload import daemon_pid
+    from cdc.service.state.store_files import StoreFiles
 
     settings = settings_from(config)
     if sink not in {one.name for one in settings.sinks}:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cdc.cli.screen import DEFAULT_CONFIG, ERR, OUT, ConfigOption, JsonOption, print_json
+from cdc.cli.output import DEFAULT_CONFIG, ERR, OUT, ConfigOption, JsonOption, print_json
 from cdc.errors import ConfigError
 from cdc.model import Lsn, format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from cdc.service.replay import Replayed
+    from cdc.service.apply.replay import Replayed
 
 
 def replay(
@@ -37,10 +37,10 @@ def replay(
 
     Example: millrace replay --sink redis --table public.orders --from 2026-01-31T10:00:00Z
     """
-    from cdc.service.part import settings_from
-    from cdc.service.replay import Range, replay
-    from cdc.service.verification import chosen_sinks, parsed_table
-    from cdc.service.why import log_key
+    from cdc.service.apply.replay import Range, replay
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.inspect.verification import chosen_sinks, parsed_table
+    from cdc.service.inspect.why import log_key
 
     settings = settings_from(config)
     keys = tuple(log_key(text) for text in key or ())

@@ -1,6 +1,6 @@
 """`resync`: begin again when what the slot missed cannot be read any more."""
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
 
 
 def resync(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
@@ -11,8 +11,8 @@ def resync(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Example: millrace resync && millrace run
     """
-    from cdc.service import resync as request
-    from cdc.service.part import settings_from
+    from cdc.service.capture import resync as request
+    from cdc.service.daemon.process import settings_from
 
     request.request(settings_from(config))
     if as_json:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from snapshots.verify import Differences
+    from snapshots.verify.comparison import Differences
 
 
 def verify(
@@ -28,9 +28,9 @@ def verify(
 
     Example: millrace verify --sink delta --table public.orders --json
     """
-    from cdc.cli.backfill_progress import screen
-    from cdc.service.part import settings_from
-    from cdc.service.verification import differences
+    from cdc.cli.progress import screen
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.inspect.verification import differences
 
     settings = settings_from(config)
     with screen(quiet=as_json or not OUT.is_terminal) as show:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_table, print_json, print_table
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_table, print_json, print_table
 
 if TYPE_CHECKING:
-    from cdc.service.why import Story, Told
+    from cdc.service.inspect.why import Story, Told
 
 _OPS = {
     "c": "inserted",
@@ -31,9 +31,9 @@ def why(
 
     Example: millrace why public.orders '{"id":42}'
     """
-    from cdc.service.part import settings_from
-    from cdc.service.reached import Positions, open_log
-    from cdc.service.why import story
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.inspect.why import story
+    from cdc.service.observe.positions import Positions, open_log
 
     settings = settings_from(config)
     reader = open_log(settings)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.screen import (
+from cdc.cli.output import (
     DEFAULT_CONFIG,
     OUT,
     ConfigOption,
@@ -19,8 +19,8 @@ from cdc.cli.screen import (
 from cdc.errors import ConfigError, MillraceError
 
 if TYPE_CHECKING:
-    from cdc.config import Settings
-    from cdc.service.pauses import Paused
+    from cdc.config.settings import Settings
+    from cdc.service.state.pauses import Paused
 
 _PATIENCE, _SOON = 60.0, 5.0
 _TABLES = "tables_outcome"
@@ -44,7 +44,7 @@ def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json
 
         millrace pause public.orders
     """
-    from cdc.service import pauses
+    from cdc.service.state import pauses
 
     settings = _settings(config)
     _said(
@@ -73,7 +73,7 @@ def resume(
 
         millrace resume public.orders --sink delta
     """
-    from cdc.service import pauses
+    from cdc.service.state import pauses
 
     settings = _settings(config)
     where = f" in {sink}" if sink else ""
@@ -95,7 +95,7 @@ def skip(
 
     Example: millrace skip public.orders --sink delta
     """
-    from cdc.service import pauses
+    from cdc.service.state import pauses
 
     settings = _settings(config)
     line = f"{sink} goes on without {table}. Have it filled again: millrace resume {table} --sink {sink}"
@@ -110,8 +110,8 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Example: millrace validate && millrace reload
     """
-    from cdc.service import reload as requests
-    from cdc.service import status
+    from cdc.service.daemon import reload as requests
+    from cdc.service.state import status
 
     settings = _settings(config)
     before = _outcome(status.read(settings.state, "daemon"))
@@ -132,7 +132,7 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
 def _await_tables(settings: "Settings", tables: list[str], refused: Facts) -> None:
     """Until capture follows these tables; raises what it says against them. `refused` is what it said last time."""
-    from cdc.service import status
+    from cdc.service.state import status
 
     soon = time.monotonic() + _SOON
 
@@ -163,7 +163,7 @@ def _awaited(ask: Callable[[], Facts], answered: Callable[[Facts], bool]) -> Fac
 
 
 def _settings(config: ConfigOption) -> "Settings":
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     return settings_from(config)
 
@@ -174,7 +174,7 @@ def _outcome(facts: Facts, name: str = "reload") -> Facts:
 
 
 def _said(settings: "Settings", paused: "Paused", as_json: bool, line: str) -> None:
-    from cdc.service.reload import daemon_pid
+    from cdc.service.daemon.reload import daemon_pid
 
     if as_json:
         print_json(paused.facts())

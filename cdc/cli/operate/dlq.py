@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
-from cdc.config import Settings
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
+from cdc.json_text.members import members, unquote
 from cdc.model import Lsn, format_lsn
-from sinks.dead_letters import DeadLetters, Letter
-from sinks.raw_json import members, unquote
+from sinks.apply.dead_letters import DeadLetters, Letter
 
 app = typer.Typer(help="Changes that a store refused: see, retry or drop them.", no_args_is_help=True)
 
@@ -144,7 +144,7 @@ def _is(key: str, asked: str) -> bool:
 
 
 def _boxes(config: "ConfigOption", sink: str) -> Iterator[tuple[str, DeadLetters]]:
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     settings: Settings = settings_from(config)
     names = [found.name for found in settings.sinks]

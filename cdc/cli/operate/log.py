@@ -8,23 +8,23 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli import log_room
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
-from cdc.config import Settings
+from cdc.cli.operate import log_space
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, LogLost
 from cdc.model import format_lsn, parse_lsn
 from cdc.ports import LogReader, Slice
 
 app = typer.Typer(help="Look into the durable log.", no_args_is_help=True)
-app.command()(log_room.compact)
-app.command()(log_room.trim)
+app.command()(log_space.compact)
+app.command()(log_space.trim)
 
 _HEADINGS = ("offset", "end", "rows", "tables", "committed")
 
 
 def _opened(config: ConfigOption) -> tuple[Settings, LogReader]:
-    from cdc.service.part import settings_from
-    from cdc.service.reached import open_log
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.observe.positions import open_log
 
     settings = settings_from(config)
     return settings, open_log(settings)
@@ -119,8 +119,8 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 
     Example: millrace log positions --json
     """
-    from cdc.service.part import settings_from
-    from cdc.service.reached import open_log
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.observe.positions import open_log
 
     settings = settings_from(config)
     try:
@@ -152,7 +152,7 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 
 def _print_last_said(settings: Settings, error: LogLost, as_json: bool) -> None:
     """What the pipeline's parts know of a log that does not answer."""
-    from cdc.service.reached import last_said
+    from cdc.service.observe.positions import last_said
 
     said = last_said(settings, error)
     end, reached = format_lsn(said.head), {name: format_lsn(lsn) for name, lsn in said.reached.items()}
@@ -193,8 +193,8 @@ def quarantine(
 
     Example: millrace log quarantine 4711 --yes
     """
-    from cdc.log.quarantine import quarantine as set_aside
-    from cdc.log.segments import folder_of
+    from cdc.log.segments.log import folder_of
+    from cdc.log.segments.quarantine import quarantine as set_aside
 
     settings, _ = _opened(config)
     if settings.log.kind != "segments":

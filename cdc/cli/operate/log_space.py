@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
-from cdc.config import Settings
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cdc.log.segments import SegmentWriter
+    from cdc.log.segments.log import SegmentWriter
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
 Force = Annotated[
@@ -23,8 +23,8 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 @contextmanager
 def _opened(config: ConfigOption) -> "Iterator[tuple[Settings, SegmentWriter]]":
     import cdc.log
-    from cdc.log.segments import SegmentWriter
-    from cdc.service.part import settings_from
+    from cdc.log.segments.log import SegmentWriter
+    from cdc.service.daemon.process import settings_from
 
     settings = settings_from(config)
     if settings.log.kind != "segments":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cdc.cli.screen import (
+from cdc.cli.output import (
     DEFAULT_CONFIG,
     OUT,
     ConfigOption,
@@ -25,8 +25,8 @@ from cdc.errors import ConfigError, MillraceError
 from cdc.model import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from cdc.config import Settings
-    from cdc.service.excepted import Asked, Excepted
+    from cdc.config.settings import Settings
+    from cdc.service.observe.exceptions import Asked, Excepted
 
 _NO_REASON = ("skipped", "dead letters", "backfill", "first snapshot")
 """What is lacking without keeping the pipeline from being ready; the rest is among the reasons."""
@@ -44,7 +44,7 @@ def run(
 
     Example: millrace run --config millrace.yaml --log-format json
     """
-    from cdc.service import daemon
+    from cdc.service.daemon import daemon
 
     code = daemon.run(config, log_format, log_level)
     if code:
@@ -54,9 +54,9 @@ def run(
 
 def _raise_last_word(config: Path, code: int) -> None:
     """What ended the pipeline, once more, below everything that its parts said on their way out."""
-    from cdc.service import status as files
-    from cdc.service.health import nested
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.observe.health import nested
+    from cdc.service.state import status as files
 
     state = settings_from(config).state
     for part in ("capture", "apply"):
@@ -73,7 +73,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Example: millrace status --json
     """
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     facts = _facts(settings_from(config))
     if as_json:
@@ -85,13 +85,13 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
 
 def _facts(settings: "Settings") -> dict[str, Any]:
-    from cdc.service import pauses
-    from cdc.service import status as files
-    from cdc.service.excepted import Asked, Standing
-    from cdc.service.health import SILENT_AFTER, Reason, reasons
-    from cdc.service.letter_counts import LetterCounts
-    from cdc.service.reached import known
-    from cdc.service.reload import daemon_pid
+    from cdc.service.daemon.reload import daemon_pid
+    from cdc.service.observe.dead_letter_counts import LetterCounts
+    from cdc.service.observe.exceptions import Asked, Standing
+    from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
+    from cdc.service.observe.positions import known
+    from cdc.service.state import pauses
+    from cdc.service.state import status as files
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
     found = known(settings)
@@ -118,7 +118,7 @@ def _facts(settings: "Settings") -> dict[str, Any]:
 
 
 def _print(facts: Mapping[str, Any]) -> None:
-    from cdc.service.health import nested
+    from cdc.service.observe.health import nested
 
     capture = facts["capture"]
     last = "" if facts["log_answers"] else " when it last answered"
@@ -177,9 +177,9 @@ def wait(
 
     Example: millrace wait $(psql -Atc 'select pg_current_wal_lsn()') --sink redis
     """
-    from cdc.service.excepted import Asked
-    from cdc.service.part import settings_from
-    from cdc.service.reached import Positions
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.observe.exceptions import Asked
+    from cdc.service.observe.positions import Positions
 
     try:
         wanted = parse_lsn(lsn)

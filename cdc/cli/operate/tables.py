@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, ERR, ConfigOption, JsonOption, print_json, print_table
+from cdc.cli.output import DEFAULT_CONFIG, ERR, ConfigOption, JsonOption, print_json, print_table
 from cdc.errors import LogLost, MillraceError
 
 if TYPE_CHECKING:
-    from cdc.config import Settings
-    from cdc.service.lag import Lag, Lags
-    from cdc.service.status import Facts
+    from cdc.config.settings import Settings
+    from cdc.service.observe.lag import Lag, Lags
+    from cdc.service.state.status import Facts
 
 _OPEN = ("running", "paused", "failed")
 
@@ -27,8 +27,8 @@ def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Example: millrace tables --json
     """
-    from cdc.service import pauses, status
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
+    from cdc.service.state import pauses, status
 
     settings = settings_from(config)
     capture, apply = status.read(settings.state, "capture"), status.read(settings.state, "apply")
@@ -57,7 +57,7 @@ def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
 
     Example: millrace lag --json | jq '.sinks.redis.seconds'
     """
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     lags, trouble = _lags(settings_from(config))
     if as_json:
@@ -85,9 +85,9 @@ def _ended(trouble: LogLost | None) -> None:
 
 def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     """As of one look: what was committed while nobody looked counts from its commit."""
-    from cdc.service import status
-    from cdc.service.lag import Lags, Moment
-    from cdc.service.reached import known
+    from cdc.service.observe.lag import Lags, Moment
+    from cdc.service.observe.positions import known
+    from cdc.service.state import status
 
     sinks = {sink.name: [str(name) for name in settings.tables_of(sink)] for sink in settings.sinks}
     capture = status.read(settings.state, "capture")
@@ -105,8 +105,8 @@ def _shown(one: "Lag") -> tuple[str, str]:
 def _facts(
     table: str, settings: "Settings", capture: "Facts", apply: "Facts", paused: frozenset[str]
 ) -> dict[str, object]:
-    from cdc.service.flow import count
-    from cdc.service.health import nested
+    from cdc.service.observe.health import nested
+    from cdc.service.observe.page_model import count
 
     applied = {
         sink.name: count(nested(apply, "sinks", sink.name, "changes").get(table))
@@ -123,8 +123,8 @@ def _facts(
 
 
 def _state(table: str, capture: "Facts", apply: "Facts", paused: frozenset[str]) -> str:
-    from cdc.service.health import SILENT_AFTER, nested
-    from cdc.service.status import age
+    from cdc.service.observe.health import SILENT_AFTER, nested
+    from cdc.service.state.status import age
 
     if table in paused:
         return "paused"
@@ -143,7 +143,7 @@ def _state(table: str, capture: "Facts", apply: "Facts", paused: frozenset[str])
 
 
 def _listed(apply: "Facts", sink: str, name: str) -> Collection[str]:
-    from cdc.service.health import nested
+    from cdc.service.observe.health import nested
 
     found = nested(apply, "sinks", sink).get(name)
     return found if isinstance(found, (list, dict)) else ()

@@ -1,4 +1,4 @@
-"""The configuration reference, generated from the settings themselves: `python -m cdc.cli.reference`."""
+"""The configuration reference, generated from the settings themselves: `python -m cdc.cli.reference.configuration`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import cdc.log
-from cdc.config import (
+from cdc.config.secret import Secret
+from cdc.config.settings import (
     BudgetSettings,
     HttpSettings,
     LogSettings,
@@ -22,7 +23,6 @@ from cdc.config import (
     TableSettings,
 )
 from cdc.model import TableId
-from cdc.secret import Secret
 from sinks import registry
 
 _NAMES: dict[type, str] = {

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from cdc.service import openapi
-from cdc.service.metrics import MOST_TABLES, document
-from cdc.service.metrics_families import FAMILIES
+from cdc.service.http import openapi
+from cdc.service.observe.metric_families import FAMILIES
+from cdc.service.observe.metrics import MOST_TABLES, document
 
 _METRICS = f"""# Metrics
 

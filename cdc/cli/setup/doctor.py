@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 
 
 def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
@@ -14,8 +14,8 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Example: millrace doctor --json
     """
-    from cdc.capture.doctor import Verdict, examine
-    from cdc.service.part import settings_from
+    from cdc.capture.source.doctor import Verdict, examine
+    from cdc.service.daemon.process import settings_from
 
     findings = examine(settings_from(config).source)
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]

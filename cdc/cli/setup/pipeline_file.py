@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.screen import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
-from cdc.config import Settings, shown
+from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
+from cdc.config.settings import Settings, shown
 from cdc.errors import ConfigError, EnvironmentFault
 
 TEMPLATE = """\
@@ -74,7 +74,7 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 
     Example: millrace validate --config millrace.yaml
     """
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     settings = settings_from(config)
     _runnable(settings, config)
@@ -87,8 +87,8 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 
 def _runnable(settings: Settings, config: Path) -> None:
     """What `run` would refuse at once, beyond what the file itself can say."""
-    from cdc.service.http_guard import guard
-    from snapshots.rows import masking_of
+    from cdc.service.http.guard import guard
+    from snapshots.tables.rows import masking_of
 
     if not settings.source.tables:
         raise ConfigError(f"{config}: source.tables is empty; nothing would be captured.", "Name one: - public.orders")
@@ -106,7 +106,7 @@ def show(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> 
     """
     import yaml
 
-    from cdc.service.part import settings_from
+    from cdc.service.daemon.process import settings_from
 
     facts = shown(settings_from(config))
     if as_json:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from cdc.log.debezium_types import declared_types
-from cdc.log.kafka_decode import Decoded, NotAnEnvelope
-from cdc.log.kafka_envelope import join_table
+from cdc.log.debezium.types import declared_types
+from cdc.log.kafka.envelope.decode import Decoded, NotAnEnvelope
+from cdc.log.kafka.envelope.encode import join_table
 from cdc.model import LOG_SCHEMA, Op, PgType
 
 _TEXTS = json.JSONDecoder(parse_int=str, parse_float=str)

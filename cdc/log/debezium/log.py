@@ -13,24 +13,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
-from cdc.log.debezium_decode import PLACEHOLDER, DebeziumDecoder
-from cdc.log.debezium_schemas import DebeziumSchemas
-from cdc.log.debezium_seek import offset_before
-from cdc.log.kafka_admin import Places, Topic
-from cdc.log.kafka_between import check, distance, ranges
-from cdc.log.kafka_client import greet
-from cdc.log.kafka_consumers import lag_of
-from cdc.log.kafka_envelope import join_table, topic_of
-from cdc.log.kafka_places import PlaceReader
-from cdc.log.kafka_position import EPOCH, Extent, Place, topics_of
-from cdc.log.kafka_ranges import Part, Range
-from cdc.log.kafka_removed import removed
-from cdc.log.kafka_schemas import KafkaSchemas
-from cdc.log.kafka_settings import KafkaConnectionSettings
-from cdc.log.kafka_tail import Tail
-from cdc.log.kafka_topics import COMPACTED
+from cdc.log.debezium.decode import PLACEHOLDER, DebeziumDecoder
+from cdc.log.debezium.schemas import DebeziumSchemas
+from cdc.log.debezium.seek import offset_before
+from cdc.log.kafka.admin import Places, Topic
+from cdc.log.kafka.client import greet
+from cdc.log.kafka.consumers import lag_of
+from cdc.log.kafka.envelope.encode import join_table, topic_of
+from cdc.log.kafka.position import EPOCH, Extent, Place, topics_of
+from cdc.log.kafka.read.between import check, distance, ranges
+from cdc.log.kafka.read.ranges import Part, Range
+from cdc.log.kafka.read.topic_reader import PlaceReader
+from cdc.log.kafka.removed import removed
+from cdc.log.kafka.schemas import KafkaSchemas
+from cdc.log.kafka.settings import KafkaConnectionSettings
+from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.topics import COMPACTED
 from cdc.log.registry import LogKind
 from cdc.model import LOG_SCHEMA, Lsn, TableId
 from cdc.ports import Lag, LogWriter, Offset, Schemas, Slice

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cdc.errors import LogCorrupt
-from cdc.log.debezium_decode import schema_id_of
-from cdc.log.kafka_schemas import KafkaSchemas, encode
+from cdc.log.debezium.decode import schema_id_of
+from cdc.log.kafka.schemas import KafkaSchemas, encode
 from cdc.model import Column, PgType, TableId, TableSchema
 
 Sample = Callable[[TableId], Iterable[Mapping[str, object]]]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cdc.log.kafka_ranges import Part, Range
+from cdc.log.kafka.read.ranges import Part, Range
 
 Read = Callable[[Iterable[Range]], list[Part]]
 _WINDOW = 64

@@ -1,7 +1,7 @@
 """Questions to a Kafka cluster and orders to it, by kafka-python: topics, offsets, sizes, removal.
 
 None of it is hot, and answers come as plain data in the calling thread. Messages go through librdkafka: see
-`cdc.log.kafka_client`.
+`cdc.log.kafka.client`.
 """
 
 import logging
@@ -17,7 +17,7 @@ from kafka import IsolationLevel, KafkaAdminClient, OffsetSpec, TopicPartition
 from kafka import errors as said_by
 
 from cdc.errors import LogCorrupt, LogError, LogFull, LogLost
-from cdc.log.kafka_settings import KafkaConnectionSettings
+from cdc.log.kafka.settings import KafkaConnectionSettings
 
 log = logging.getLogger(__name__)
 logging.getLogger("kafka").setLevel(logging.CRITICAL)  # it tells of every reconnect; what matters comes as an error

@@ -1,6 +1,6 @@
 """Clients of a Kafka cluster that carry messages, and their errors in our words.
 
-The only file that knows librdkafka's error codes; questions about the cluster are `cdc.log.kafka_admin`'s.
+The only file that knows librdkafka's error codes; questions about the cluster are `cdc.log.kafka.admin`'s.
 """
 
 import logging
@@ -12,10 +12,10 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, LogLost
-from cdc.log.kafka_admin import Admin, Topic
-from cdc.log.kafka_settings import KafkaConnectionSettings
+from cdc.log.kafka.admin import Admin, Topic
+from cdc.log.kafka.settings import KafkaConnectionSettings
 
-_quiet = logging.getLogger("cdc.log.kafka.client")
+_quiet = logging.getLogger("cdc.log.kafka.log.client")
 _quiet.setLevel(logging.CRITICAL)  # librdkafka tells of every reconnect; what matters comes to us as an error
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}

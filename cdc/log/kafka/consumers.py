@@ -5,9 +5,9 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_position import EPOCH, Place
-from cdc.log.kafka_tail import Tail
+from cdc.log.kafka.client import Cluster
+from cdc.log.kafka.position import EPOCH, Place
+from cdc.log.kafka.topic_tail import Tail
 from cdc.model import Lsn
 from cdc.ports import Consumer, Lag, Offset
 

@@ -3,12 +3,12 @@
 See docs/kafka.md for the topics and their settings, docs/adr/0008-kafka-log.md for the reasons.
 """
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
-from cdc.log.kafka_client import greet
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.kafka_writer import KafkaWriter
+from cdc.log.kafka.client import greet
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.write.writer import KafkaWriter
 from cdc.log.registry import LogKind
 
 

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Self
 
 from cdc.errors import LogCorrupt
-from cdc.log.kafka_admin import Topic
-from cdc.log.kafka_tail import Message
+from cdc.log.kafka.admin import Topic
+from cdc.log.kafka.topic_tail import Message
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Offset
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from cdc.log.kafka_admin import Places
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_position import Place, topics_of
+from cdc.log.kafka.admin import Places
+from cdc.log.kafka.client import Cluster
+from cdc.log.kafka.position import Place, topics_of
 from cdc.model import ZERO_LSN, Lsn
 
 _SOMEWHERE = Lsn(1)

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from cdc.log.kafka_admin import Places
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_consumers import Positions
-from cdc.log.kafka_position import EPOCH, MARKER_KEY, Place, topics_of
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.kafka_tail import Message, Tail
-from cdc.log.kafka_topics import SEGMENT_BYTES
+from cdc.log.kafka.admin import Places
+from cdc.log.kafka.client import Cluster
+from cdc.log.kafka.consumers import Positions
+from cdc.log.kafka.position import EPOCH, MARKER_KEY, Place, topics_of
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.topic_tail import Message, Tail
+from cdc.log.kafka.topics import SEGMENT_BYTES
 
 _REMEMBERED = 1000
 """Markers held; beyond this every second one is forgotten, which only makes the steps of removing longer."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.kafka_tail import Tail
+from cdc.log.kafka.topic_tail import Tail
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Publish = Callable[[bytes, bytes], None]

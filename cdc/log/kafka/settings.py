@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from cdc.config import LogSettings, SecretField
-from cdc.loopback import is_loopback
-from cdc.secret import Secret
+from cdc.config.loopback import is_loopback
+from cdc.config.secret import Secret
+from cdc.config.settings import LogSettings, SecretField
 
 _OURS = {
     "acks": "every acknowledgement must be durable",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from cdc.errors import LogLost
-from cdc.log.kafka_client import CALL_SECONDS, Cluster, available, in_our_words, watermarks
+from cdc.log.kafka.client import CALL_SECONDS, Cluster, available, in_our_words, watermarks
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.kafka_admin import Topic
-from cdc.log.kafka_client import CALL_SECONDS, Cluster
-from cdc.log.kafka_envelope import join_table, split_table, topic_of
-from cdc.log.kafka_position import Extent, Place
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka.admin import Topic
+from cdc.log.kafka.client import CALL_SECONDS, Cluster
+from cdc.log.kafka.envelope.encode import join_table, split_table, topic_of
+from cdc.log.kafka.position import Extent, Place
+from cdc.log.kafka.settings import KafkaSettings
 
 _HOUR_MS = 3_600_000
 SYSTEM_TOPICS = ("position", "schemas", "consumers", "oversize")
@@ -105,7 +105,7 @@ class Topics:
 
     def _config(self) -> dict[str, str]:
         retention = str(int(self._settings.retention_hours * _HOUR_MS))
-        # Kafka's retention would remove what a consumer has not read: see cdc.log.kafka_retention.
+        # Kafka's retention would remove what a consumer has not read: see cdc.log.kafka.retention.
         config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         if self._settings.compact:
             config = {

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log import content
-from cdc.log.folder import View
-from cdc.log.history import History, sizes_of
-from cdc.log.names import Segment
+from cdc.log.segments import segment_file
+from cdc.log.segments.folder import View
+from cdc.log.segments.merge import History, sizes_of
+from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA
 
 _JUDGED = ["table", "key", "version", "unchanged"]
@@ -61,7 +61,7 @@ def _newest_complete(view: View, chosen: Sequence[Segment]) -> pa.Table:
 
 
 def _tables(view: View, segment: Segment) -> Iterator[pa.Table]:
-    return content.batches(view.places[segment], segment, 0, segment.rows)
+    return segment_file.batches(view.places[segment], segment, 0, segment.rows)
 
 
 def _complete(table: pa.Table) -> pa.Table:
@@ -88,21 +88,21 @@ def needed(table: pa.Table, newest: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _rewrite(history: History, view: View, segment: Segment, newest: pa.Table) -> int:
-    table = content.rows(view.places[segment], segment)
+    table = segment_file.rows(view.places[segment], segment)
     stays = needed(table, newest)
     kept = table.filter(pa.array(stays))
     if kept.num_rows == table.num_rows:
         return 0
-    cuts = _recut(content.facts(view.places[segment], segment).cuts, stays)
+    cuts = _recut(segment_file.facts(view.places[segment], segment).cuts, stays)
     history.replace(view, (segment,), (kept,), cuts)
     return int(table.num_rows - kept.num_rows)
 
 
-def _recut(cuts: Sequence[content.Cut], stays: npt.NDArray[np.bool_]) -> list[content.Cut]:
+def _recut(cuts: Sequence[segment_file.Cut], stays: npt.NDArray[np.bool_]) -> list[segment_file.Cut]:
     recut = []
     at = 0
     for cut in cuts:
         left = int(stays[at : at + cut.rows].sum())
-        recut.append(content.Cut(cut.sequence, cut.end, left, cut.newest))
+        recut.append(segment_file.Cut(cut.sequence, cut.end, left, cut.newest))
         at += cut.rows
     return recut

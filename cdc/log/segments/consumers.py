@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cdc.durable_files import make_folder, replace, room
 from cdc.errors import ConfigError, LogCorrupt
-from cdc.log.files import make_folder, replace, room
 from cdc.model import Lsn
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

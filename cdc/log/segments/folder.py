@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc.errors import LogError
-from cdc.log.names import Chain, Hole, Segment, chain, parse
+from cdc.log.segments.segment_names import Chain, Hole, Segment, chain, parse
 
 HOT = "hot"
 HISTORY = "history"

@@ -12,21 +12,21 @@ from typing import Literal
 from pydantic import Field
 
 from cdc import failpoint
-from cdc.config import LogSettings, Settings
+from cdc.config.settings import LogSettings, Settings
+from cdc.durable_files import make_folder, remove, room, sync_folder, write_new
 from cdc.errors import LogError, LogFull
-from cdc.log import content
-from cdc.log.compaction import compact, replaced
-from cdc.log.consumers import Consumers
-from cdc.log.files import make_folder, remove, room, sync_folder, write_new
-from cdc.log.folder import LogFolder
-from cdc.log.history import History, recover_marks, sizes_of
-from cdc.log.lease import Lease
-from cdc.log.names import Segment
-from cdc.log.reading import SegmentReader
 from cdc.log.registry import LogKind
-from cdc.log.retention import Retention
-from cdc.log.schemas import FolderSchemas
-from cdc.log.spool import SegmentSpool
+from cdc.log.segments import segment_file
+from cdc.log.segments.compaction import compact, replaced
+from cdc.log.segments.consumers import Consumers
+from cdc.log.segments.folder import LogFolder
+from cdc.log.segments.merge import History, recover_marks, sizes_of
+from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.retention import Retention
+from cdc.log.segments.schemas import FolderSchemas
+from cdc.log.segments.segment_names import Segment
+from cdc.log.segments.spool import SegmentSpool
+from cdc.log.segments.writer_lock import Lease
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
@@ -37,7 +37,7 @@ class SegmentSettings(LogSettings):
     """A log of Parquet files under the state folder."""
 
     kind: Literal["segments"] = "segments"
-    compression: content.Compression = "lz4"
+    compression: segment_file.Compression = "lz4"
     """Of fresh segments; history is always zstd. Small segments cost half the CPU with lz4."""
     hot_segments: int = Field(512, ge=1)
     """How many fresh segments may lie unmerged before a merge is due."""
@@ -86,13 +86,13 @@ class SegmentWriter:
             if self._is_repeat(entry.end, entry.marks):
                 return
             failpoint.reached("log.before_write")
-            rows = content.checked(entry.rows)
-            data = content.encode(rows, content.Facts(entry.marks, ()), self._settings.compression)
+            rows = segment_file.checked(entry.rows)
+            data = segment_file.encode(rows, segment_file.Facts(entry.marks, ()), self._settings.compression)
             aside = self._lease.aside / f"{self._sequence + 1}.parquet"
             try:
                 with room(self._lease.aside):
                     write_new(aside, memoryview(data))
-                self.publish(aside, content.Extent.of(rows), entry.end, entry.marks)
+                self.publish(aside, segment_file.Extent.of(rows), entry.end, entry.marks)
             except BaseException:
                 remove(aside)  # the next try writes a file of that name
                 raise
@@ -102,7 +102,7 @@ class SegmentWriter:
         """Begin a transaction too large for memory."""
         return SegmentSpool(self, self._lease.aside, self._settings.compression)
 
-    def publish(self, aside: Path, extent: content.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
+    def publish(self, aside: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
         """Rename a synced file or folder into place as the next sequence number; False if the log has it already.
 
         After LogFull the same call may be made again.
@@ -138,7 +138,7 @@ class SegmentWriter:
         self._sequence = segment.stop
         self._progress = Progress(segment.end, {**self._progress.marks, **marks})
 
-    def _named(self, extent: content.Extent, end: Lsn, marks: bool) -> Segment:
+    def _named(self, extent: segment_file.Extent, end: Lsn, marks: bool) -> Segment:
         number = self._sequence + 1
         first, last = (extent.first, extent.last) if extent.rows else (end, end)
         return Segment(number, number, 0, first, last, end, extent.rows, extent.newest, marks)

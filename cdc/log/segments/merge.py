@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.log import content
-from cdc.log.files import FILE_MODE, remove, room, sync_folder
-from cdc.log.folder import LogFolder, View
-from cdc.log.lease import Lease
-from cdc.log.names import Segment
+from cdc.durable_files import FILE_MODE, remove, room, sync_folder
+from cdc.log.segments import segment_file
+from cdc.log.segments.folder import LogFolder, View
+from cdc.log.segments.segment_names import Segment
+from cdc.log.segments.writer_lock import Lease
 from cdc.model import LOG_SCHEMA, Lsn
 
 FAN_IN = 16
@@ -36,7 +36,7 @@ def recover_marks(view: View, until: int | None = None) -> dict[str, str]:
     for segment in reversed((*floor, *view.chain.kept)):
         if not segment.marks or (until is not None and segment.start > until):
             continue
-        marks = {**content.facts(view.places[segment], segment).marks, **marks}
+        marks = {**segment_file.facts(view.places[segment], segment).marks, **marks}
         if segment.generation:
             break
     return marks
@@ -122,7 +122,7 @@ class History:
         view: View,
         run: Sequence[Segment],
         rows: Iterable[pa.Table],
-        cuts: Sequence[content.Cut],
+        cuts: Sequence[segment_file.Cut],
         *,
         expired: bool = False,
         marks: Mapping[str, str] | None = None,
@@ -131,7 +131,7 @@ class History:
         marks = recover_marks(view, run[-1].stop) if marks is None else marks
         aside = self._lease.aside / f"merge-{run[0].start}-{run[-1].stop}.parquet"
         try:
-            extent = self._write(aside, rows, content.Facts(marks, cuts))
+            extent = self._write(aside, rows, segment_file.Facts(marks, cuts))
             segment = _successor(run, extent, bool(marks), expired)
             failpoint.reached("log.merge_before_publish")
             self._lease.rename(aside, self._folder.history / str(segment))
@@ -145,15 +145,15 @@ class History:
             failpoint.reached("log.merge_removing")
         return segment
 
-    def _write(self, aside: Path, rows: Iterable[pa.Table], facts: content.Facts) -> content.Extent:
-        extent = content.Extent()
+    def _write(self, aside: Path, rows: Iterable[pa.Table], facts: segment_file.Facts) -> segment_file.Extent:
+        extent = segment_file.Extent()
         with room(self._lease.aside):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(aside, flags, FILE_MODE), "wb") as file:
-                with content.writer(file, "zstd", _LEVEL) as parquet:
+                with segment_file.writer(file, "zstd", _LEVEL) as parquet:
                     for group in _grouped(rows):
-                        extent = extent.with_more(content.Extent.of(group))
-                        parquet.write_table(group, row_group_size=content.GROUP_ROWS)
+                        extent = extent.with_more(segment_file.Extent.of(group))
+                        parquet.write_table(group, row_group_size=segment_file.GROUP_ROWS)
                     parquet.add_key_value_metadata(facts.encoded())
                 file.flush()
                 os.fsync(file.fileno())
@@ -169,12 +169,12 @@ def sizes_of(view: View) -> dict[Segment, int]:
     """Bytes on disk of every segment that counts."""
     floor = () if view.chain.floor is None else (view.chain.floor,)
     return {
-        segment: sum(path.stat().st_size for path in content.paths(view.places[segment]))
+        segment: sum(path.stat().st_size for path in segment_file.paths(view.places[segment]))
         for segment in (*floor, *view.chain.kept)
     }
 
 
-def _successor(run: Sequence[Segment], extent: content.Extent, marks: bool, expired: bool) -> Segment:
+def _successor(run: Sequence[Segment], extent: segment_file.Extent, marks: bool, expired: bool) -> Segment:
     end = run[-1].end
     first, last = (extent.first, extent.last) if extent.rows else (run[0].first, run[-1].last)
     generation = max(segment.generation for segment in run)
@@ -186,14 +186,14 @@ def _successor(run: Sequence[Segment], extent: content.Extent, marks: bool, expi
     )
 
 
-def _cuts(view: View, segment: Segment) -> Sequence[content.Cut]:
+def _cuts(view: View, segment: Segment) -> Sequence[segment_file.Cut]:
     if segment.start == segment.stop:
-        return (content.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
-    return content.facts(view.places[segment], segment).cuts
+        return (segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
+    return segment_file.facts(view.places[segment], segment).cuts
 
 
 def _batches(view: View, segment: Segment) -> Iterator[pa.Table]:
-    return content.batches(view.places[segment], segment, 0, segment.rows)
+    return segment_file.batches(view.places[segment], segment, 0, segment.rows)
 
 
 def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -204,7 +204,7 @@ def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         held.append(table)
         rows += table.num_rows
         size += table.nbytes
-        if rows >= content.GROUP_ROWS or size >= _GROUP_BYTES:
+        if rows >= segment_file.GROUP_ROWS or size >= _GROUP_BYTES:
             yield pa.concat_tables(held)
             held, rows, size = [], 0, 0
     yield pa.concat_tables(held) if held else LOG_SCHEMA.empty_table()

@@ -8,13 +8,13 @@ import os
 import shutil
 from pathlib import Path
 
+from cdc.durable_files import make_folder, sync_folder
 from cdc.errors import LogCorrupt
-from cdc.log import content
-from cdc.log.files import make_folder, sync_folder
-from cdc.log.folder import LogFolder
-from cdc.log.history import History, recover_marks
-from cdc.log.lease import Lease
-from cdc.log.names import Segment, after
+from cdc.log.segments import segment_file
+from cdc.log.segments.folder import LogFolder
+from cdc.log.segments.merge import History, recover_marks
+from cdc.log.segments.segment_names import Segment, after
+from cdc.log.segments.writer_lock import Lease
 
 
 def quarantine(root: Path, sequence: int) -> Segment:
@@ -30,7 +30,7 @@ def quarantine(root: Path, sequence: int) -> Segment:
         if segment is None or segment.start > sequence:
             raise LogCorrupt(f"The log holds no segment with sequence {sequence}.", "See: millrace log show")
         _keep(view.places[segment], root / "quarantine")
-        cut = content.Cut(segment.stop, segment.end, 0, 0)
+        cut = segment_file.Cut(segment.stop, segment.end, 0, 0)
         marks = recover_marks(view, segment.start - 1)
         History(folder, lease).replace(view, (segment,), (), (cut,), marks=marks)
     finally:

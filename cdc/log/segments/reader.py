@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt
-from cdc.log import content
-from cdc.log.consumers import Consumers, Reached
-from cdc.log.folder import LogFolder, View
-from cdc.log.names import Segment
-from cdc.log.names import after as after_sequence
-from cdc.log.schemas import FolderSchemas
+from cdc.log.segments import segment_file
+from cdc.log.segments.consumers import Consumers, Reached
+from cdc.log.segments.folder import LogFolder, View
+from cdc.log.segments.schemas import FolderSchemas
+from cdc.log.segments.segment_names import Segment
+from cdc.log.segments.segment_names import after as after_sequence
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn, TableId
 from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 
@@ -105,7 +105,7 @@ class SegmentReader:
                 # Merged away between the listing and the opening: the next listing shows its successor.
                 misses += 1
                 if misses > _MISSES:
-                    raise content.corrupt(Path(error.filename or "?"), "comes and goes") from None
+                    raise segment_file.corrupt(Path(error.filename or "?"), "comes and goes") from None
 
     def _slices(self, position: int, stop: int) -> Iterator[Slice]:
         view = self.view()
@@ -170,17 +170,17 @@ def require_kept(view: View, position: int) -> None:
         )
 
 
-def cuts_of(view: View, segment: Segment) -> Sequence[content.Cut]:
+def cuts_of(view: View, segment: Segment) -> Sequence[segment_file.Cut]:
     """Where the original entries lie in a segment; only merged ones must be opened for that."""
     if segment.start == segment.stop:
-        return (content.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
-    return content.facts(view.places[segment], segment).cuts
+        return (segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
+    return segment_file.facts(view.places[segment], segment).cuts
 
 
-def _first(view: View, wanted: Callable[[content.Cut], bool], low: int) -> content.Cut | None:
+def _first(view: View, wanted: Callable[[segment_file.Cut], bool], low: int) -> segment_file.Cut | None:
     """The first entry that is wanted, opening at most the one merged segment that holds it."""
     for segment in view.chain.kept[low:]:
-        if wanted(content.Cut(segment.stop, segment.end, segment.rows, segment.newest)):
+        if wanted(segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest)):
             return next((cut for cut in cuts_of(view, segment) if wanted(cut)), None)
     return None
 
@@ -188,24 +188,24 @@ def _first(view: View, wanted: Callable[[content.Cut], bool], low: int) -> conte
 def slices(place: Path, segment: Segment, position: int, stop: int) -> Iterator[Slice]:
     """The entries of one segment after a position, up to a sequence number."""
     if segment.start == segment.stop:
-        yield Slice(offset_of(segment.stop), segment.end, content.rows(place, segment))
+        yield Slice(offset_of(segment.stop), segment.end, segment_file.rows(place, segment))
         return
-    cuts = content.facts(place, segment).cuts
+    cuts = segment_file.facts(place, segment).cuts
     wanted = [cut for cut in cuts if position < cut.sequence <= stop]
     skipped = sum(cut.rows for cut in cuts if cut.sequence <= position)
-    source = content.batches(place, segment, skipped, skipped + sum(cut.rows for cut in wanted))
+    source = segment_file.batches(place, segment, skipped, skipped + sum(cut.rows for cut in wanted))
     held = LOG_SCHEMA.empty_table()
     for cut in wanted:
         while held.num_rows < cut.rows:
             more = next(source, None)
             if more is None:
-                raise content.corrupt(place, "ends before the rows that it promises")
+                raise segment_file.corrupt(place, "ends before the rows that it promises")
             held = pa.concat_tables([held, more])
         yield Slice(offset_of(cut.sequence), cut.end, held.slice(0, cut.rows))
         held = held.slice(cut.rows)
 
 
-def _read_up_to(cut: content.Cut, reached: Lsn) -> int:
+def _read_up_to(cut: segment_file.Cut, reached: Lsn) -> int:
     return cut.sequence if cut.end == reached else cut.sequence - 1
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from cdc.log import content
-from cdc.log.consumers import Consumers
-from cdc.log.folder import View
-from cdc.log.history import History, sizes_of
-from cdc.log.names import Segment
+from cdc.log.segments import segment_file
+from cdc.log.segments.consumers import Consumers
+from cdc.log.segments.folder import View
+from cdc.log.segments.merge import History, sizes_of
+from cdc.log.segments.segment_names import Segment
 
 
 def expired(
@@ -47,7 +47,7 @@ class Retention:
             return 0
         floor = () if view.chain.floor is None else (view.chain.floor,)
         last = gone[-1]
-        cut = content.Cut(last.stop, last.end, 0, 0)
+        cut = segment_file.Cut(last.stop, last.end, 0, 0)
         self._history.replace(view, (*floor, *gone), (), (cut,), expired=True)
         return last.stop - gone[0].start + 1
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+from cdc.durable_files import FILE_MODE, make_folder, room, sync_folder
+from cdc.durable_files import replace as replace_file
 from cdc.errors import LogCorrupt
-from cdc.log.files import FILE_MODE, make_folder, room, sync_folder
-from cdc.log.files import replace as replace_file
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 _FORMAT = 1

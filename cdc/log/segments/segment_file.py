@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt
-from cdc.log.names import Segment
+from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 
 _FACTS = b"millrace"

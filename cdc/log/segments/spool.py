@@ -8,27 +8,27 @@ from typing import Protocol
 import pyarrow as pa
 
 from cdc import failpoint
+from cdc.durable_files import FOLDER_MODE, remove, room, sync_folder, write_new
 from cdc.errors import LogError
-from cdc.log import content
-from cdc.log.files import FOLDER_MODE, remove, room, sync_folder, write_new
+from cdc.log.segments import segment_file
 from cdc.model import LOG_SCHEMA, Lsn
 
 _PART_BYTES = 32 << 20
 """Rows are held until they make a part of this size: parts of one message batch each would be thousands of files."""
-_NO_FACTS = content.Facts({}, ())
+_NO_FACTS = segment_file.Facts({}, ())
 
 
 class Publisher(Protocol):
     """What a spool needs of the writer."""
 
-    def publish(self, aside: Path, extent: content.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
+    def publish(self, aside: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
         """Rename into place as the next sequence number; False if the log has it already."""
 
 
 class SegmentSpool:
     """Parts on disk. After LogFull the same call may be made again: what was set aside before stays."""
 
-    def __init__(self, writer: Publisher, aside: Path, compression: content.Compression) -> None:
+    def __init__(self, writer: Publisher, aside: Path, compression: segment_file.Compression) -> None:
         self._writer = writer
         self._aside = aside
         self._folder = aside / f"spool-{secrets.token_hex(8)}"
@@ -36,7 +36,7 @@ class SegmentSpool:
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._parts = 0
-        self._extent = content.Extent()
+        self._extent = segment_file.Extent()
         self._synced = False
         self._over = False
 
@@ -45,7 +45,7 @@ class SegmentSpool:
         self._must_be_open()
         if self._held_bytes >= _PART_BYTES:
             self._flush()
-        self._held.append(content.checked(rows))
+        self._held.append(segment_file.checked(rows))
         self._held_bytes += rows.nbytes
 
     def publish(self, end: Lsn) -> None:
@@ -74,7 +74,7 @@ class SegmentSpool:
 
     def _flush(self) -> None:
         rows = pa.concat_tables(self._held) if self._held else LOG_SCHEMA.empty_table()
-        data = content.encode(rows, _NO_FACTS, self._compression)
+        data = segment_file.encode(rows, _NO_FACTS, self._compression)
         with room(self._aside):
             if not self._parts:
                 self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -82,4 +82,4 @@ class SegmentSpool:
         self._parts += 1
         self._held.clear()
         self._held_bytes = 0
-        self._extent = self._extent.with_more(content.Extent.of(rows))
+        self._extent = self._extent.with_more(segment_file.Extent.of(rows))

@@ -12,8 +12,8 @@ import secrets
 from pathlib import Path
 from typing import Self
 
+from cdc.durable_files import FILE_MODE, FOLDER_MODE, make_folder, remove, room, sync_folder
 from cdc.errors import LogFenced
-from cdc.log.files import FILE_MODE, FOLDER_MODE, make_folder, remove, room, sync_folder
 
 _WRITER = re.compile(r"\.writer-(\d{8})")
 

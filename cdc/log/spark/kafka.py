@@ -15,20 +15,20 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from cdc.config.secret import Secret
 from cdc.errors import LogCorrupt
-from cdc.log.debezium import DebeziumReader, DebeziumSettings
-from cdc.log.debezium_decode import DebeziumDecoder
-from cdc.log.kafka_between import check, ranges
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_position import Place
-from cdc.log.kafka_ranges import Range, RangeReader, envelopes
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaConnectionSettings, KafkaSettings
-from cdc.log.spark.cells import Shape
-from cdc.log.spark.pieces import progress_row
+from cdc.log.debezium.decode import DebeziumDecoder
+from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
+from cdc.log.kafka.client import Cluster
+from cdc.log.kafka.position import Place
+from cdc.log.kafka.read.between import check, ranges
+from cdc.log.kafka.read.ranges import Range, RangeReader, envelopes
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
+from cdc.log.spark.packed_rows import Shape
 from cdc.log.spark.source import LogSource
+from cdc.log.spark.splits import progress_row
 from cdc.ports import Offset
-from cdc.secret import Secret
 
 _FORMAT = "millrace_kafka"
 _BATCH_MESSAGES = 50_000

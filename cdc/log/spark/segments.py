@@ -20,12 +20,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from cdc.errors import LogCorrupt
-from cdc.log.folder import View
-from cdc.log.reading import SegmentReader, offset_of, sequence_of
-from cdc.log.spark import pieces
-from cdc.log.spark.cells import Shape
-from cdc.log.spark.pieces import Piece
+from cdc.log.segments.folder import View
+from cdc.log.segments.reader import SegmentReader, offset_of, sequence_of
+from cdc.log.spark import splits
+from cdc.log.spark.packed_rows import Shape
 from cdc.log.spark.source import LogSource
+from cdc.log.spark.splits import Piece
 from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
@@ -107,8 +107,8 @@ class _Shares:
         if after >= until:
             return []
         view = self._segments().view()
-        shares = pieces.spread(pieces.pieces(view, after, until), self._shape.tasks, _TASK_ROWS)
-        marker, count = pieces.reached(view, until), len(shares)
+        shares = splits.spread(splits.pieces(view, after, until), self._shape.tasks, _TASK_ROWS)
+        marker, count = splits.reached(view, until), len(shares)
         return [
             _Share(share, after, until, marker if at == count - 1 else None, count) for at, share in enumerate(shares)
         ]
@@ -117,8 +117,8 @@ class _Shares:
         """The rows of one task; runs in a worker."""
         if not isinstance(partition, _Share):
             raise TypeError("a partition of another source")
-        rows = (table for piece in partition.share for table in pieces.read(self._root, piece))
-        marker = [] if partition.marker is None else [pieces.progress_row(*partition.marker)]
+        rows = (table for piece in partition.share for table in splits.read(self._root, piece))
+        marker = [] if partition.marker is None else [splits.progress_row(*partition.marker)]
         yield from self._shape.given(chain(rows, marker), partition.after, partition.until, partition.tasks)
 
 
@@ -169,7 +169,7 @@ class SegmentStream(_Shares, DataSourceStreamReader, SupportsTriggerAvailableNow
             reached = view.chain.head
         else:
             rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
-            reached = pieces.advance(view, begin, rows, _BATCH_BYTES)
+            reached = splits.advance(view, begin, rows, _BATCH_BYTES)
         return {"sequence": reached if self._target is None else max(min(reached, self._target), begin)}
 
     def _next(self, begin: int) -> View:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 
-from cdc.log.spark.cells import Selection, TooLarge, unpack
+from cdc.log.spark.packed_rows import Selection, TooLarge, unpack
 from cdc.model import TableId
 from cdc.ports import Offset
 

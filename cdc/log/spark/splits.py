@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt
-from cdc.log import content
-from cdc.log.folder import View
-from cdc.log.names import Segment, after, parse
-from cdc.log.reading import SegmentReader, cuts_of, offset_of, require_kept
+from cdc.log.segments import segment_file
+from cdc.log.segments.folder import View
+from cdc.log.segments.reader import SegmentReader, cuts_of, offset_of, require_kept
+from cdc.log.segments.segment_names import Segment, after, parse
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Op
 from cdc.ports import Offset
 
@@ -52,7 +52,7 @@ def advance(view: View, start: int, rows: int, size: int) -> int:
 
 
 def _size(place: Path) -> int:
-    return sum(path.stat().st_size for path in content.paths(place))
+    return sum(path.stat().st_size for path in segment_file.paths(place))
 
 
 def pieces(view: View, start: int, end: int) -> list[Piece]:
@@ -110,8 +110,8 @@ def _planned(piece: Piece) -> Iterator[pa.Table]:
     place = Path(piece.place)
     segment = parse(place.name)
     if segment is None:
-        raise content.corrupt(place, "is not a segment")
-    return content.batches(place, segment, piece.base + piece.low, piece.base + piece.high)
+        raise segment_file.corrupt(place, "is not a segment")
+    return segment_file.batches(place, segment, piece.base + piece.low, piece.base + piece.high)
 
 
 def _searched(root: Path, piece: Piece, low: int) -> Iterator[pa.Table]:

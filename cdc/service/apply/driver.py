@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
-from cdc.service.batches import Batches
-from cdc.service.reselect import SourceRows
+from cdc.service.apply.reselect import SourceRows
+from cdc.service.state.batch_history import Batches
 from sinks import registry
-from sinks.applier import Applier, Stopped
+from sinks.apply.applier import Applier, Stopped
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
 from sinks.fingerprints import Watch
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def stop_aware(stop: threading.Event) -> Callable[[float], None]:
 
 def spark_of(settings: Settings, scratch: Path) -> "SparkSession":
     """The driver that a pipeline asks for. `scratch` must be its own: whatever lies there is removed."""
-    from deploy.local.jars import spark_jars
-    from sinks.session import spark_session
+    from cdc.artifacts.jars import spark_jars
+    from sinks.spark.session import spark_session
 
     shutil.rmtree(scratch, ignore_errors=True)  # a killed driver leaves its files behind
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema, parse_lsn
 from cdc.ports import LogReader
-from cdc.service import status
-from cdc.service.holds import Wishes
-from cdc.service.places import consumer_name
-from cdc.service.store_files import LogPlace, Loss, Seen, StoreFiles
-from sinks.applier import Applier
+from cdc.service.apply.paused_tables import Wishes
+from cdc.service.state import status
+from cdc.service.state.sink_positions import consumer_name
+from cdc.service.state.store_files import LogPlace, Loss, Seen, StoreFiles
+from sinks.apply.applier import Applier
 from sinks.fingerprints import Difference, Fingerprinted, Positioned
 
 LOOK_SECONDS = 5.0

@@ -21,13 +21,13 @@ import pyarrow.compute as pc
 from cdc.errors import MillraceError, TableRefused
 from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Batch, Consumer, LogReader, Offset, Slice
-from cdc.service.places import consumer_name
-from cdc.service.refill import Refill
-from cdc.service.skipped_tables import SkippedTables
-from sinks.applier import Applier
-from sinks.fold import FOLDED
-from sinks.fold_arrow import ranked
-from sinks.folded import Folded, gather
+from cdc.service.apply.refill import Refill
+from cdc.service.state.sink_positions import consumer_name
+from cdc.service.state.skipped_tables import SkippedTables
+from sinks.apply.applier import Applier
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import Folded, gather
+from sinks.fold.spark import FOLDED
 
 _AT_ONCE = 20_000
 _NEAR = 1000

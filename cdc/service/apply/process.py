@@ -11,11 +11,12 @@ import time
 from contextlib import suppress
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import EnvironmentFault
-from cdc.service import part, pauses, status
-from cdc.service.driver import Driver
-from cdc.service.lanes import Lanes
+from cdc.service.apply.driver import Driver
+from cdc.service.apply.sink_workers import Lanes
+from cdc.service.daemon import process
+from cdc.service.state import pauses, status
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
@@ -23,7 +24,7 @@ _PATIENCE = 60.0
 """Seconds for the apply process of a daemon that was killed: told by the kernel, it still ends its batches."""
 
 
-def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
+def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
     """Apply until `stop` is set, then let each batch in hand end."""
     driver = Driver(settings)
     lanes = Lanes(settings, cdc.log.open_reader(settings), driver)
@@ -60,4 +61,4 @@ def _publish(lanes: Lanes, state: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(part.main("apply", run))
+    sys.exit(process.main("apply", run))

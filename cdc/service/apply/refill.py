@@ -2,14 +2,14 @@
 
 from typing import Protocol
 
-from cdc.capture import slot
-from cdc.capture.connect import connect
-from cdc.config import Settings
+from cdc.capture.source import slot
+from cdc.capture.source.connect import connect
+from cdc.config.settings import Settings
 from cdc.errors import SlotLost
 from cdc.model import Lsn, TableId
-from snapshots.control import control_key
-from snapshots.messages import say
-from snapshots.requests import Request, ask
+from snapshots.backfill.requests import Request, ask
+from snapshots.backfill.signing_key import control_key
+from snapshots.tables.wal_messages import say
 
 
 class Refill(Protocol):

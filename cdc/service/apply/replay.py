@@ -12,15 +12,15 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import LogReader
-from cdc.service.driver import applier_of
-from cdc.service.reached import open_log
-from sinks.applier import Applier
+from cdc.service.apply.driver import applier_of
+from cdc.service.observe.positions import open_log
+from sinks.apply.applier import Applier
 from sinks.context import SinkContext
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 
 _AT_ONCE = 50_000
 

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 
 from psycopg import sql
 
-from cdc.capture.connect import connect
-from cdc.config import SourceSettings
+from cdc.capture.source.connect import connect
+from cdc.config.settings import SourceSettings
 from cdc.errors import SourceRefused
+from cdc.json_text.members import members, unquote
 from cdc.model import Column, TableSchema
-from sinks.images import columns
-from sinks.raw_json import members, unquote
-from snapshots.rows import describe, masking_of, read_images
+from sinks.rows.images import columns
+from snapshots.tables.rows import describe, masking_of, read_images
 
 _AT_ONCE = 500
 
 
 class SourceRows:
-    """See sinks.applier.Reselect. Connects for each call: calls are rare."""
+    """See sinks.apply.applier.Reselect. Connects for each call: calls are rare."""
 
     def __init__(self, source: SourceSettings) -> None:
         self._source = source

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc.errors import MillraceError
-from cdc.service.restarts import Attempts
-from sinks.query import SinkQuery
+from cdc.service.daemon.restarts import Attempts
+from sinks.spark.query import SinkQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
 from cdc.errors import LogFull, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Consumer, LogReader
-from cdc.service.restarts import Attempts
-from sinks.convoy import NAME, Convoy
-from sinks.pace import crew
-from sinks.query import Reading
-from sinks.ring import Ring
+from cdc.service.daemon.restarts import Attempts
+from sinks.apply.batch_buffer import Ring
+from sinks.apply.batch_schedule import crew
+from sinks.spark.query import Reading
+from sinks.spark.shared_query import NAME, Convoy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

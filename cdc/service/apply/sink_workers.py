@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
 from cdc.ports import Consumer, LogReader
-from cdc.service import status
-from cdc.service.driver import applier_of, stop_aware
-from cdc.service.gaps import GapFile
-from cdc.service.holds import Holds, Wishes
-from cdc.service.losses import Losses
-from cdc.service.pauses import Paused
-from cdc.service.refill import SourceRefill
-from cdc.service.reselect import SourceRows
-from cdc.service.runner import Runner
-from cdc.service.sharing import Sharing
-from cdc.service.skipped_tables import Skipped, SkippedTables
-from sinks.applier import Applier, Stopped, TableLost
+from cdc.service.apply.driver import applier_of, stop_aware
+from cdc.service.apply.lost_tables import Losses
+from cdc.service.apply.paused_tables import Holds, Wishes
+from cdc.service.apply.refill import SourceRefill
+from cdc.service.apply.reselect import SourceRows
+from cdc.service.apply.runner import Runner
+from cdc.service.apply.shared_queries import Sharing
+from cdc.service.state import status
+from cdc.service.state.gaps import GapFile
+from cdc.service.state.pauses import Paused
+from cdc.service.state.skipped_tables import Skipped, SkippedTables
+from sinks.apply.applier import Applier, Stopped, TableLost
+from sinks.apply.batch_buffer import Ring
 from sinks.context import SinkContext
-from sinks.convoy import Member
-from sinks.query import SinkQuery
-from sinks.ring import Ring
+from sinks.spark.query import SinkQuery
+from sinks.spark.shared_query import Member
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

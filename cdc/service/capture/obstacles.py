@@ -5,17 +5,17 @@ What the stream shows of it comes earlier or later than this, by as much as capt
 
 from collections.abc import Collection, Iterator
 
-from cdc.capture import catalog, identity
-from cdc.capture.captured import Reason, renamed
-from cdc.capture.catalog import TableFacts
-from cdc.capture.connect import Connection, explained
-from cdc.capture.policy import refusal
-from cdc.capture.publication import Publication
-from cdc.config import SourceSettings, TableSettings
+from cdc.capture.replication.captured_tables import Reason, renamed
+from cdc.capture.source import catalog, replica_identity
+from cdc.capture.source.catalog import TableFacts
+from cdc.capture.source.connect import Connection, explained
+from cdc.capture.source.publication import Publication
+from cdc.capture.source.schema_policy import refusal
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceError, SourceRefused
 from cdc.model import TableId
 from cdc.ports import Schemas
-from snapshots.rows import describe, masking_of
+from snapshots.tables.rows import describe, masking_of
 
 _NAMES = """
 select c.oid::bigint, n.nspname::text, c.relname::text from pg_catalog.pg_class c
@@ -78,14 +78,14 @@ def _partitions(
         roots |= {entry.table for entry in published.tables}
     above = catalog.ancestors(connection, tables)
     held = {table: [root for root in names if root in roots] for table, names in above.items()}
-    return {table: identity.partition_of(table, names[-1], source) for table, names in held.items() if names}
+    return {table: replica_identity.partition_of(table, names[-1], source) for table, names in held.items() if names}
 
 
 def _unfit(
     facts: list[TableFacts], source: SourceSettings, published: Publication | None
 ) -> Iterator[tuple[TableId, Reason]]:
     sent = {entry.table for entry in published.tables} if published is not None else set()
-    for fact, message, remedy in identity.unfit_tables(facts, source):
+    for fact, message, remedy in replica_identity.unfit_tables(facts, source):
         name = fact.leaf_of or fact.table
         harmed = name in sent and not fact.identity_columns and fact.kind != "p"
         harm = f" Publication {source.publication} holds it still: they fail now." if harmed else ""

@@ -13,28 +13,30 @@ from dataclasses import dataclass
 from functools import partial
 
 import cdc.log
-from cdc.capture import captured, key_marks, publication, slot, watch
-from cdc.capture.connect import Connection, connect
-from cdc.capture.overflow import Scratch
-from cdc.capture.partitions import Partitions, Refill
-from cdc.capture.publication import Publication
-from cdc.capture.reader import Reader
+from cdc.capture.replication import captured_tables
+from cdc.capture.replication.loop import Reader
+from cdc.capture.source import key_marks, monitor, publication, slot
+from cdc.capture.source.connect import Connection, connect
+from cdc.capture.source.partitions import Partitions, Refill
+from cdc.capture.source.publication import Publication
+from cdc.capture.transactions.spill import Scratch
 from cdc.clock import SystemClock
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import SourceError, SourceRefused
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
-from cdc.service import lean, part, resync
-from cdc.service.budgets import BudgetedLog, DiskBudget, WaitingLog
-from cdc.service.capture_status import CaptureStatus
-from cdc.service.following import Following, publish, refuse_unready, unobstructed, waiting_of
-from cdc.service.upkeep import Upkeep
-from snapshots.chunked import Backfills
-from snapshots.control import control_key
-from snapshots.initial import EXACT_MARK, Ending, run_initial
-from snapshots.messages import say
-from snapshots.requests import Request, ask
-from snapshots.rows import masking_of
+from cdc.service.capture import resync
+from cdc.service.capture.status import CaptureStatus
+from cdc.service.capture.table_changes import Following, publish, refuse_unready, unobstructed, waiting_of
+from cdc.service.capture.upkeep import Upkeep
+from cdc.service.daemon import footprint, process
+from cdc.service.daemon.budgets import BudgetedLog, DiskBudget, WaitingLog
+from snapshots.backfill.coordinator import Backfills
+from snapshots.backfill.requests import Request, ask
+from snapshots.backfill.signing_key import control_key
+from snapshots.initial.snapshot import EXACT_MARK, Ending, run_initial
+from snapshots.tables.rows import masking_of
+from snapshots.tables.wal_messages import say
 
 INTENT_MARK = "source.intent"
 """Written before the slot is made: a slot of that name is then known to be ours, even if we died while making it."""
@@ -44,7 +46,7 @@ _UNDO_ATTEMPTS, _UNDO_SECONDS = 20, 0.2
 _log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, stop: threading.Event, news: part.News) -> None:
+def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, _status(settings, log) as status:
         scratch = Scratch(settings.state / "scratch")
@@ -66,7 +68,7 @@ class Capture:
     log: LogWriter
     status: CaptureStatus
     stop: threading.Event
-    news: part.News = lambda: None
+    news: process.News = lambda: None
     scratch: Scratch | None = None
     """Where large transactions are set aside, within the disk's budget; None: under the state folder, without one."""
 
@@ -143,8 +145,8 @@ class Capture:
         self._say_first()
         stored = self.log.progress().marks.get(slot.MARK)
         noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
-        for table in captured.waiting(self.log.progress().marks):  # the snapshot brings it too
-            noted |= captured.marked(table, None)
+        for table in captured_tables.waiting(self.log.progress().marks):  # the snapshot brings it too
+            noted |= captured_tables.marked(table, None)
         try:
             with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
                 marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
@@ -207,7 +209,7 @@ class Capture:
             listener=backfills,
             known=leaving,
         )
-        side = watch.Watch(source, published, reader.fail)
+        side = monitor.Watch(source, published, reader.fail)
         following = Following(self.settings, self.log, reader, side, backfills, published, self.stop, leaving=leaving)
         side.absent = following.absent
         key = control_key(self.settings.state, create=True)
@@ -233,6 +235,6 @@ def refilled(key: bytes, connection: Connection, wanted: Refill) -> None:
 
 
 if __name__ == "__main__":
-    lean.do_without("pandas")
-    lean.collect_rarely()
-    sys.exit(part.main("capture", run))
+    footprint.do_without("pandas")
+    footprint.collect_rarely()
+    sys.exit(process.main("capture", run))

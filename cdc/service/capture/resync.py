@@ -14,9 +14,9 @@ import psycopg
 import pyarrow as pa
 
 import cdc.log
-from cdc.capture.connect import explained
-from cdc.capture.slot import SlotCreated
-from cdc.config import Settings
+from cdc.capture.source.connect import explained
+from cdc.capture.source.slot import SlotCreated
+from cdc.config.settings import Settings
 from cdc.errors import PositionMismatch
 from cdc.model import LOG_SCHEMA, Entry, Op, format_lsn, parse_lsn
 from cdc.ports import LogWriter

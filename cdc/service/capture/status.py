@@ -8,15 +8,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from cdc.capture.captured import Reason
-from cdc.capture.partitions import Partitions
-from cdc.capture.reader import Reader, ReaderStatus
-from cdc.capture.watch import Watch
+from cdc.capture.replication.captured_tables import Reason
+from cdc.capture.replication.loop import Reader, ReaderStatus
+from cdc.capture.source.monitor import Watch
+from cdc.capture.source.partitions import Partitions
 from cdc.model import TableId, format_lsn
-from cdc.service import status
-from cdc.service.following import Following
-from snapshots.chunked import Backfills
-from snapshots.initial import SnapshotProgress
+from cdc.service.capture.table_changes import Following
+from cdc.service.state import status
+from snapshots.backfill.coordinator import Backfills
+from snapshots.initial.snapshot import SnapshotProgress
 
 _EVERY = 1.0
 

@@ -12,23 +12,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cdc import failpoint
-from cdc.capture import captured, catalog, doctor, key_marks, publication, slot
-from cdc.capture.captured import Reason
-from cdc.capture.connect import Connection, connect
-from cdc.capture.doctor import Verdict
-from cdc.capture.publication import Publication
-from cdc.capture.reader import Reader
-from cdc.capture.watch import Watch
-from cdc.config import PartitionSettings, Settings, SourceSettings
+from cdc.capture.replication import captured_tables
+from cdc.capture.replication.captured_tables import Reason
+from cdc.capture.replication.loop import Reader
+from cdc.capture.source import catalog, doctor, key_marks, publication, slot
+from cdc.capture.source.connect import Connection, connect
+from cdc.capture.source.doctor import Verdict
+from cdc.capture.source.monitor import Watch
+from cdc.capture.source.publication import Publication
+from cdc.config.settings import PartitionSettings, Settings, SourceSettings
 from cdc.errors import ConfigError, LogFull, MillraceError, SourceError, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
 from cdc.ports import LogWriter, Schemas
-from cdc.service import obstacles
-from cdc.service.part import News
-from snapshots import jobs
-from snapshots.chunked import Backfills
-from snapshots.jobs import Job
-from snapshots.rows import describe, masking_of
+from cdc.service.capture import obstacles
+from cdc.service.daemon.process import News
+from snapshots.backfill import jobs
+from snapshots.backfill.coordinator import Backfills
+from snapshots.backfill.jobs import Job
+from snapshots.tables.rows import describe, masking_of
 
 _LOCK_SECONDS = 10
 """An ALTER PUBLICATION waits behind a vacuum of the table; the stream waits with it, so not for long."""
@@ -64,7 +65,7 @@ def _obstacles(
     remade: Collection[TableId] = frozenset(),
 ) -> dict[TableId, Reason]:
     """What is in the way of tables that the log has captured before; a new one is refused instead."""
-    waiting = captured.waiting(log.progress().marks).keys()
+    waiting = captured_tables.waiting(log.progress().marks).keys()
     tables = {entry.table for entry in stored.tables} | waiting
     found = publication.read(connection, source.publication)
     anew = waiting | set(remade)
@@ -80,7 +81,7 @@ def publish(
     A table that waits is taken out, so that the source's application goes on with it, whatever it lacks.
     Raises SourceRefused where anything but the list of tables differs from `stored`.
     """
-    before, keys_before = captured.waiting(log.progress().marks), key_marks.noted(log)
+    before, keys_before = captured_tables.waiting(log.progress().marks), key_marks.noted(log)
     with connect(source) as connection:
         connection.execute(f"set lock_timeout = '{_LOCK_SECONDS}s'".encode())
         remade = made_again(connection, _absent(connection, source, stored), log.schemas)
@@ -105,7 +106,11 @@ def publish(
         _log.info("Table %s begins again: it is read anew.", table_name)
     sent = {entry.table for entry in found.tables} - begun
     left = jobs.left({entry.table for entry in stored.tables if entry.table not in sent} | begun)
-    over = {name: text for table in before.keys() - waits.keys() for name, text in captured.marked(table, None).items()}
+    over = {
+        name: text
+        for table in before.keys() - waits.keys()
+        for name, text in captured_tables.marked(table, None).items()
+    }
     keys = key_marks.mark(keys_now, keys_before, source.tables)
     marks = {publication.MARK: found.mark(), key_marks.MARK: keys, **left, **over, **_told(before, waits)}
     if left or any(log.progress().marks.get(name) != text for name, text in marks.items()):
@@ -129,7 +134,7 @@ def _told(before: Mapping[TableId, Reason], now: Mapping[TableId, Reason]) -> di
     for table, reason in now.items():
         if before.get(table) != reason:
             _log.warning("Table %s waits: %s", table, reason)
-            marks |= captured.marked(table, reason)
+            marks |= captured_tables.marked(table, reason)
     return marks
 
 
@@ -153,7 +158,9 @@ def waiting_of(
     """The captured tables that are not followed, each with the reason: they wait, or begin again. `every` are the
     backfills, if not as the log knows them."""
     names = {table.name for table in source.tables}
-    found = jobs.beginning_again(jobs.known(marks).values() if every is None else every) | captured.waiting(marks)
+    found = jobs.beginning_again(jobs.known(marks).values() if every is None else every) | captured_tables.waiting(
+        marks
+    )
     return {table: reason for table, reason in found.items() if table in names}
 
 
@@ -262,7 +269,7 @@ class Following:
         listed = {entry.table for entry in self.published.tables}
         self._note_made_again(connection, names)
         found = _obstacles(connection, self.settings.source, self.log, self.published)
-        waiting = captured.waiting(self.log.progress().marks).keys() & names
+        waiting = captured_tables.waiting(self.log.progress().marks).keys() & names
         if free := waiting - found.keys():
             here = self._position(connection)
             self._ready = {table: self._ready.get(table, here) for table in free}
@@ -280,7 +287,7 @@ class Following:
         """
         oids = {fact.table: fact.oid for fact in catalog.tables(connection, tables, leaves=False)}
         known = {schema.table: schema.oid for schema in self.log.schemas.newest() if schema.oid} | self._oids
-        waiting = captured.waiting(self.log.progress().marks)
+        waiting = captured_tables.waiting(self.log.progress().marks)
         made = {table for table, oid in oids.items() if known.get(table, oid) != oid and table not in waiting}
         reason = "It is read again by itself."
         notes = {table: Reason(f"Table {table} was dropped and made again.", reason) for table in made}
@@ -299,7 +306,7 @@ class Following:
     def absent(self, connection: Connection, tables: Sequence[TableId]) -> bool:
         """Whether it is in order that the publication has lost these tables: they wait, or were made again."""
         obstructed = _obstacles(connection, self.settings.source, self.log, self.published)
-        excused = obstructed.keys() | captured.waiting(self.log.progress().marks).keys()
+        excused = obstructed.keys() | captured_tables.waiting(self.log.progress().marks).keys()
         return not set(tables) - excused - set(made_again(connection, tables, self.log.schemas))
 
 

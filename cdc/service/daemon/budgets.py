@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-from cdc.capture.policy import PolicedLog, Policy
-from cdc.config import BudgetSettings
+from cdc.capture.source.schema_policy import PolicedLog, Policy
+from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import LogWriter, Schemas, Spool

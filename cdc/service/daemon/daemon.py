@@ -10,26 +10,27 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cdc import logs
-from cdc.config import Settings
+from cdc import log_output
+from cdc.config.settings import Settings
 from cdc.errors import MillraceError
-from cdc.service import signals, status
-from cdc.service.budgets import DiskBudget, MemoryBudget, limits_of
-from cdc.service.http import Server
-from cdc.service.part import secrets_in, settings_from
-from cdc.service.reload import Plan, plan
-from cdc.service.supervisor import StateLock, Supervisor, parts_of
+from cdc.service.daemon import signals
+from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, limits_of
+from cdc.service.daemon.process import secrets_in, settings_from
+from cdc.service.daemon.reload import Plan, plan
+from cdc.service.daemon.supervisor import StateLock, Supervisor, parts_of
+from cdc.service.http.server import Server
+from cdc.service.state import status
 
 _EVERY = 1.0
 _log = logging.getLogger(__name__)
 
 
-def run(config: Path, log_format: logs.LogFormat, log_level: str) -> int:
+def run(config: Path, log_format: log_output.LogFormat, log_level: str) -> int:
     """Run a pipeline until SIGTERM or SIGINT; SIGHUP reads the file again. Returns the exit code."""
     settings = settings_from(config)
 
     def configure(settings: Settings) -> None:
-        logs.configure("daemon", log_format, log_level, secrets_in(settings))
+        log_output.configure("daemon", log_format, log_level, secrets_in(settings))
 
     configure(settings)
     stop, again = threading.Event(), threading.Event()

@@ -18,12 +18,13 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import cdc.log
-from cdc import logs
-from cdc.config import Settings
+from cdc import log_output
+from cdc.config.pipeline_file import load
+from cdc.config.secret import Secret
+from cdc.config.settings import Settings
 from cdc.errors import MillraceError
-from cdc.pipeline_file import load
-from cdc.secret import Secret
-from cdc.service import signals, status
+from cdc.service.daemon import signals
+from cdc.service.state import status
 from sinks import registry
 
 TRY_AGAIN = 75
@@ -81,14 +82,14 @@ def main(part: str, run: Run) -> int:
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
     parser.add_argument("--log-level", default="INFO")
     options = parser.parse_args()
-    logs.configure(part, options.log_format, options.log_level)
+    log_output.configure(part, options.log_format, options.log_level)
     stop, again = threading.Event(), threading.Event()
     signals.hear({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
     threading.Thread(target=_end_in_time, args=(part, stop), name="deadline", daemon=True).start()
     settings: Settings | None = None
     try:
         settings = settings_from(options.config)
-        logs.configure(part, options.log_format, options.log_level, secrets_in(settings))
+        log_output.configure(part, options.log_format, options.log_level, secrets_in(settings))
         cdc.log.knock(settings, LOG_SECONDS)
         run(settings, stop, _news(options.config, again))
     except MillraceError as error:

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc.config import Part, Settings, SourceSettings
+from cdc.config.settings import Part, Settings, SourceSettings
 from cdc.errors import ConfigError, EnvironmentFault
 
 _KEPT = ("slot", "publication", "database")

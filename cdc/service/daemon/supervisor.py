@@ -1,6 +1,6 @@
 """Keeps the parts of the daemon running: starts them, starts them again, stops them in reverse.
 
-Promise: no part outlives the supervisor (each asks the kernel for that, see `cdc.service.part`), and a part whose error
+Promise: no part outlives the supervisor (each asks the kernel for that, see `process`), and a part whose error
 is final ends the whole daemon with that error's code instead of looping.
 """
 
@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cdc.errors import EnvironmentFault
-from cdc.service.budgets import resident_bytes
-from cdc.service.part import SUPERVISOR
-from cdc.service.restarts import Attempts, is_final
+from cdc.service.daemon.budgets import resident_bytes
+from cdc.service.daemon.process import SUPERVISOR
+from cdc.service.daemon.restarts import Attempts, is_final
 
 CAPTURE_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 """Arrow's own allocator and glibc's arenas reserve address space by the gigabyte, which a hard limit counts; plain
@@ -177,7 +177,7 @@ def parts_of(config: Path, log_format: str, log_level: str) -> list[Part]:
     """Capture and apply, each a Python process of its own."""
     options = ["--config", str(config), "--log-format", log_format, "--log-level", log_level]
     return [
-        Part(name, [sys.executable, "-m", f"cdc.service.{name}", *options], environment)
+        Part(name, [sys.executable, "-m", f"cdc.service.{name}.process", *options], environment)
         for name, environment in (("capture", CAPTURE_ENVIRONMENT), ("apply", {}))
     ]
 

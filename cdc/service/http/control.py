@@ -9,12 +9,12 @@ from typing import Protocol
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import Lsn, format_lsn, parse_lsn
-from cdc.service import pauses
-from cdc.service.verification import chosen_sinks
-from sinks.dead_letters import DeadLetters, Letter
+from cdc.service.inspect.verification import chosen_sinks
+from cdc.service.state import pauses
+from sinks.apply.dead_letters import DeadLetters, Letter
 
 _BODY_SECONDS = 5.0
 MOST_LETTERS = 200

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdc.config import HttpSettings
+from cdc.config.loopback import is_loopback
+from cdc.config.settings import HttpSettings
 from cdc.errors import ConfigError
-from cdc.loopback import is_loopback
 
 LARGEST_HEAD = 16 * 1024
 LARGEST_BODY = 16 * 1024

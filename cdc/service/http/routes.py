@@ -16,20 +16,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn, parse_lsn
-from cdc.service import openapi
-from cdc.service.excepted import Asked, Excepted
-from cdc.service.flow import flow
-from cdc.service.history import History
-from cdc.service.http_control import Control
-from cdc.service.http_guard import Bounds, SameSite, Token
-from cdc.service.metrics import exposition
-from cdc.service.metrics_families import FAMILIES
-from cdc.service.observer import Observer
-from cdc.service.places import NOWHERE
-from cdc.service.why import Story, story
+from cdc.service.http import openapi
+from cdc.service.http.control import Control
+from cdc.service.http.guard import Bounds, SameSite, Token
+from cdc.service.inspect.why import Story, story
+from cdc.service.observe.exceptions import Asked, Excepted
+from cdc.service.observe.metric_families import FAMILIES
+from cdc.service.observe.metrics import exposition
+from cdc.service.observe.observer import Observer
+from cdc.service.observe.page_model import flow
+from cdc.service.observe.samples import History
+from cdc.service.state.sink_positions import NOWHERE
 
 LONGEST_WAIT = 60.0
 _LONGEST_SEARCH = 20.0
@@ -68,7 +68,7 @@ class Endpoint:
         return Starlette(routes=self.routes(), middleware=layers, lifespan=self._observing)
 
     def routes(self) -> list[Route]:
-        """Every path. What is described stands in `cdc.service.openapi`; the page's own files need no description."""
+        """Every path: those that `openapi` describes, and the page's own files."""
         described = [
             Route(operation.path, getattr(self, operation.name), methods=[operation.method])
             for operation in openapi.OPERATIONS
@@ -236,7 +236,7 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files("cdc.service").joinpath("page", name).read_bytes()
+    content = files("cdc.service.http").joinpath("page", name).read_bytes()
 
     async def serve(_: Request) -> Response:
         return Response(content, media_type=kind, headers=_PAGE_HEADERS)

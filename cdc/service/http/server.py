@@ -6,11 +6,11 @@ import time
 
 import uvicorn
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import EnvironmentFault
-from cdc.service.http_guard import LARGEST_HEAD, guard
-from cdc.service.http_protocol import PatientProtocol
-from cdc.service.http_routes import Endpoint
+from cdc.service.http.guard import LARGEST_HEAD, guard
+from cdc.service.http.protocol import PatientProtocol
+from cdc.service.http.routes import Endpoint
 
 _CONNECTIONS = 512
 _KEEP_ALIVE = 5

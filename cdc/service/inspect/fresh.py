@@ -6,15 +6,15 @@ May be called beside the running pipeline, from any process that sees its state 
 from contextlib import closing
 from pathlib import Path
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
-from cdc.service.part import settings_from
-from cdc.service.places import consumer_name
-from cdc.service.reached import open_log
-from cdc.service.verification import chosen_sinks, parsed_table
+from cdc.service.daemon.process import settings_from
+from cdc.service.inspect.verification import chosen_sinks, parsed_table
+from cdc.service.observe.positions import open_log
+from cdc.service.state.sink_positions import consumer_name
 from sinks.context import SinkContext
-from sinks.delta import DeltaSettings, open_sink
-from sinks.delta_fresh import Fresh, look
+from sinks.delta.fresh import Fresh, look
+from sinks.delta.sink import DeltaSettings, open_sink
 
 
 def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import Lsn, TableId, TableSchema, format_lsn
 from cdc.ports import LogReader
 from sinks import registry
 from sinks.context import SinkContext
-from sinks.held import Shows
+from sinks.rows.stored_key import Shows
 
 _PATIENCE = 10.0
 

@@ -6,13 +6,13 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from cdc.config import Settings, SinkSettings, TableSettings
+from cdc.config.settings import Settings, SinkSettings, TableSettings
 from cdc.errors import ConfigError
 from cdc.model import TableId
-from cdc.service.reached import Positions
+from cdc.service.observe.positions import Positions
 from sinks import registry
 from sinks.context import SinkContext
-from snapshots.verify import Compared, Differences, verify_table
+from snapshots.verify.comparison import Compared, Differences, verify_table
 
 Show = Callable[[dict[str, Any]], None]
 """Takes how far a comparison is: table, state, rows, estimate, rows_per_second, eta_seconds."""

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.key_range import KeyRange
 from cdc.model import Lsn, TableId, format_lsn
 from cdc.ports import LogReader
-from cdc.service.batches import Applied, Book
-from cdc.service.places import NOWHERE, Place
-from cdc.service.skipped_tables import Skipped, SkippedTables
-from cdc.service.stored import Stored, stored
-from sinks.dead_letters import DeadLetters, Letter
+from cdc.service.inspect.stored_versions import Stored, stored
+from cdc.service.state.batch_history import Applied, Book
+from cdc.service.state.sink_positions import NOWHERE, Place
+from cdc.service.state.skipped_tables import Skipped, SkippedTables
+from sinks.apply.dead_letters import DeadLetters, Letter
 
 
 @dataclass(frozen=True, slots=True)

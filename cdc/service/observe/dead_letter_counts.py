@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sinks.dead_letters import DeadLetters
+from sinks.apply.dead_letters import DeadLetters
 
 _SETTLED = 1.0
 """Seconds after which a file that looks the same is the same: the clock of its time stamp is coarse."""

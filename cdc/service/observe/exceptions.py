@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cdc.model import ZERO_LSN, Lsn
-from cdc.service.health import has_reached, nested
-from cdc.service.places import NOWHERE, Place
-from cdc.service.status import Facts
+from cdc.service.observe.health import has_reached, nested
+from cdc.service.state.sink_positions import NOWHERE, Place
+from cdc.service.state.status import Facts
 
 
 @dataclass(frozen=True, slots=True)

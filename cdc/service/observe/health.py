@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cdc.model import Lsn
-from cdc.service.status import Facts, age
+from cdc.service.state.status import Facts, age
 
 _PAGE = 8192
 _HEADERS = (24, 40)  # of a page, and of the first page of a WAL file

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
 
-from cdc.service.health import nested
-from cdc.service.metrics import Buckets, Family, Sample, numbers
-from cdc.service.observer import Seen
-from cdc.service.status import Facts
-from sinks.measures import BOUNDS
+from cdc.service.observe.health import nested
+from cdc.service.observe.metrics import Buckets, Family, Sample, numbers
+from cdc.service.observe.observer import Seen
+from cdc.service.state.status import Facts
+from sinks.apply.timings import BOUNDS
 
 Read = Callable[[Seen], Iterable[Sample | Buckets]]
 

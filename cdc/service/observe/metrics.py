@@ -1,4 +1,4 @@
-"""Prometheus text: pure. What there is to measure stands in `cdc.service.metrics_families`.
+"""Prometheus text: pure. What there is to measure stands in `cdc.service.observe.metric_families`.
 
 Promise: a family has few series whatever the pipeline captures. Tables beyond the first hundreds share one label.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cdc.service.observer import Seen
+from cdc.service.observe.observer import Seen
 
 OTHERS = "(others)"
 MOST_TABLES = 200

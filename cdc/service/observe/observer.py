@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import LogError, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
-from cdc.service import status
-from cdc.service.excepted import Standing
-from cdc.service.health import SILENT_AFTER, Reason, reasons
-from cdc.service.lag import NO_LAG, Lag, Lags, Moment
-from cdc.service.outlook import Outlook
-from cdc.service.places import Place
-from cdc.service.reached import Positions, open_log, watermark_of
+from cdc.service.observe.disk_forecast import Outlook
+from cdc.service.observe.exceptions import Standing
+from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
+from cdc.service.observe.lag import NO_LAG, Lag, Lags, Moment
+from cdc.service.observe.positions import Positions, open_log, watermark_of
+from cdc.service.state import status
+from cdc.service.state.sink_positions import Place
 
 _EVERY = 1.0
 _HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond

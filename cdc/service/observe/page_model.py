@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdc.model import format_lsn
-from cdc.service.health import nested
-from cdc.service.lag import NO_LAG
-from cdc.service.observer import Seen
+from cdc.service.observe.health import nested
+from cdc.service.observe.lag import NO_LAG
+from cdc.service.observe.observer import Seen
 
 
 @dataclass(frozen=True, slots=True)

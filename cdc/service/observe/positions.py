@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, LogLost, MillraceError
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
-from cdc.service import status
-from cdc.service.excepted import Asked, Standing
-from cdc.service.health import nested
-from cdc.service.letter_counts import LetterCounts
-from cdc.service.part import LOG_SECONDS
-from cdc.service.places import NOWHERE, Place, place_of
-from cdc.service.store_files import StoreFiles
+from cdc.service.daemon.process import LOG_SECONDS
+from cdc.service.observe.dead_letter_counts import LetterCounts
+from cdc.service.observe.exceptions import Asked, Standing
+from cdc.service.observe.health import nested
+from cdc.service.state import status
+from cdc.service.state.sink_positions import NOWHERE, Place, place_of
+from cdc.service.state.store_files import StoreFiles
 
 
 def open_log(settings: Settings) -> LogReader:

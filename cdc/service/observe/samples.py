@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc.service.flow import count
-from cdc.service.health import nested
-from cdc.service.observer import Seen
-from sinks.measures import BOUNDS
+from cdc.service.observe.health import nested
+from cdc.service.observe.observer import Seen
+from cdc.service.observe.page_model import count
+from sinks.apply.timings import BOUNDS
 
 _EVERY = 5.0
 _KEPT = 720  # an hour

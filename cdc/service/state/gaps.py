@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cdc.config import Settings, SinkSettings
-from cdc.log import files
+from cdc import durable_files
+from cdc.config.settings import Settings, SinkSettings
 from cdc.model import Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
-from cdc.service import status
+from cdc.service.state import status
 
 _log = logging.getLogger(__name__)
 _HEX = re.compile("[0-9A-F]+")
@@ -90,5 +90,5 @@ class GapFile:
         return left
 
     def _write(self, gap: Gap) -> None:
-        files.make_folder(self._path.parent)
-        files.replace(self._path, json.dumps(gap.facts()).encode())
+        durable_files.make_folder(self._path.parent)
+        durable_files.replace(self._path, json.dumps(gap.facts()).encode())

@@ -2,7 +2,7 @@
 
 A paused sink stops after its batch and goes on later from its own position. A paused table is held back from every
 sink, and caught up in order when it is resumed. A skipped table is given up by one sink: its changes are passed over
-and not kept, and when it is resumed it is filled again by a backfill (`cdc.service.holds` does both). Capture goes on
+and not kept, and when it is resumed it is filled again by a backfill (`apply.paused_tables` does both). Capture goes on
 in either case: the log keeps what the others have not applied, and the slot never waits.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cdc.config import Settings
+from cdc import durable_files
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, EnvironmentFault
-from cdc.log import files
 from cdc.model import TableId
 
 _FILE = "paused.json"
@@ -114,7 +114,7 @@ def _written(settings: Settings, paused: Paused) -> Paused:
     place = settings.state / _FILE
     try:
         settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.replace(place, json.dumps({**paused.facts(), "resumed": paused.resumed}).encode())
+        durable_files.replace(place, json.dumps({**paused.facts(), "resumed": paused.resumed}).encode())
     except OSError as error:
         raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.", "Nothing was changed.") from None
     return paused

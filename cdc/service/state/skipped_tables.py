@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cdc.log import files
+from cdc import durable_files
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn, parse_lsn
-from cdc.service.gaps import Gap
+from cdc.service.state.gaps import Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class SkippedTables:
 
     def _write(self, tables: Mapping[TableId, Skipped]) -> None:
         said = {str(table): _facts(one) for table, one in tables.items()}
-        files.make_folder(self._path.parent)
-        files.replace(self._path, json.dumps(said).encode())
+        durable_files.make_folder(self._path.parent)
+        durable_files.replace(self._path, json.dumps(said).encode())
         self._tables = tables
 
 

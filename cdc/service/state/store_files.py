@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cdc.log import files
+from cdc import durable_files
 from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.ports import Offset
 from sinks.fingerprints import Mark
@@ -80,7 +80,7 @@ class StoreFiles:
         if losses:
             self._write(self._losses, {str(table): asdict(loss) for table, loss in losses.items()})
         else:
-            files.remove(self._losses)
+            durable_files.remove(self._losses)
 
     def marks(self) -> dict[TableId, Seen]:
         """What each table last showed."""
@@ -103,9 +103,9 @@ class StoreFiles:
         self._request.unlink(missing_ok=True)
 
     def _write(self, path: Path, facts: Mapping[str, object]) -> None:
-        files.make_folder(self._folder)
-        with files.room(path):
-            files.replace(path, json.dumps(facts).encode())
+        durable_files.make_folder(self._folder)
+        with durable_files.room(path):
+            durable_files.replace(path, json.dumps(facts).encode())
 
 
 def _read(path: Path) -> dict[str, Any]:

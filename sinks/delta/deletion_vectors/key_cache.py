@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sinks.delta_json import AnyArray
+from cdc.json_text.columns import AnyArray
 
 Ints = npt.NDArray[np.int64]
 

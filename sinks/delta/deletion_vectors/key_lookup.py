@@ -19,16 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sinks.delta_changes import Changes
-from sinks.delta_images import no_values
-from sinks.delta_json import AnyArray
-from sinks.delta_keys import KeyCache, SortedKeys
-from sinks.delta_layout import DELETED, VERSION
-from sinks.delta_log import Action
-from sinks.delta_region import Files
+from cdc.json_text.columns import AnyArray
+from sinks.delta.deletion_vectors.key_cache import KeyCache, SortedKeys
+from sinks.delta.rows.changes import Changes
+from sinks.delta.rows.images import no_values
+from sinks.delta.schema.layout import DELETED, VERSION
+from sinks.delta.transaction_log import Action
+from sinks.delta.write.region import Files
 
 if TYPE_CHECKING:
-    from sinks.delta_layout import AnyField
+    from sinks.delta.schema.layout import AnyField
 
 Ints = npt.NDArray[np.int64]
 _PIECE_BYTES = 8 << 20

@@ -3,7 +3,7 @@
 One commit, as with every way: files whose rows were replaced are named again with a deletion vector, and the new file
 is added. Nothing is copied, so a batch costs what its keys cost to find: the key columns of files that may hold them.
 Small files that earlier batches left are taken in by every so many, so that their number stays bounded; the order of
-the files is restored by maintenance (sinks.delta_maintenance).
+the files is restored by maintenance (sinks.delta.maintenance).
 
 For tables on a local disk: `deltalake` reads, rewrites and vacuums tables with deletion vectors, but cannot write one.
 """
@@ -24,15 +24,15 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from cdc.failpoint import reached
-from sinks.delta_changes import STORED_ROW_MISSING, Changes, sorted_by
-from sinks.delta_keys import KeyCache
-from sinks.delta_layout import Layout
-from sinks.delta_log import Action, LiveFiles, commit, file_name, removal, selections
-from sinks.delta_lookup import Found, Table, look_up, read
-from sinks.delta_merge import marks
-from sinks.delta_region import Files, Region
-from sinks.delta_rewrite import decide, fresh
-from sinks.delta_vectors import inline
+from sinks.delta.deletion_vectors.bitmap import inline
+from sinks.delta.deletion_vectors.key_cache import KeyCache
+from sinks.delta.deletion_vectors.key_lookup import Found, Table, look_up, read
+from sinks.delta.rows.changes import STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta.rows.rewrite import decide, fresh
+from sinks.delta.schema.layout import Layout
+from sinks.delta.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
+from sinks.delta.write.merge import marks
+from sinks.delta.write.region import Files, Region
 
 Ints = npt.NDArray[np.int64]
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import RejectedItem, SinkError
+from cdc.json_text.columns import AnyArray
 from cdc.model import TableSchema
 from cdc.ports import Batch
-from sinks.delta_images import no_values, typed
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, Layout
+from sinks.delta.rows.images import no_values, typed
+from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, Layout
 
 PARTIAL = PREFIX + "partial"
 """Source-side only: the row lacks columns whose stored values must stay."""

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.json_text.columns import AnyArray, RawColumn, members
 from cdc.model import Column
-from sinks.delta_json import AnyArray, RawColumn, members
-from sinks.delta_types import Form, form
+from sinks.delta.schema.types import Form, form
 
 NOT_AN_OBJECT = "the row image is not a JSON object"
 

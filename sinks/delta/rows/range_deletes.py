@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from cdc.json_text.columns import AnyArray
 from cdc.key_range import Level, Removal
-from sinks.delta_changelog import newest
-from sinks.delta_changes import PARTIAL, Changes
-from sinks.delta_images import no_values
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import COMMITTED, DELETED, VERSION, Layout
-from sinks.delta_merge import quoted
+from sinks.delta.changelog import newest
+from sinks.delta.rows.changes import PARTIAL, Changes
+from sinks.delta.rows.images import no_values
+from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, Layout
+from sinks.delta.write.merge import quoted
 
 AT_ONCE = 500_000
 """Deletes in one commit: what a merge may hold in memory beside the files that it writes again."""

@@ -1,6 +1,6 @@
 """Changes put into stored rows, in memory. Pure: rows in, rows out.
 
-The rules are those of the merge (sinks.delta_merge): newer versions win, older ones change nothing, a partial row takes
+The rules are those of the merge (`write.merge`): newer versions win, older ones change nothing, a partial row takes
 what it lacks from the live row below it and is an orphan without one.
 """
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta_changes import PARTIAL, Changes, keep_flag, sorted_by
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import DELETED, VERSION
+from cdc.json_text.columns import AnyArray
+from sinks.delta.rows.changes import PARTIAL, Changes, keep_flag, sorted_by
+from sinks.delta.schema.layout import DELETED, VERSION
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

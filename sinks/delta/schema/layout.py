@@ -15,11 +15,11 @@ from deltalake import WriterProperties
 
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
-from sinks.delta_deletes import DeleteCondition
-from sinks.delta_images import type_name
-from sinks.delta_parquet import encodings
-from sinks.delta_region import bounded
-from sinks.delta_types import INSTANT, arrow_type, holds, widens
+from sinks.delta.rows.images import type_name
+from sinks.delta.schema.column_encoding import encodings
+from sinks.delta.schema.soft_deletes import DeleteCondition
+from sinks.delta.schema.types import INSTANT, arrow_type, holds, widens
+from sinks.delta.write.region import bounded
 
 VERSION = "_millrace_version"
 DELETED = "_millrace_deleted"

@@ -16,7 +16,7 @@
 | everything else, also numeric without precision | string: Postgres's text | string |
 
 A wider type is never chosen in silence for a value that does not fit: `infinity`, BC dates, years beyond 9999 and
-NaN in a decimal are refused row by row (see sinks.delta_images), because no reader of Delta could tell them apart
+NaN in a decimal are refused row by row (see sinks.delta.rows.images), because no reader of Delta could tell them apart
 from real values.
 """
 

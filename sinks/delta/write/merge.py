@@ -7,8 +7,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.table import TableMerger
 
-from sinks.delta_changes import PARTIAL, Changes, keep_flag
-from sinks.delta_layout import DELETED, END_AT, KEY_TEXT, VERSION, Layout
+from sinks.delta.rows.changes import PARTIAL, Changes, keep_flag
+from sinks.delta.schema.layout import DELETED, END_AT, KEY_TEXT, VERSION, Layout
 
 WRITER = "millrace.lsn"
 """The application id of every commit by Millrace; its number is the LSN that the commit brings the table to.

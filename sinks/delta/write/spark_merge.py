@@ -10,9 +10,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from sinks.delta_changes import PARTIAL, Changes, keep_flag
-from sinks.delta_layout import DELETED, VERSION
-from sinks.delta_merge import WRITER
+from sinks.delta.rows.changes import PARTIAL, Changes, keep_flag
+from sinks.delta.schema.layout import DELETED, VERSION
+from sinks.delta.write.merge import WRITER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -4,7 +4,7 @@
 |---|---|
 | into an empty table, or only new keys | append, sorted by key |
 | at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
-| touches many more rows than it has, on a local disk | marks the old rows, adds the new ones (sinks.delta_mark) |
+| touches many more rows than it has, on a local disk | marks old rows, adds new ones (`deletion_vectors.writer`) |
 | the same, and its partial rows keep more than PARTIAL_BYTES of stored columns | marks in pieces: several commits |
 | touches at most REGION_LIMIT of files (INFLATED_LIMIT in memory) | rewrite these files in memory, sorted by key |
 | touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
@@ -22,15 +22,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from sinks.delta_changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
-from sinks.delta_json import AnyArray
-from sinks.delta_layout import DELETED, VERSION, Layout
-from sinks.delta_mark import Marker
-from sinks.delta_merge import append, floor, marks, merge, overwrite
-from sinks.delta_region import Files, Region
-from sinks.delta_region import region as key_region
-from sinks.delta_rewrite import places, rewrite, taken
-from sinks.delta_sizes import inflated, widest
+from cdc.json_text.columns import AnyArray
+from sinks.delta.deletion_vectors.writer import Marker
+from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta.rows.rewrite import places, rewrite, taken
+from sinks.delta.schema.layout import DELETED, VERSION, Layout
+from sinks.delta.write.merge import append, floor, marks, merge, overwrite
+from sinks.delta.write.region import Files, Region
+from sinks.delta.write.region import region as key_region
+from sinks.delta.write.row_sizes import inflated, widest
 
 MEGABYTE = 1024 * 1024
 

@@ -128,7 +128,7 @@ def test_a_connection_cut_in_the_middle_of_a_transaction_brings_it_again_whole(i
 
 
 def test_a_second_reader_waits_and_then_says_who_has_the_slot(items: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.capture.reader._BUSY_SECONDS", 2.0)
+    monkeypatch.setattr("cdc.capture.replication.loop._BUSY_SECONDS", 2.0)
     items.source["heartbeat_seconds"] = 60.0
     second = _second(items)
     with items.following() as first:

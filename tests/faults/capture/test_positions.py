@@ -7,12 +7,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc.capture import slot
-from cdc.capture.connect import connect
-from cdc.capture.wire import run_command
+from cdc.artifacts.progress import silent
+from cdc.capture.replication.connection import run_command
+from cdc.capture.source import slot
+from cdc.capture.source.connect import connect
 from cdc.errors import PositionMismatch, SlotLost, SourceError, SourceRefused
 from deploy.local import postgres, postgres_versions
-from deploy.local.server import silent
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakePostgres, PostgresServer

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import LogFull
-from cdc.log.schemas import FolderSchemas
+from cdc.log.segments.schemas import FolderSchemas
 from cdc.model import Entry, Progress, TableSchema
 from cdc.ports import LogWriter, Schemas, Spool
 from cdc.row_file import RowFile
-from cdc.service.supervisor import CAPTURE_ENVIRONMENT
+from cdc.service.daemon.supervisor import CAPTURE_ENVIRONMENT
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import RunProgram, wait_until
 from tests.fix_servers import Database, MakeDisk, fill
@@ -61,7 +61,7 @@ class Gated:
 def test_a_log_that_stands_still_does_not_cost_the_connection_nor_memory(
     private_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.capture.reader._QUEUE_BYTES", 200_000)
+    monkeypatch.setattr("cdc.capture.replication.loop._QUEUE_BYTES", 200_000)
     rig = private_rig({"wal_sender_timeout": "1s"})
     rig.capture_tables(ITEMS)
     rig.begin()
@@ -149,7 +149,7 @@ def test_a_full_disk_under_a_running_capture_loses_nothing_and_room_lets_it_go_o
 def test_a_large_transaction_without_room_on_disk_keeps_its_connection_and_goes_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 100_000)
+    monkeypatch.setattr("cdc.capture.replication.loop._OPEN_BYTES", 100_000)
     full, write = threading.Event(), RowFile.write
 
     def limited(file: RowFile, rows: pa.Table) -> None:

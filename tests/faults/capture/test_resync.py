@@ -3,7 +3,7 @@
 import pytest
 
 from cdc.errors import LogFenced
-from cdc.service import resync
+from cdc.service.capture import resync
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cdc.errors import LogFenced
-from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from tests.contract.logs import entry
 
 

@@ -18,12 +18,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.kafka_writer import KafkaWriter
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.write.writer import KafkaWriter
 from tests.fix_proxy import MakeProxy
 from tests.fix_servers import LocalServer, MakeKafka
-from tests.kafka_rows import batch, messages, writer
+from tests.scenes.kafka_rows import batch, messages, writer
 
 pytestmark = pytest.mark.kafka
 ROWS = 40

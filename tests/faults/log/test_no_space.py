@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import LogFull
-from cdc.log.kafka_spool import KafkaSpool
-from cdc.log.reading import SegmentReader
-from cdc.log.schemas import FolderSchemas
-from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.kafka.write.spool import KafkaSpool
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.schemas import FolderSchemas
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
-from cdc.service import status
+from cdc.service.state import status
 from tests.contract.logs import entry, history, read_all
-from tests.faults.test_log_faults import leftovers
+from tests.faults.log.test_segments import leftovers
 
 SETTINGS = SegmentSettings(hot_segments=2, retention_hours=1e6)
 CALLS = ("open", "write", "pwrite", "fsync", "rename", "replace", "mkdir")

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import EnvironmentFault, LogCorrupt, LogFenced, LogFull
-from cdc.log import content
-from cdc.log.names import Hole
-from cdc.log.quarantine import quarantine
-from cdc.log.reading import SegmentReader
-from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.segments import segment_file
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.quarantine import quarantine
+from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.segment_names import Hole
 from cdc.model import Entry, Lsn
 from tests.contract.logs import commits, entry, history, read_all, rows
 from tests.fix_processes import RunProgram, wait_until
@@ -185,7 +185,7 @@ def test_a_segment_that_claims_to_inflate_beyond_every_bound_is_refused_unread(
     plain = entry(1).rows.slice(0, 1)
     writer.append(Entry(plain.set_column(plain.column_names.index("after"), "after", bomb), Lsn(110)))
     assert hot(root)[0].stat().st_size < 1 << 20, "sixty-four megabytes in less than one"
-    monkeypatch.setattr(content, "_MAX_GROUP_BYTES", 32 << 20)
+    monkeypatch.setattr(segment_file, "_MAX_GROUP_BYTES", 32 << 20)
     reader = SegmentReader(root)
     before = pa.total_allocated_bytes()
     with pytest.raises(LogCorrupt, match="claims to inflate"):
@@ -276,7 +276,9 @@ def test_a_merge_killed_anywhere_is_harmless(root: Path, run_program: RunProgram
     for number in range(1, 9):
         writer.append(entry(number, marks={str(number): "x"}))
     writer.close()
-    child = run_program("-m", "tests.faults.log_child", str(root), "maintain", env={"MILLRACE_FAIL": f"{point}:kill"})
+    child = run_program(
+        "-m", "tests.faults.log.log_child", str(root), "maintain", env={"MILLRACE_FAIL": f"{point}:kill"}
+    )
     assert child.wait() == -signal.SIGKILL, child.said()
     assert read_all(SegmentReader(root)).equals(history(*range(1, 9)))
     again = SegmentWriter(root, SETTINGS)
@@ -296,7 +298,7 @@ def test_a_stopped_writer_that_wakes_up_after_a_takeover_writes_nothing(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    zombie = run_program("-m", "tests.faults.log_child", str(root), "append", str(pipe))
+    zombie = run_program("-m", "tests.faults.log.log_child", str(root), "append", str(pipe))
     wait_until(lambda: "ready" in zombie.said(), 30, "the first entry")
     zombie.pause()
     with pytest.raises(LogFenced, match=f"pid {zombie.pid}"):

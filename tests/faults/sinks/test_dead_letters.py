@@ -9,16 +9,16 @@ import pytest
 
 from cdc.model import Lsn
 from cdc.ports import Sink
-from sinks.applier import Applier
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.folded import Folded
-from sinks.opensearch import open_sink
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.fold.folded import Folded
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import open_sink
 from tests.contract.test_sinks import check
 from tests.fix_log import FilledLog
 from tests.fix_servers import LocalServer
-from tests.histories import batch, change, table
+from tests.scenes.histories import batch, change, table
 
 ITEMS = table()
 

@@ -20,13 +20,15 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta, delta_store, delta_write
 from sinks.context import SinkContext
-from sinks.delta_changes import changes
+from sinks.delta import sink as delta
+from sinks.delta import store
+from sinks.delta.rows.changes import changes
+from sinks.delta.write import writer as delta_write
 from tests import fix_delta
 from tests.fix_delta import mark_everywhere, stored_table
 from tests.fix_servers import MakeDisk
-from tests.histories import INT4, TEXT, batch, change
+from tests.scenes.histories import INT4, TEXT, batch, change
 
 ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("label", TEXT)), 1)
 
@@ -55,7 +57,7 @@ def labels(sink: delta.DeltaSink) -> dict[int, str]:
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.faults.test_delta import numbers, prepared
+from tests.faults.sinks.test_delta import numbers, prepared
 sink = prepared(Path(sys.argv[1]), 100)
 """
 
@@ -210,7 +212,7 @@ def test_a_writer_that_always_loses_is_told_to_wait(tmp_path: Path, monkeypatch:
 
     versions = iter(range(10, 20))
     monkeypatch.setattr(delta_write, "scanned", overtaken)
-    monkeypatch.setattr(delta_store, "ATTEMPTS", 3)
+    monkeypatch.setattr(store, "ATTEMPTS", 3)
     with pytest.raises(Busy, match="other writers"):
         sink.apply(numbers(range(10), 50))
     monkeypatch.setattr(delta_write, "scanned", real)
@@ -288,7 +290,7 @@ def test_maintenance_beside_the_stream_loses_no_change(tmp_path: Path, way: str)
 def test_a_kill_of_a_marking_writer_leaves_the_table_whole(tmp_path: Path) -> None:
     """Killed with its new rows written aside and its commit not made: nobody sees them, and the batch goes through."""
     marking = {
-        "before": "from sinks import delta_mark\ndelta_mark.LEAST_REGION = delta_mark.LEAST_RATIO = 0\n",
+        "before": "from sinks.delta.deletion_vectors import writer\nwriter.LEAST_REGION = writer.LEAST_RATIO = 0\n",
         "after": "sink.apply(numbers(range(0, 100, 9), 6, 'new'))\n",
     }
     assert writer(tmp_path, "delta.before_mark:kill", **marking) == -signal.SIGKILL

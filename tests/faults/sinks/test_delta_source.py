@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 import cdc.log
-from cdc.config import Settings, TableSettings
+from cdc.config.settings import Settings, TableSettings
 from cdc.model import Lsn, TableId
-from cdc.service.reselect import SourceRows
-from sinks import delta
-from sinks.applier import Applier
+from cdc.service.apply.reselect import SourceRows
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
-from snapshots.verify import Differences, verify_table
+from sinks.delta import sink
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
+from snapshots.verify.comparison import Differences, verify_table
 from tests.fix_capture import Following, Rig
 
 TABLE = TableSettings(name=TableId("public", "items"))
@@ -36,7 +36,7 @@ class Lake:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._reader = cdc.log.open_reader(settings)
         self._offset = self._reader.start()
-        self.sink = delta.open_sink(delta.DeltaSettings(path=str(folder)), SinkContext(settings.state))
+        self.sink = sink.open_sink(sink.DeltaSettings(path=str(folder)), SinkContext(settings.state))
         self.letters = DeadLetters(folder / "letters")
         self.partial = 0
         self._applier = Applier(

@@ -10,13 +10,14 @@ import pytest
 
 from cdc.errors import Lost
 from cdc.ports import Sink
-from sinks import opensearch, redis
 from sinks.context import SinkContext
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.redis_settings import RedisSettings
+from sinks.opensearch import sink as opensearch
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.redis import sink as redis
+from sinks.redis.settings import RedisSettings
 from tests.contract.test_sinks import check
 from tests.fix_proxy import MakeProxy, Proxy
-from tests.histories import batch, labelled, state_of, table
+from tests.scenes.histories import batch, labelled, state_of, table
 
 ITEMS = table()
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from cdc.errors import Busy, Lost, Rejected
-from sinks import opensearch_client
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSink, open_sink
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch import client
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink, open_sink
 from tests.contract.test_sinks import check
 from tests.fix_processes import wait_until
 from tests.fix_proxy import MakeProxy, Proxy
 from tests.fix_servers import LocalServer, MakeOpenSearch, opensearch_request
-from tests.histories import batch, change, images, labelled, state_of, table
+from tests.scenes.histories import batch, change, images, labelled, state_of, table
 
 ITEMS = table()
 Open = Callable[..., OpenSearchSink]
@@ -166,7 +166,7 @@ def _counted(sink: OpenSearchSink) -> list[int]:
 def test_a_server_too_slow_to_answer_in_time_gets_smaller_requests(
     opened: Open, opensearch_server: LocalServer, proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opensearch_client, "_TIMEOUT", 10.0)
+    monkeypatch.setattr(client, "_TIMEOUT", 10.0)
     between = proxy(opensearch_server.port)
     sink = opened(url=f"http://127.0.0.1:{between.port}")
     before = sink._bulk.limit

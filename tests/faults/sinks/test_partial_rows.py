@@ -13,28 +13,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.config import RetrySettings
+from cdc.config.settings import RetrySettings
 from cdc.model import Lsn, TableSchema
 from cdc.ports import Batch, Sink
-from sinks import delta_write, pieces
-from sinks.applier import Applier
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters, Letter
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters, Letter
-from sinks.delta import DeltaSettings, DeltaSink
-from sinks.folded import Folded
+from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.write import writer
+from sinks.fold.folded import Folded
 from sinks.memory import MemorySink
-from sinks.opensearch import OpenSearchSink
-from sinks.opensearch import open_sink as open_opensearch
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.redis import RedisSink
-from sinks.redis import open_sink as open_redis
-from sinks.redis_forms import Held
-from sinks.redis_settings import RedisSettings
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
+from sinks.opensearch.sink import open_sink as open_opensearch
+from sinks.redis.row_formats import Held
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink
+from sinks.redis.sink import open_sink as open_redis
+from sinks.rows import read_sizes
 from tests.contract.test_sinks import check
 from tests.corpus.registry import Registry
 from tests.fix_delta import mark_everywhere
 from tests.fix_servers import LocalServer
-from tests.histories import batch, change, table
+from tests.scenes.histories import batch, change, table
 
 ITEMS = table()
 END = Lsn(30)
@@ -44,7 +45,7 @@ LARGE, ROWS, BOUND = 50_000, 200, 500_000
 
 @pytest.fixture(autouse=True)
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", BOUND)
+    monkeypatch.setattr(read_sizes, "PIECE_BYTES", BOUND)
 
 
 def full(label: str = "old") -> dict[str, str]:
@@ -130,8 +131,8 @@ def test_opensearch_reads_and_writes_stored_rows_in_pieces_by_bytes(
 def test_delta_fills_partial_rows_in_pieces_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
-    monkeypatch.setattr(delta_write, "PARTIAL_BYTES", BOUND)
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 1000)
+    monkeypatch.setattr(writer, "PARTIAL_BYTES", BOUND)
+    monkeypatch.setattr(writer, "LEAST_FILE", 1000)
     if marked:
         mark_everywhere(monkeypatch)
     most = 0
@@ -144,10 +145,10 @@ def test_delta_fills_partial_rows_in_pieces_by_bytes(
 
         return filled
 
-    for place in ("sinks.delta_write.rewrite", "sinks.delta_mark.fresh"):
+    for place in ("sinks.delta.write.writer.rewrite", "sinks.delta.deletion_vectors.writer.fresh"):
         module, name = place.rsplit(".", 1)
         monkeypatch.setattr(place, watched(getattr(__import__(module, fromlist=[name]), name)))
-    monkeypatch.setattr(delta_write, "INFLATED_LIMIT", 4 * BOUND)  # files of a tenth of that are rewritten as a whole
+    monkeypatch.setattr(writer, "INFLATED_LIMIT", 4 * BOUND)  # files of a tenth of that are rewritten as a whole
     sink = DeltaSink(DeltaSettings(path=str(tmp_path / "lake")), SinkContext(tmp_path))
     sink.prepare(ITEMS)
     for key in range(0, ROWS, 10):

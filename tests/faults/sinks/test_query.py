@@ -10,14 +10,14 @@ import pytest
 
 from cdc.errors import SinkError
 from cdc.ports import Batch
-from cdc.service.runner import Runner
+from cdc.service.apply.runner import Runner
 from sinks.context import SinkContext
-from sinks.delta import DeltaSettings, DeltaSink
+from sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeDisk
-from tests.histories import INTEGERS, History, cut, images
-from tests.integration.test_query import ITEMS, Fickle, Pipeline, reach, row
+from tests.integration.service.test_query import ITEMS, Fickle, Pipeline, reach, row
+from tests.scenes.histories import INTEGERS, History, cut, images
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,8 +60,8 @@ def test_a_break_between_the_pieces_of_a_large_transaction_ends_in_the_right_sta
     pipeline: Pipeline, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position moves only with the last piece, so the whole transaction comes again, and repeats change nothing."""
-    monkeypatch.setattr("sinks.query._PIECE_BYTES", 1000)
-    monkeypatch.setattr("cdc.log.spark.cells.LARGEST", 1000)
+    monkeypatch.setattr("sinks.spark.query._PIECE_BYTES", 1000)
+    monkeypatch.setattr("cdc.log.spark.packed_rows.LARGEST", 1000)
     breaking = Breaking("store", pipeline.sink._store)
     pipeline.sink = breaking
     pipeline.start()

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
+from cdc.config.secret import Secret
 from cdc.errors import Busy, Lost, Rejected, SinkError
-from cdc.secret import Secret
 from sinks.context import SinkContext
-from sinks.redis import open_sink
-from sinks.redis_settings import RedisSettings
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_sink
 from tests.contract.test_sinks import check
 from tests.fix_processes import wait_until
 from tests.fix_proxy import MakeProxy
 from tests.fix_servers import LocalServer, MakeRedis
-from tests.histories import History, batch, cut, labelled, state_of, table
+from tests.scenes.histories import History, batch, cut, labelled, state_of, table
 
 ITEMS = table()
 CONTEXT = SinkContext(Path("unused"))

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from cdc.config import RetrySettings, SinkSettings
+from cdc.config.settings import RetrySettings, SinkSettings
 from cdc.errors import GaveUp
 from cdc.model import Lsn, TableId, TableSchema
-from cdc.service.health import reasons
-from cdc.service.runner import Runner
-from sinks.applier import Applier, SinkStatus
+from cdc.service.apply.runner import Runner
+from cdc.service.observe.health import reasons
+from sinks.apply.applier import Applier, SinkStatus
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.folded import Folded
-from sinks.redis import RedisSink, open_sink
-from sinks.redis_settings import RedisSettings
+from sinks.fold.folded import Folded
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink, open_sink
 from tests.contract.test_sinks import check
 from tests.fix_log import FilledLog
 from tests.fix_proxy import MakeProxy, Proxy
 from tests.fix_servers import LocalServer
-from tests.histories import WHEN, batch, change, table
+from tests.scenes.histories import WHEN, batch, change, table
 
 ITEMS = table()
 

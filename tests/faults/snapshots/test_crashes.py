@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from cdc.capture import slot
+from cdc.capture.source import slot
 from cdc.model import parse_lsn
-from snapshots.control import control_key
-from snapshots.initial import EXACT_MARK, STATE_MARK
-from snapshots.requests import steer
-from tests.backfill_scene import SAY, marks
+from snapshots.backfill.requests import steer
+from snapshots.backfill.signing_key import control_key
+from snapshots.initial.snapshot import EXACT_MARK, STATE_MARK
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
+from tests.scenes.backfill import SAY, marks
 
 TABLES = ("a", "b", "c", "d")
 

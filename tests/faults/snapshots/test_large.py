@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import pytest
 
 import cdc.log
-from bench.meter import peak_rss_mb
-from cdc.service.supervisor import CAPTURE_ENVIRONMENT
+from bench.cpu_meter import peak_rss_mb
+from cdc.service.daemon.supervisor import CAPTURE_ENVIRONMENT
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 

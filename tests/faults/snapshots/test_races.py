@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from snapshots import pace
-from snapshots.requests import Request
-from tests.backfill_scene import FILL, ITEM, ITEMS, assert_right, backfilling, writers
+from snapshots.backfill import pace
+from snapshots.backfill.requests import Request
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
 from tests.fix_servers import PostgresServer
+from tests.scenes.backfill import FILL, ITEM, ITEMS, assert_right, backfilling, writers
 
 
 def hold(server: PostgresServer) -> None:

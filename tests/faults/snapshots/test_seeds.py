@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from snapshots.requests import Request, ask
-from tests.backfill_scene import SAY, replayed, writers
+from snapshots.backfill.requests import Request, ask
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
-from tests.seeds import seeds
+from tests.scenes.backfill import SAY, replayed, writers
+from tests.scenes.seeds import seeds
 
 ITEMS = "create table items (id int primary key, label text, amount numeric, big text) partition by hash (id)"
 LEAVES = [f"create table items_{at} partition of items for values with (modulus 4, remainder {at})" for at in range(4)]

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pytest
 
 import cdc.log
-from cdc.config import Settings, SinkSettings
+from cdc.config.settings import Settings, SinkSettings
 from cdc.ports import LogReader
-from cdc.service.driver import applier_of
+from cdc.service.apply.driver import applier_of
 from sinks import registry
-from sinks.applier import Applier
+from sinks.apply.applier import Applier
 from sinks.context import SinkContext
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
-from snapshots.verify import verify_table
-from tests.concurrent_sessions import SCHEMA, at_work
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
+from snapshots.verify.comparison import verify_table
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer
-from tests.seeds import seeds
+from tests.scenes.concurrent_sessions import SCHEMA, at_work
+from tests.scenes.seeds import seeds
 
 SESSIONS = 8
 BATCHES = {"redis": 150, "delta": 25, "opensearch": 10}
@@ -126,7 +126,7 @@ def _assert_every_store_ends_equal(rig: Rig, settings: Settings, seed: int) -> N
         applier.finish(30)
     found = [each for sink in settings.sinks for each in _differences(settings, sink)]
     if found:
-        again = f"pytest -m '' 'tests/integration/test_concurrent_histories.py::…[{seed}]'"
+        again = f"pytest -m '' 'tests/integration/capture/test_concurrent_histories.py::…[{seed}]'"
         raise AssertionError(
             f"seed {seed} (rerun: {again}; the log of this run: {rig.state}): {found}\n{_told(rows, found)}"
         )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cdc.capture.connect import brief, connect, explained, parameters
-from cdc.config import SourceSettings
+from cdc.capture.source.connect import brief, connect, explained, parameters
+from cdc.config.secret import Secret
+from cdc.config.settings import SourceSettings
 from cdc.errors import SourceLost, SourceRefused
-from cdc.secret import Secret
 from tests.fix_capture import Rig
 from tests.fix_proxy import MakeProxy
 from tests.fix_servers import Database, MakePostgres, PostgresServer

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.capture import copytext
-from cdc.capture.events import (
+from cdc.capture.pgoutput.decoder import Decoded
+from cdc.capture.pgoutput.events import (
     CommitPrepared,
     LogicalMessage,
     Prepare,
@@ -17,9 +17,9 @@ from cdc.capture.events import (
     StreamAbort,
     StreamCommit,
 )
-from cdc.capture.layout import images, lay_out
-from cdc.capture.mask import Masking, Rule
-from cdc.capture.pgoutput import Decoded
+from cdc.capture.rows import copy_text
+from cdc.capture.rows.layout import images, lay_out
+from cdc.capture.rows.mask import Masking, Rule
 from cdc.model import TableId
 from tests.corpus.changes import PINNED, Connection, Feed
 from tests.fix_servers import Database, MakePostgres, fresh_database
@@ -426,6 +426,6 @@ def test_masked_columns_never_show_in_stream_or_snapshot(connection: Connection)
     events = feed.decoder().feed(frames).events
     plain = next(event.schema for event in events if isinstance(event, RelationChanged))
     with connection.cursor().copy("copy t to stdout") as copy:
-        block = copytext.parse(b"".join(bytes(part) for part in copy), 5)
+        block = copy_text.parse(b"".join(bytes(part) for part in copy), 5)
     key, after = images(lay_out(plain, masking), block)
     assert (key.to_pylist(), after.to_pylist()) == ([found[3]["key"]], [found[3]["after"]])

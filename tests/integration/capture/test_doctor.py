@@ -8,9 +8,9 @@ import psycopg
 import pytest
 import yaml
 
-from cdc.capture import publication, slot
-from cdc.capture.connect import connect
-from cdc.capture.doctor import Finding, Verdict, examine
+from cdc.capture.source import publication, slot
+from cdc.capture.source.connect import connect
+from cdc.capture.source.doctor import Finding, Verdict, examine
 from cdc.errors import SourceRefused
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import RunProgram, wait_until
@@ -253,7 +253,7 @@ def test_a_foreign_package_of_our_names_is_noticed(rig: Rig, tmp_path: Path, run
     (tmp_path / "foreign" / "snapshots" / "__init__.py").touch()
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'foreign')!r});"
-        "from cdc.capture.doctor import _installation;"
+        "from cdc.capture.source.doctor import _installation;"
         "print([f.object for f in _installation() if f.verdict == 'fail'])"
     )
     program = run_program("-c", code)
@@ -266,7 +266,7 @@ def test_the_command_prints_findings_and_fails_when_something_stands_in_the_way(
     rig.capture_tables("create table items (id int)")
     config = tmp_path / "millrace.yaml"
     config.write_text(yaml.safe_dump({"state": str(rig.state), "source": rig.source}))
-    code = "import typer; from cdc.cli.doctor import doctor; app = typer.Typer(); app.command()(doctor); app()"
+    code = "import typer; from cdc.cli.setup.doctor import doctor; app = typer.Typer(); app.command()(doctor); app()"
     program = run_program("-c", code, "--config", str(config), "--json")
     assert program.wait() == 1
     said = json.loads(program.output.read_text())

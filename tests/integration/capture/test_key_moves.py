@@ -12,15 +12,16 @@ import pytest
 
 import cdc.log
 from cdc.ports import Sink
-from cdc.service.reselect import SourceRows
-from sinks import redis, redis_settings
-from sinks.applier import Applier
+from cdc.service.apply.reselect import SourceRows
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from sinks.memory import MemorySink, Store
-from snapshots.verify import verify_table
+from sinks.redis import settings as redis_settings
+from sinks.redis import sink as redis
+from snapshots.verify.comparison import verify_table
 from tests.fix_capture import Rig
 
 LARGE = "(select string_agg(md5((g * id)::text), '') from generate_series(1, 400) g)"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import psycopg
 import pytest
 
-from cdc.capture.captured import waiting
-from cdc.capture.events import LogicalMessage
-from cdc.capture.policy import PolicedLog, Policy
-from cdc.capture.stream import Deaf
-from cdc.capture.transactions import Large
+from cdc.capture.pgoutput.events import LogicalMessage
+from cdc.capture.replication.captured_tables import waiting
+from cdc.capture.replication.stream import Deaf
+from cdc.capture.source.schema_policy import PolicedLog, Policy
+from cdc.capture.transactions.assembly import Large
 from cdc.errors import MillraceError
 from cdc.model import LOG_SCHEMA, Entry, Op, TableId
 from tests.fix_capture import MakeRig, Rig
@@ -108,7 +108,7 @@ def test_a_streamed_transaction_with_aborted_savepoints_keeps_only_survivors(
     items: Rig, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held in memory, and set aside on disk."""
-    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", budget)
+    monkeypatch.setattr("cdc.capture.replication.loop._OPEN_BYTES", budget)
     items.database.execute(
         f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
     )
@@ -143,8 +143,8 @@ class _Peeks(Deaf):
 def test_a_transaction_larger_than_memory_is_set_aside_and_published_whole(
     items: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 200_000)
-    monkeypatch.setattr("cdc.capture.stream._FEED_MESSAGES", 1000)
+    monkeypatch.setattr("cdc.capture.replication.loop._OPEN_BYTES", 200_000)
+    monkeypatch.setattr("cdc.capture.replication.stream._FEED_MESSAGES", 1000)
     with items.following(_Peeks()) as following:
         items.database.execute("insert into items select g, 'l' || g, g, 'x' from generate_series(1, 20000) g")
         items.database.execute("insert into items values (0, 'next')")

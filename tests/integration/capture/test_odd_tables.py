@@ -4,8 +4,8 @@ import json
 
 import psycopg
 
-from cdc.capture import doctor
-from cdc.capture.doctor import Verdict
+from cdc.capture.source import doctor
+from cdc.capture.source.doctor import Verdict
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
 

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import cdc.log
-from cdc.capture.connect import connect
-from cdc.capture.partitions import Leaf, Partitions, events, mark, of_mark
-from cdc.config import PartitionSettings
+from cdc.capture.source.connect import connect
+from cdc.capture.source.partitions import Leaf, Partitions, events, mark, of_mark
+from cdc.config.settings import PartitionSettings
 from cdc.model import TableId
-from cdc.service import why
-from cdc.service.replay import Range, replay
+from cdc.service.apply.replay import Range, replay
+from cdc.service.inspect import why
 from sinks.context import SinkContext
-from sinks.delta import DeltaSettings
-from sinks.delta import open_sink as open_delta
-from sinks.redis import open_sink as open_redis
-from sinks.redis_settings import RedisSettings
+from sinks.delta.sink import DeltaSettings
+from sinks.delta.sink import open_sink as open_delta
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_sink as open_redis
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
 

@@ -10,24 +10,26 @@ import pytest
 
 import cdc.log
 from cdc import failpoint
-from cdc.capture import publication
-from cdc.capture.publication import Publication
+from cdc.capture.source import publication
+from cdc.capture.source.publication import Publication
 from cdc.ports import Sink
-from cdc.service.following import publish
-from cdc.service.reselect import SourceRows
-from sinks import delta, redis, redis_settings
-from sinks.applier import Applier
+from cdc.service.apply.reselect import SourceRows
+from cdc.service.capture.table_changes import publish
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.delta import sink as delta
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from sinks.memory import MemorySink, Store
-from snapshots import pace
-from snapshots.verify import verify_table
-from tests.backfill_scene import backfilling, own
+from sinks.redis import settings
+from sinks.redis import sink as redis
+from snapshots.backfill import pace
+from snapshots.verify.comparison import verify_table
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
-from tests.integration.test_tables_live import backfilled, facts
+from tests.integration.capture.test_tables_live import backfilled, facts
+from tests.scenes.backfill import backfilling, own
 
 TABLE = "public.items"
 ITEMS = "create table items (tenant int, id int, label text, big text, primary key (id))"
@@ -69,7 +71,7 @@ class Stores:
 def stores(rig: Rig, redis_url: str, tmp_path: Path) -> Iterator[Stores]:
     rig.capture_tables(ITEMS, FILL, snapshot="initial", heartbeat_seconds=0.5)
     lake = delta.open_sink(delta.DeltaSettings(name="delta", path=str(tmp_path / "lake")), SinkContext(rig.state))
-    cache = redis.open_sink(redis_settings.RedisSettings(name="redis", url=redis_url), SinkContext(rig.state))
+    cache = redis.open_sink(settings.RedisSettings(name="redis", url=redis_url), SinkContext(rig.state))
     memory = MemorySink("memory", Store())
     cdc.log.open_writer(rig.settings).close()
     yield Stores(rig, [memory, cache, lake])
@@ -181,7 +183,7 @@ def test_a_key_that_is_replaced_while_the_table_is_first_read_has_it_read_from_t
         )
         log = scene.following.reader._log
 
-        def change() -> None:  # as cdc.service.following does it
+        def change() -> None:  # as cdc.service.capture.table_changes does it
             stored = Publication.of_mark(log.progress().marks[publication.MARK])
             publish(rig.settings.source, stored, log)
             scene.backfills.follow(rig.settings, log)

@@ -15,15 +15,15 @@ import psycopg
 import pytest
 
 import cdc.log
-from cdc.capture import doctor, publication, slot
-from cdc.capture.connect import connect
-from cdc.capture.doctor import Verdict
+from cdc.artifacts.progress import silent
+from cdc.capture.source import doctor, publication, slot
+from cdc.capture.source.connect import connect
+from cdc.capture.source.doctor import Verdict
 from cdc.errors import SourceRefused
-from cdc.service import capture
-from cdc.service.capture_status import CaptureStatus
+from cdc.service.capture import process
+from cdc.service.capture.status import CaptureStatus
 from deploy.local import postgres, postgres_versions
-from deploy.local.server import silent
-from snapshots import initial
+from snapshots.initial import snapshot
 from tests.fix_capture import MakeRig, Rig
 
 FULL = "alter table t replica identity full"
@@ -227,7 +227,7 @@ def start(rig: Rig, state: Path) -> None:
     stopped = threading.Event()
     stopped.set()
     with closing(cdc.log.open_writer(settings)) as log, CaptureStatus(state, "") as status:
-        capture.Capture(settings, log, status, stopped).run()
+        process.Capture(settings, log, status, stopped).run()
 
 
 def left_behind(rig: Rig) -> list[str]:
@@ -311,7 +311,7 @@ def test_snapshot_and_stream_have_one_key(rig: Rig, name: str) -> None:
 def test_a_start_that_gives_up_on_its_slot_leaves_no_publication(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "_SLOT_SECONDS", 0.5)
+    monkeypatch.setattr(process, "_SLOT_SECONDS", 0.5)
     make(rig, SHAPES["a key"])
     with rig.database.connect(autocommit=False) as writer:
         writer.execute("insert into t values (1, 'open')")
@@ -328,7 +328,7 @@ def test_a_start_that_fails_in_its_snapshot_leaves_neither_slot_nor_publication(
 
     make(rig, SHAPES["a key"])
     with monkeypatch.context() as patched, pytest.raises(SourceRefused, match="may not be read"):
-        patched.setattr(initial, "_prepare", refuse)
+        patched.setattr(snapshot, "_prepare", refuse)
         start(rig, tmp_path / "first")
     assert left_behind(rig) == []
     start(rig, tmp_path / "again")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.backfill_scene import FILL, ITEMS, own, writers
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
+from tests.scenes.backfill import FILL, ITEMS, own, writers
 
 MORE = (
     "create table more (id int primary key, v text)",

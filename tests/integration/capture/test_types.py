@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cdc.capture import copytext
-from cdc.capture.events import RelationChanged
-from cdc.capture.layout import images, lay_out
+from cdc.capture.pgoutput.events import RelationChanged
+from cdc.capture.rows import copy_text
+from cdc.capture.rows.layout import images, lay_out
 from cdc.model import TableSchema
 from tests.corpus import types
 from tests.corpus.changes import PINNED, Connection, Feed
@@ -43,7 +43,7 @@ def _insert(connection: Connection, cases: list[Case]) -> None:
 def _snapshot(connection: Connection, schema: TableSchema) -> tuple[list[str | None], list[str | None]]:
     with connection.cursor().copy("copy (select * from corpus order by id) to stdout") as copy:
         lines = b"".join(bytes(block) for block in copy)
-    key, after = images(lay_out(schema), copytext.parse(lines, len(schema.columns)))
+    key, after = images(lay_out(schema), copy_text.parse(lines, len(schema.columns)))
     return key.to_pylist(), after.to_pylist()
 
 

@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from cdc.capture import copytext
-from cdc.capture.events import RelationChanged
-from cdc.capture.layout import images, lay_out
+from cdc.capture.pgoutput.events import RelationChanged
+from cdc.capture.rows import copy_text
+from cdc.capture.rows.layout import images, lay_out
 from cdc.errors import DecodeError
 from tests.corpus.changes import PINNED, Connection, Feed
 from tests.fix_servers import Database
@@ -114,7 +114,7 @@ def test_random_values_come_back(connection: Connection, table: tuple[Feed, list
         assert image["doc"] == row[3]
     schema = next(event.schema for event in decoded.events if isinstance(event, RelationChanged))
     with connection.cursor().copy("copy (select * from t order by id) to stdout") as copy:
-        block = copytext.parse(b"".join(bytes(part) for part in copy), len(schema.columns))
+        block = copy_text.parse(b"".join(bytes(part) for part in copy), len(schema.columns))
     key, after = images(lay_out(schema), block)
     assert decoded.rows["key"].to_pylist() == key.to_pylist()
     assert decoded.rows["after"].to_pylist() == after.to_pylist()

@@ -4,10 +4,10 @@ import subprocess
 
 import pytest
 
-from cdc.capture import doctor
-from cdc.capture.doctor import Verdict
+from cdc.artifacts.progress import silent
+from cdc.capture.source import doctor
+from cdc.capture.source.doctor import Verdict
 from deploy.local import postgres, postgres_versions
-from deploy.local.server import silent
 from tests.fix_capture import MakeRig
 from tests.fix_servers import Database
 

@@ -17,12 +17,12 @@ import yaml
 from cdc.cli import main
 from cdc.errors import ConfigError
 from cdc.model import TableId
-from snapshots.control import control_key
-from snapshots.requests import Request, Steer, understand
+from snapshots.backfill.requests import Request, Steer, understand
+from snapshots.backfill.signing_key import control_key
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, RunProgram, wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

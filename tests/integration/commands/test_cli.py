@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc.cli import reference_http
-from cdc.cli.reference import reference
+from cdc.cli.reference import http
+from cdc.cli.reference.configuration import reference
 from tests.fix_processes import Program, RunProgram
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_every_command_has_an_example(millrace: RunProgram) -> None:
 
 @pytest.mark.parametrize(
     ("name", "generated"),
-    [("configuration", reference), ("http", reference_http.http), ("metrics", reference_http.metrics)],
+    [("configuration", reference), ("http", http.http), ("metrics", http.metrics)],
 )
 def test_the_references_are_current(name: str, generated: Callable[[], str]) -> None:
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == generated(), "run: make docs"

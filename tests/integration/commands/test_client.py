@@ -8,14 +8,14 @@ import pytest
 
 import cdc.log
 from cdc.client import Freshness, Stale
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, Lost
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn, parse_lsn
-from cdc.service import status
-from cdc.service.http import Server
-from cdc.service.places import consumer_name
+from cdc.service.http.server import Server
+from cdc.service.state import status
+from cdc.service.state.sink_positions import consumer_name
 from deploy.local import ports
-from sinks.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetters, Letter
 from tests.fix_servers import Database
 
 

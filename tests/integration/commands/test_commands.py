@@ -18,9 +18,9 @@ from typer.main import get_command
 import cdc.log
 from cdc.cli.main import app, main
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId
-from cdc.service import status
-from cdc.service.part import settings_from
-from cdc.service.places import consumer_name
+from cdc.service.daemon.process import settings_from
+from cdc.service.state import status
+from cdc.service.state.sink_positions import consumer_name
 
 _ESCAPE = "\x1b["
 

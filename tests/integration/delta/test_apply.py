@@ -12,14 +12,14 @@ from deltalake import DeltaTable
 from cdc.errors import Lost
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta
-from sinks.applier import Applier
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from sinks.delta import sink
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from tests.fix_log import FilledLog
-from tests.histories import INT4, TEXT, Row, change, log_table
+from tests.scenes.histories import INT4, TEXT, Row, change, log_table
 
 COLUMNS = (Column("id", INT4, key=True), Column("label", TEXT))
 Open = Callable[..., Applier]
@@ -28,10 +28,10 @@ Open = Callable[..., Applier]
 @pytest.fixture
 def open_applier(filled_log: FilledLog, lake: Path, state_dir: Path) -> Open:
     def opened(open_sink: Callable[[], Any] | None = None, tables: Sequence[TableId] = ()) -> Applier:
-        settings = delta.DeltaSettings(path=str(lake))
+        settings = sink.DeltaSettings(path=str(lake))
         return Applier(
             "delta",
-            open_sink=open_sink or partial(delta.open_sink, settings, SinkContext(state_dir)),
+            open_sink=open_sink or partial(sink.open_sink, settings, SinkContext(state_dir)),
             log=filled_log.reader,
             letters=DeadLetters(state_dir / "letters"),
             stop=threading.Event(),
@@ -98,12 +98,12 @@ def test_tables_of_one_batch_are_committed_side_by_side(
         filled_log.record(schema_of(name))
     meeting = threading.Barrier(len(names))
 
-    class Meeting(delta.DeltaSink):
+    class Meeting(sink.DeltaSink):
         def apply(self, batch: Batch) -> None:
             meeting.wait(timeout=30)
             super().apply(batch)
 
-    settings = delta.DeltaSettings(path=str(lake))
+    settings = sink.DeltaSettings(path=str(lake))
     applier = open_applier(lambda: Meeting(settings, SinkContext(state_dir)))
     deliver(applier, filled_log, [put(name, 1, 10, name) for name in names])
     for name in names:
@@ -119,14 +119,14 @@ def test_a_table_that_fails_once_is_tried_again_beside_the_others(
         filled_log.record(schema_of(name))
     failed: list[str] = []
 
-    class Failing(delta.DeltaSink):
+    class Failing(sink.DeltaSink):
         def apply(self, batch: Batch) -> None:
             super().apply(batch)
             if batch.schema.table.name == "b" and not failed:
                 failed.append("b")
                 raise Lost("the answer was lost")
 
-    settings = delta.DeltaSettings(path=str(lake))
+    settings = sink.DeltaSettings(path=str(lake))
     applier = open_applier(lambda: Failing(settings, SinkContext(state_dir)))
     deliver(applier, filled_log, [put(name, 1, 10, name) for name in names])
     assert failed == ["b"]

@@ -9,10 +9,10 @@ from deltalake import DeltaTable
 from pydantic import ValidationError
 
 from cdc.model import Column, TableId, TableSchema
-from sinks import delta
 from sinks.context import SinkContext
+from sinks.delta import sink as delta
 from tests.fix_delta import apply_with_repeats
-from tests.histories import INT4, INTEGERS, TEXT, History, batch, change, cut, folded, images, state_of, table
+from tests.scenes.histories import INT4, INTEGERS, TEXT, History, batch, change, cut, folded, images, state_of, table
 
 ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("a", TEXT), Column("b", TEXT)), 1)
 

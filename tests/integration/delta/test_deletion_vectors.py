@@ -11,11 +11,13 @@ import pytest
 from cdc.errors import Rejected
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta, delta_mark, delta_rewrite, delta_write
-from sinks.delta_log import LiveFiles
+from sinks.delta import sink as delta
+from sinks.delta.rows import rewrite
+from sinks.delta.transaction_log import LiveFiles
+from sinks.delta.write import writer
 from tests import fix_delta
 from tests.fix_delta import OpenLake, ends_as_the_source, mark_everywhere, stored_table
-from tests.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, batch, change, table
+from tests.scenes.histories import INT4, INTEGERS, ODD_TEXTS, PAIRS, TEXT, batch, change, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +31,7 @@ ITEMS = TableSchema(
 def marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink marks wherever it can, in files of a few hundred rows."""
     mark_everywhere(monkeypatch)
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
+    monkeypatch.setattr(writer, "LEAST_FILE", 2000)
 
 
 def numbers(ids: range, version: int, label: str = "row") -> Batch:
@@ -93,7 +95,7 @@ def test_a_batch_marked_again_makes_no_commit(lake: Path, open_lake: OpenLake) -
 def test_marks_end_as_the_rewrite_does(
     open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch, seed: int, schema: TableSchema, keys: list[dict[str, str]]
 ) -> None:
-    monkeypatch.setattr(delta_mark, "SMALL_FILES", 4)
+    monkeypatch.setattr(writer, "SMALL_FILES", 4)
     rng = random.Random(f"{seed}-{schema.table}")
     ends_as_the_source(open_lake(schema, as_text={str(schema.table): ("at",)}), schema, rng, keys)
 
@@ -121,8 +123,8 @@ def test_an_older_change_never_brings_a_deleted_row_back(open_lake: OpenLake) ->
 def test_small_files_are_taken_in_so_that_their_number_stays_bounded(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_mark, "SMALL_FILES", 6)
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 20_000)
+    monkeypatch.setattr(writer, "SMALL_FILES", 6)
+    monkeypatch.setattr(writer, "LEAST_FILE", 20_000)
     sink = loaded(open_lake)
     files = len(stored_table(lake).file_uris())
     for version in range(6, 36):
@@ -166,7 +168,7 @@ def test_a_writer_between_look_and_commit_is_noticed(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, rival = loaded(open_lake), open_lake()
-    real = delta_rewrite.decide
+    real = rewrite.decide
     overtaken: list[int] = []
 
     def decide(*arguments: Any) -> Any:
@@ -175,7 +177,7 @@ def test_a_writer_between_look_and_commit_is_noticed(
             rival.apply(numbers(range(0, 5000, 250), 20, "rival"))
         return real(*arguments)
 
-    monkeypatch.setattr(delta_mark, "decide", decide)
+    monkeypatch.setattr(writer, "decide", decide)
     sink.apply(numbers(range(0, 5000, 250), 10, "late"))
     rows = scanned(lake)
     assert len(rows) == 5000
@@ -233,7 +235,7 @@ def test_more_marks_in_a_file_than_an_array_holds_are_read_back_as_they_were_wri
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arrays hold up to 4096 rows of 65536; beyond that a container is a bit set."""
-    monkeypatch.setattr(delta_write, "LEAST_FILE", delta_write.MEGABYTE)
+    monkeypatch.setattr(writer, "LEAST_FILE", writer.MEGABYTE)
     sink = open_lake(ITEMS)
     sink.apply(numbers(range(12_000), 5))
     sink.apply(numbers(range(0, 12_000, 2), 6, "new"))

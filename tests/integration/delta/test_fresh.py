@@ -12,18 +12,18 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
 from cdc.model import Column, TableId, TableSchema
-from cdc.service.fresh import fresh
-from cdc.service.places import consumer_name
-from sinks import delta
+from cdc.service.inspect.fresh import fresh
+from cdc.service.state.sink_positions import consumer_name
 from sinks.context import SinkContext
-from sinks.delta_changes import in_source_order
-from sinks.delta_fresh import Fresh
+from sinks.delta import sink
+from sinks.delta.fresh import Fresh
+from sinks.delta.rows.changes import in_source_order
 from tests.fix_log import FilledLog
 from tests.fix_processes import RunProgram
-from tests.histories import INT4, INTEGERS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
+from tests.scenes.histories import INT4, INTEGERS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,8 +40,8 @@ class Lake:
         self.log = log
         self.settings = settings
         (found,) = settings.sinks
-        assert isinstance(found, delta.DeltaSettings)
-        self.sink = delta.open_sink(found, SinkContext(settings.state))
+        assert isinstance(found, sink.DeltaSettings)
+        self.sink = sink.open_sink(found, SinkContext(settings.state))
 
     def merge(self, schema: TableSchema, rows: Sequence[Row], end: int | None = None) -> None:
         """What the sink's query does with rows; without `end` it dies before it notes how far it came."""

@@ -10,11 +10,12 @@ from deltalake import DeltaTable
 from cdc.errors import Rejected, SinkError
 from cdc.key_range import KeyRange, Level
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks import delta, delta_write
 from sinks.context import SinkContext
-from sinks.delta_write import REGION_LIMIT
+from sinks.delta import sink as delta
+from sinks.delta.write import writer
+from sinks.delta.write.writer import REGION_LIMIT
 from tests.fix_delta import ends_as_the_source
-from tests.histories import INT4, TEXT, WHEN, batch, change, table
+from tests.scenes.histories import INT4, TEXT, WHEN, batch, change, table
 
 ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("a", TEXT), Column("b", TEXT)), 1)
 
@@ -130,7 +131,7 @@ def test_versions_can_be_told_apart_by_time(tmp_path: Path) -> None:
 def test_current_rows_are_those_of_type_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, limit: int
 ) -> None:
-    monkeypatch.setattr(delta_write, "REGION_LIMIT", limit)
+    monkeypatch.setattr(writer, "REGION_LIMIT", limit)
     schema = table("ints")
     sink = opened(tmp_path)
     sink.prepare(schema)

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.model import Column, TableId, TableSchema
-from sinks import delta_layout, delta_write
-from sinks.delta_maintenance import Care, maintain
+from sinks.delta.maintenance import Care, maintain
+from sinks.delta.schema import layout as delta_layout
+from sinks.delta.write import writer
 from tests.fix_delta import OpenLake, numbers, stored_table
-from tests.histories import INT4, TEXT, batch, change
+from tests.scenes.histories import INT4, TEXT, batch, change
 
 LABELLED = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), Column("label", TEXT)), 1)
 
@@ -19,14 +20,14 @@ LABELLED = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True)
 def test_maintenance_forgets_old_tombstones_packs_files_and_changes_no_row(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 100)
+    monkeypatch.setattr(writer, "LEAST_FILE", 100)
     sink = open_lake(LABELLED, keep_tombstones_hours=0.0001)
     for start in range(0, 400, 20):
         sink.apply(numbers(LABELLED, range(start, start + 20), 5))
     sink.apply(batch(LABELLED, [change("d", f'{{"id":{number}}}', 6) for number in range(0, 60, 3)]))
     before = sink.stored(LABELLED)
     files = len(stored_table(lake).file_uris())
-    monkeypatch.setattr(delta_write, "LEAST_FILE", delta_write.MEGABYTE)
+    monkeypatch.setattr(writer, "LEAST_FILE", writer.MEGABYTE)
     cared = sink.maintain(LABELLED)
     assert (cared.purged, cared.yielded) == (20, 0)
     assert sink.stored(LABELLED).equals(before)

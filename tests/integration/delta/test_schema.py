@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks import delta
+from sinks.delta import sink as delta
 from tests.fix_delta import OpenLake, stored_table
-from tests.histories import BOOL, INT4, INT8, TEXT, batch, change, images
+from tests.scenes.histories import BOOL, INT4, INT8, TEXT, batch, change, images
 
 ID = Column("id", INT4, key=True)
 

@@ -11,10 +11,10 @@ import pytest
 from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import delta_write
-from sinks.delta_merge import WRITER
+from sinks.delta.write import writer
+from sinks.delta.write.merge import WRITER
 from tests.fix_delta import OpenLake, ends_as_the_source, numbers, stored_table
-from tests.histories import INT4, INT8, NUMERIC, TEXT, batch, change, images, table
+from tests.scenes.histories import INT4, INT8, NUMERIC, TEXT, batch, change, images, table
 
 ID = Column("id", INT4, key=True)
 
@@ -131,7 +131,7 @@ def test_changes_below_the_recorded_lsn_are_never_skipped(lake: Path, open_lake:
 def test_a_change_rewrites_only_the_file_of_its_key(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
+    monkeypatch.setattr(writer, "LEAST_FILE", 2000)
     sink = open_lake(LABELLED)
     for start in range(0, 20_000, 1000):
         sink.apply(numbers(LABELLED, range(start, start + 1000), 5))
@@ -147,7 +147,7 @@ def test_a_change_rewrites_only_the_file_of_its_key(
 def test_new_keys_are_appended_and_no_file_is_touched(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 100)
+    monkeypatch.setattr(writer, "LEAST_FILE", 100)
     sink = open_lake(LABELLED)
     sink.apply(numbers(LABELLED, range(1000), 5))
     sink.apply(numbers(LABELLED, range(1000, 1100), 6))
@@ -158,7 +158,7 @@ def test_new_keys_are_appended_and_no_file_is_touched(
 def test_the_merge_of_deltalake_ends_as_the_rewrite_does(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
+    monkeypatch.setattr(writer, "REGION_LIMIT", -1)
     schema = table("ints")
     sink = open_lake(schema, as_text={"public.ints": ("at",)})
     ends_as_the_source(sink, schema, random.Random(seed))
@@ -168,13 +168,13 @@ def test_the_merge_of_deltalake_ends_as_the_rewrite_does(
 def test_a_batch_that_touches_too_much_at_once_is_written_in_parts(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_write, "LEAST_FILE", 2000)
+    monkeypatch.setattr(writer, "LEAST_FILE", 2000)
     sink = open_lake(LABELLED)
     for start in range(0, 20_000, 2000):
         sink.apply(numbers(LABELLED, range(start, start + 2000), 5))
     size = sum(file.stat().st_size for file in lake.rglob("*.parquet"))
     version = stored_table(lake).version()
-    monkeypatch.setattr(delta_write, "REGION_LIMIT", size // 3)
+    monkeypatch.setattr(writer, "REGION_LIMIT", size // 3)
     rows = [put(LABELLED, 6, id=str(number), label='"new"') for number in range(0, 20_000, 500)]
     partial = change("u", '{"id":77777}', 6, '{"id":77777}', ["label"])
     with pytest.raises(Rejected) as caught:
@@ -191,7 +191,7 @@ def test_a_batch_that_touches_too_much_at_once_is_written_in_parts(
 def test_new_keys_in_random_order_are_appended_and_known_ones_are_found(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_write, "LOAD_ROWS", 50)
+    monkeypatch.setattr(writer, "LOAD_ROWS", 50)
     schema = items(Column("id", TEXT, key=True), Column("label", TEXT))
     keys = [f'"{number * 7919 % 1000:03}"' for number in range(1000)]
     sink = open_lake(schema)

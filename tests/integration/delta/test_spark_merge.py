@@ -10,9 +10,23 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks import delta, delta_write
 from sinks.context import SinkContext
-from tests.histories import FLOAT8, INT4, INT8, INTEGERS, NUMERIC, TEXT, History, batch, change, cut, images, table
+from sinks.delta import sink as delta
+from sinks.delta.write import writer
+from tests.scenes.histories import (
+    FLOAT8,
+    INT4,
+    INT8,
+    INTEGERS,
+    NUMERIC,
+    TEXT,
+    History,
+    batch,
+    change,
+    cut,
+    images,
+    table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +38,8 @@ Open = Callable[..., delta.DeltaSink]
 @pytest.fixture
 def open_sink(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
     """A sink that takes every batch beyond appends to Spark."""
-    monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
-    monkeypatch.setattr(delta_write, "SPARK_LIMIT", -1)
+    monkeypatch.setattr(writer, "REGION_LIMIT", -1)
+    monkeypatch.setattr(writer, "SPARK_LIMIT", -1)
 
     def opened() -> delta.DeltaSink:
         names = ("items", "ints", "other")

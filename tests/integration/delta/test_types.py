@@ -12,20 +12,20 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.capture.mask import Masking
-from cdc.config import TableSettings
+from cdc.capture.rows.mask import Masking
+from cdc.config.settings import TableSettings
 from cdc.errors import Rejected
 from cdc.model import TableId
 from cdc.ports import Batch
-from sinks import delta
 from sinks.context import SinkContext
-from sinks.fold import FOLDED
-from snapshots.rows import describe, read_images
-from snapshots.verify import whole_table
+from sinks.delta import sink as delta
+from sinks.fold.spark import FOLDED
+from snapshots.tables.rows import describe, read_images
+from snapshots.verify.comparison import whole_table
 from tests.corpus import types
 from tests.corpus.changes import PINNED
 from tests.fix_servers import Database
-from tests.histories import WHEN
+from tests.scenes.histories import WHEN
 
 TABLE = TableId("public", "corpus")
 CASES = list(types.cases())

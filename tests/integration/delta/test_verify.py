@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 import cdc.log
-from cdc.config import Settings, TableSettings
+from cdc.config.settings import Settings, TableSettings
 from cdc.model import Lsn, TableId
-from sinks import delta
 from sinks.context import SinkContext
-from snapshots.verify import Differences, verify_table
+from sinks.delta import sink
+from snapshots.verify.comparison import Differences, verify_table
 from tests.fix_capture import Following, Rig
-from tests.histories import Row, batch
+from tests.scenes.histories import Row, batch
 
 TABLE = TableSettings(name=TableId("public", "items"))
 ITEMS = (
@@ -32,7 +32,7 @@ class Lake:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._reader = cdc.log.open_reader(settings)
         self._offset = self._reader.start()
-        self.sink = delta.open_sink(delta.DeltaSettings(path=str(folder)), SinkContext(settings.state))
+        self.sink = sink.open_sink(sink.DeltaSettings(path=str(folder)), SinkContext(settings.state))
 
     def catch_up(self) -> None:
         for part in self._reader.read(self._offset):

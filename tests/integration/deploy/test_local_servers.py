@@ -15,9 +15,10 @@ import psycopg
 import pytest
 import redis
 
+from cdc.artifacts import java
+from cdc.artifacts.folders import cache_folder
 from cdc.errors import ConfigError, EnvironmentFault
-from deploy.local import java, postgres
-from deploy.local.folders import cache_folder
+from deploy.local import postgres
 from deploy.local.opensearch import OpenSearch
 from deploy.local.postgres import Postgres
 from deploy.local.process import Identity, alive, inside
@@ -26,7 +27,7 @@ from deploy.local.servers import Servers
 from tests.fix_processes import RunProgram, wait_until
 from tests.fix_servers import Database, LocalServer, MakePostgres, opensearch_request
 
-_DEPLOY = Path(__file__).parents[2] / "deploy"
+_DEPLOY = Path(__file__).parents[3] / "deploy"
 BOTH = ("postgres", "redis")
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError
-from cdc.log.debezium import DebeziumReader, DebeziumSettings
+from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.registry import open_reader, open_writer
 from cdc.model import PROGRESS_TABLE, Lsn, TableId
 from tests.fix_servers import Database, LocalServer

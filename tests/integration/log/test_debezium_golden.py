@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cdc.log
-from cdc.log.kafka_envelope import Origin, encode
+from cdc.log.kafka.envelope.encode import Origin, encode
 from tests.corpus import golden
 from tests.fix_capture import Rig
 
@@ -227,6 +227,6 @@ def _names() -> set[str]:
 
 
 def test_every_difference_has_its_reason_in_the_documentation() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "debezium-differences.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "debezium-differences.md").read_text()
     listed = set(re.findall(r"^### (.+)$", page, re.MULTILINE))
     assert listed == _names()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cdc.config import Settings
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.config.settings import Settings
+from cdc.log.kafka.settings import KafkaSettings
 from tests.fix_capture import Rig
 from tests.fix_processes import RunProgram
 from tests.fix_servers import Database, LocalServer, MakeKafka

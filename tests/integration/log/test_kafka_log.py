@@ -10,19 +10,19 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
-from cdc.log.kafka_between import ranges
-from cdc.log.kafka_client import Cluster, greet
-from cdc.log.kafka_position import Place
-from cdc.log.kafka_ranges import RangeReader
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka.client import Cluster, greet
+from cdc.log.kafka.position import Place
+from cdc.log.kafka.read.between import ranges
+from cdc.log.kafka.read.ranges import RangeReader
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaSettings
 from cdc.log.registry import open_reader, open_writer
 from cdc.model import Column, Entry, Lsn, PgType, TableId, TableSchema
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer
-from tests.kafka_rows import batch, change, entry, messages, writer
+from tests.scenes.kafka_rows import batch, change, entry, messages, writer
 
 pytestmark = pytest.mark.kafka
 
@@ -62,8 +62,8 @@ def test_changes_of_a_key_stay_in_one_partition_and_in_order(settings: KafkaSett
 def test_who_runs_ahead_gives_exactly_what_is_asked_for(
     settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.log.kafka_ranges._MANY", 10)
-    monkeypatch.setattr("cdc.log.kafka_feed._CHUNK", 7)
+    monkeypatch.setattr("cdc.log.kafka.read.ranges._MANY", 10)
+    monkeypatch.setattr("cdc.log.kafka.read.feed._CHUNK", 7)
     log = writer(settings.model_copy(update={"max_message_bytes": 20_000}), tmp_path)
     for lsn in range(10, 90, 10):
         large = change(77, lsn, note="x" * 50_000)  # spread over several messages

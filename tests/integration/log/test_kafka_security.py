@@ -27,17 +27,17 @@ from kafka.admin import (
 )
 from pydantic import ValidationError
 
+from cdc.artifacts.folders import make
+from cdc.config.secret import Secret
 from cdc.errors import LogError
-from cdc.log.kafka_client import greet
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka.client import greet
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaSettings
 from cdc.model import Lsn
-from cdc.secret import Secret
-from deploy.local.folders import make
 from deploy.local.kafka import Kafka
 from deploy.local.server import HOST, Site
 from tests.fix_servers import LocalServer, _own_servers
-from tests.kafka_rows import batch, writer
+from tests.scenes.kafka_rows import batch, writer
 
 pytestmark = pytest.mark.kafka
 
@@ -201,7 +201,7 @@ def commanded(prefix: str, tmp_path: Path) -> list[list[str]]:
     program, said = tmp_path / "kafka-acls.sh", tmp_path / "said"
     program.write_text(f'#!/bin/sh\npython3 -c "import json,sys; print(json.dumps(sys.argv[1:]))" "$@" >> {said}\n')
     program.chmod(0o755)
-    script = Path(__file__).parents[2] / "deploy" / "kafka" / "acls.sh"
+    script = Path(__file__).parents[3] / "deploy" / "kafka" / "acls.sh"
     own = {"BOOTSTRAP": "x", "PREFIX": prefix, "WRITER": WRITER, "READER": READER}
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run(["sh", str(script)], env={**own, "PATH": path}, check=True, capture_output=True)

@@ -7,13 +7,13 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.config.secret import Secret
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaSettings
 from cdc.model import PROGRESS_TABLE
 from cdc.ports import Offset
-from cdc.secret import Secret
 from tests.fix_servers import LocalServer
-from tests.kafka_rows import batch, change, entry, writer
+from tests.scenes.kafka_rows import batch, change, entry, writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

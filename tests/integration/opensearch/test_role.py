@@ -17,12 +17,12 @@ import pytest
 from cdc.key_range import KeyRange, Level
 from cdc.model import Column, Lsn, TableSchema
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSink, open_sink
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink, open_sink
 from tests.fix_servers import LocalServer, opensearch_request
-from tests.histories import INT4, batch, change, table
+from tests.scenes.histories import INT4, batch, change, table
 
-ROLE = json.loads((Path(__file__).parents[2] / "deploy" / "opensearch" / "role.json").read_text(encoding="utf-8"))
+ROLE = json.loads((Path(__file__).parents[3] / "deploy" / "opensearch" / "role.json").read_text(encoding="utf-8"))
 ITEMS = table()
 GROUPS = {
     "crud": ["indices:data/read*", "indices:data/write*", "indices:admin/mapping/put"],

@@ -11,11 +11,11 @@ import pytest
 from cdc.errors import Rejected, SinkError
 from cdc.model import TableSchema
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSink, open_sink
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink, open_sink
 from tests.contract.test_sinks import check
 from tests.fix_servers import LocalServer, opensearch_request
-from tests.histories import INTEGERS, History, batch, change, cut, table
+from tests.scenes.histories import INTEGERS, History, batch, change, cut, table
 
 ITEMS = table()
 BY_LABEL = {"public.items": "label"}

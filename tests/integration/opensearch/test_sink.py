@@ -10,14 +10,14 @@ import pytest
 from cdc.errors import Rejected, SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.context import SinkContext
-from sinks.opensearch import OpenSearchSink, open_sink
-from sinks.opensearch_client import TimedOut
-from sinks.opensearch_mapping import index_name
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch.client import TimedOut
+from sinks.opensearch.mapping import index_name
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink, open_sink
 from tests.contract.test_sinks import check
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer, opensearch_request
-from tests.histories import INT4, NUMERIC, TEXT, batch, change, table
+from tests.scenes.histories import INT4, NUMERIC, TEXT, batch, change, table
 
 ITEMS = table()
 Open = Callable[..., OpenSearchSink]

@@ -10,10 +10,10 @@ import redis
 
 from cdc.errors import SinkError
 from sinks.context import SinkContext
-from sinks.redis import RedisSink, open_sink
-from sinks.redis_settings import RedisSettings
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink, open_sink
 from tests.fix_processes import wait_until
-from tests.histories import batch, change, table
+from tests.scenes.histories import batch, change, table
 
 ITEMS = table()
 FILL = """

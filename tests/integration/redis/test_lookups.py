@@ -13,13 +13,13 @@ from redis.crc import key_slot
 from cdc.errors import SinkError
 from cdc.model import TableSchema
 from sinks.context import SinkContext
-from sinks.redis import RedisSink, open_sink
-from sinks.redis_keys import Names
-from sinks.redis_settings import RedisSettings
+from sinks.redis.keys import Names
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink, open_sink
 from tests.contract.test_sinks import deliver
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer, MakeRedis
-from tests.histories import INTEGERS, ODD_TEXTS, TEXT, History, batch, change, cut, raw, table
+from tests.scenes.histories import INTEGERS, ODD_TEXTS, TEXT, History, batch, change, cut, raw, table
 
 ITEMS = table()
 BY = {"public.items": ("label",)}

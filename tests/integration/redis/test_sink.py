@@ -8,15 +8,15 @@ import pytest
 import redis
 from pydantic import ValidationError
 
+from cdc.config.secret import Secret
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
-from cdc.secret import Secret
 from sinks.context import SinkContext
-from sinks.redis import RedisSink, open_sink
-from sinks.redis_settings import RedisSettings
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink, open_sink
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeRedis
-from tests.histories import INT4, INTEGERS, NUMERIC, TEXT, History, batch, change, images, table
+from tests.scenes.histories import INT4, INTEGERS, NUMERIC, TEXT, History, batch, change, images, table
 
 ITEMS = table()
 ROW = '{"id":1,"label":"one","amount":12345678901234567890123456789012345.10,"big":"large"}'

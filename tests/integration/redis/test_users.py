@@ -12,18 +12,18 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from cdc.artifacts.account import account, give, place
+from cdc.config.secret import Secret
 from cdc.model import Lsn
-from cdc.secret import Secret
-from deploy.local.account import account, give, place
 from sinks.context import SinkContext
-from sinks.redis import open_sink
-from sinks.redis_settings import RedisSettings
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_sink
 from tests.contract.test_sinks import check
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer, MakeRedis
-from tests.histories import INTEGERS, History, batch, change, cut, table
+from tests.scenes.histories import INTEGERS, History, batch, change, cut, table
 
-ACL = Path(__file__).parents[2] / "deploy" / "redis" / "users.acl"
+ACL = Path(__file__).parents[3] / "deploy" / "redis" / "users.acl"
 PLACEHOLDER = "replace-with-sha256-of-the-password"
 PASSWORD = "a-password-of-the-test"
 ITEMS = table()

@@ -6,18 +6,19 @@ import threading
 import pytest
 
 import cdc.log
-from cdc.config import TableSettings
+from cdc.config.settings import TableSettings
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Sink
-from sinks import redis, redis_settings
-from sinks.applier import Applier
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
-from sinks.opensearch_mapping import document_id, index_name, raw_document_id
-from sinks.redis_keys import Names
-from snapshots.verify import verify_table
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
+from sinks.opensearch.mapping import document_id, index_name, raw_document_id
+from sinks.redis import settings as redis_settings
+from sinks.redis import sink as redis
+from sinks.redis.keys import Names
+from snapshots.verify.comparison import verify_table
 from tests.fix_capture import Rig
 
 INT, TEXT = PgType(23, "int4"), PgType(25, "text")

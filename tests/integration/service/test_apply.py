@@ -1,4 +1,4 @@
-"""The apply process as a whole: `python -m cdc.service.apply`."""
+"""The apply process as a whole: `python -m cdc.service.apply.process`."""
 
 import json
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import pytest
 import redis
 import yaml
 
-from cdc.service import status
+from cdc.service.state import status
 from tests.fix_log import FilledLog
 from tests.fix_processes import Program, RunProgram, wait_until
-from tests.histories import change, table
+from tests.scenes.histories import change, table
 
 pytestmark = pytest.mark.spark
 ITEMS = table()
@@ -26,7 +26,7 @@ def start(run_program: RunProgram, state_dir: Path, tmp_path: Path) -> Callable[
         config = tmp_path / "millrace.yaml"
         spark = {"memory": "600m"}
         config.write_text(yaml.safe_dump({"state": str(state_dir), "sinks": list(sinks), "spark": spark}))
-        return run_program("-m", "cdc.service.apply", "--config", str(config), env=env)
+        return run_program("-m", "cdc.service.apply.process", "--config", str(config), env=env)
 
     return run
 

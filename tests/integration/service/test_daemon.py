@@ -13,8 +13,8 @@ import yaml
 
 import cdc.log
 from cdc.model import parse_lsn
-from cdc.service import status
-from cdc.service.part import settings_from
+from cdc.service.daemon.process import settings_from
+from cdc.service.state import status
 from deploy.local import ports
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.fix_servers import Database, MakeDisk, PostgresServer

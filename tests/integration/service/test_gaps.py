@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from cdc.config import Settings
-from cdc.log.kafka_reader import KafkaReader
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.segments import SegmentWriter
+from cdc.config.settings import Settings
+from cdc.log.kafka.read.reader import KafkaReader
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.segments.log import SegmentWriter
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
-from cdc.service import status
-from cdc.service.gaps import GapFile
-from cdc.service.health import reasons
-from cdc.service.lanes import Lane
-from tests import kafka_rows
+from cdc.service.apply.sink_workers import Lane
+from cdc.service.observe.health import reasons
+from cdc.service.state import status
+from cdc.service.state.gaps import GapFile
 from tests.fix_log import FilledLog
 from tests.fix_servers import LocalServer
-from tests.histories import change, table
+from tests.scenes import kafka_rows
+from tests.scenes.histories import change, table
 
 ITEMS = table()
 

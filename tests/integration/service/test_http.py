@@ -12,17 +12,17 @@ import httpx
 import pytest
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, EnvironmentFault
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
-from cdc.service import status
-from cdc.service.http import Server
-from cdc.service.http_guard import guard
-from cdc.service.observer import Seen
-from cdc.service.places import consumer_name
-from cdc.service.reached import Positions
+from cdc.service.http.guard import guard
+from cdc.service.http.server import Server
+from cdc.service.observe.observer import Seen
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
+from cdc.service.state.sink_positions import consumer_name
 from deploy.local import ports
-from sinks.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetters, Letter
 from tests.fix_processes import wait_until
 
 MakeSettings = Callable[..., Settings]

@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cdc.config import Settings
-from cdc.service import pauses
-from cdc.service.http import Server
+from cdc.config.settings import Settings
+from cdc.service.http.server import Server
+from cdc.service.state import pauses
 from deploy.local import ports
-from sinks.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetters, Letter
 
 MakeSettings = Callable[..., Settings]
 _VALUE = "planted-cell-value"

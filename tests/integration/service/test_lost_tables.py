@@ -11,19 +11,20 @@ import pytest
 import redis
 from deltalake import DeltaTable
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.ports import Sink
-from cdc.service import losses, status
-from cdc.service.excepted import Asked, Standing
-from cdc.service.health import reasons
-from cdc.service.holds import Wishes
-from cdc.service.reached import Positions
+from cdc.service.apply import lost_tables
+from cdc.service.apply.paused_tables import Wishes
+from cdc.service.observe.exceptions import Asked, Standing
+from cdc.service.observe.health import reasons
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
 from sinks import memory, registry
 from sinks.context import SinkContext
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import LocalServer, MakeRedis, opensearch_request
-from tests.loss_scene import ITEMS, OTHERS, LossScene
+from tests.scenes.losses import ITEMS, OTHERS, LossScene
 
 Make = Callable[..., LossScene]
 
@@ -33,7 +34,7 @@ def make(
     settings_of: Callable[..., Settings], filled_log: FilledLog, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Make]:
     """Makes a scene with one sink. `moving` is asked for the url at every connect, as a name server is."""
-    monkeypatch.setattr(losses, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(lost_tables, "LOOK_SECONDS", 0.0)
 
     def scene(moving: Callable[[], str] | None = None, **sink: Any) -> LossScene:
         tables = ["public.items", "public.others"]
@@ -108,11 +109,11 @@ def test_changes_that_went_into_the_wrong_place_before_it_was_noticed_are_applie
     scene = make(kind="memory")
     scene.both("one")
     scene.attend()
-    monkeypatch.setattr(losses, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(lost_tables, "LOOK_SECONDS", 3600.0)
     scene.applier.look()
     taken = memory._STORES["memory"].pop("public.items")
     scene.both("two")  # into an empty table
-    monkeypatch.setattr(losses, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(lost_tables, "LOOK_SECONDS", 0.0)
     scene.losses.connected()
     scene.attend()
     assert scene.said()
@@ -375,7 +376,7 @@ def _vacuumed(folder: Path) -> None:
 def test_a_delta_table_that_was_set_back_is_noticed_and_refilled(
     lakes: LossScene, tmp_path: Path, damage: Callable[[Path], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.delta._THOROUGH_SECONDS", 0.0)
+    monkeypatch.setattr("sinks.delta.sink._THOROUGH_SECONDS", 0.0)
     lakes.start()
     damage(tmp_path / "lake" / "public.items")
     lakes.both("newer")

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
-from cdc.service import pauses, status
-from cdc.service.batches import Batches
-from cdc.service.http import Server
+from cdc.service.http.server import Server
+from cdc.service.state import pauses, status
+from cdc.service.state.batch_history import Batches
 from deploy.local import ports
-from sinks.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetters, Letter
 from tests.fix_browser import Page
 from tests.fix_processes import wait_until
 

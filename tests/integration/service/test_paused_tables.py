@@ -13,16 +13,16 @@ import pytest
 from cdc.errors import SinkError, StoreRefused
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
-from cdc.service.holds import Holds, Wishes
-from cdc.service.places import consumer_name, place_of
-from cdc.service.skipped_tables import SkippedTables
-from sinks.applier import Applier
-from sinks.dead_letters import DeadLetters
-from sinks.fold_arrow import ranked
-from sinks.folded import gather
+from cdc.service.apply.paused_tables import Holds, Wishes
+from cdc.service.state.sink_positions import consumer_name, place_of
+from cdc.service.state.skipped_tables import SkippedTables
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import gather
 from sinks.memory import MemorySink, Store
 from tests.fix_log import FilledLog
-from tests.histories import INTEGERS, History, Row, change, cut, images, log_table, table
+from tests.scenes.histories import INTEGERS, History, Row, change, cut, images, log_table, table
 
 ITEMS, OTHERS = table(), table("others")
 NONE = Wishes()

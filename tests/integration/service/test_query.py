@@ -15,15 +15,15 @@ import pytest
 from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, StoreRefused
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
-from cdc.service.runner import Runner
-from sinks.applier import Applier
-from sinks.brief_errors import BatchFailed, brief
-from sinks.dead_letters import DeadLetters
+from cdc.service.apply.runner import Runner
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
 from sinks.memory import MemorySettings, MemorySink, Store
-from sinks.query import SinkQuery
+from sinks.spark.brief_errors import BatchFailed, brief
+from sinks.spark.query import SinkQuery
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
-from tests.histories import INTEGERS, History, change, cut, images, table
+from tests.scenes.histories import INTEGERS, History, change, cut, images, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,8 +130,8 @@ def test_a_random_history_ends_in_the_state_of_the_source(pipeline: Pipeline) ->
 
 
 def test_a_batch_taken_in_pieces_ends_in_the_same_state(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.query._PIECE_BYTES", 1000)
-    monkeypatch.setattr("cdc.log.spark.cells.LARGEST", 1000)
+    monkeypatch.setattr("sinks.spark.query._PIECE_BYTES", 1000)
+    monkeypatch.setattr("cdc.log.spark.packed_rows.LARGEST", 1000)
     pipeline.restart()
     history = History(ITEMS, INTEGERS, random.Random(11)).write(120)
     reach(pipeline, pipeline.log.append(history.rows))

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import psycopg.conninfo
 
-from cdc.config import SourceSettings
+from cdc.config.secret import Secret
+from cdc.config.settings import SourceSettings
 from cdc.model import Lsn
 from cdc.ports import Batch
-from cdc.secret import Secret
-from cdc.service.reselect import SourceRows
-from sinks.applier import Applier
-from sinks.dead_letters import DeadLetters
-from sinks.folded import Folded
+from cdc.service.apply.reselect import SourceRows
+from sinks.apply.applier import Applier
+from sinks.apply.dead_letters import DeadLetters
+from sinks.fold.folded import Folded
 from sinks.memory import MemorySink, Store
-from snapshots.rows import describe, masking_of
+from snapshots.tables.rows import describe, masking_of
 from tests.fix_log import FilledLog
 from tests.fix_servers import Database
-from tests.histories import batch, change
+from tests.scenes.histories import batch, change
 
 
 def source_of(database: Database, **table: object) -> SourceSettings:
@@ -34,7 +34,7 @@ def source_of(database: Database, **table: object) -> SourceSettings:
 
 
 def prepared(log: FilledLog, source: SourceSettings, state: Path) -> tuple[Applier, MemorySink]:
-    from cdc.capture.connect import connect
+    from cdc.capture.source.connect import connect
 
     with connect(source) as connection:
         log.record(describe(connection, source.tables[0], masking_of(source)).layout.schema)

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.model import Entry, Lsn
-from cdc.service.lanes import Lanes
-from cdc.service.pauses import Paused
-from sinks import memory, pace
+from cdc.service.apply.sink_workers import Lanes
+from cdc.service.state.pauses import Paused
+from sinks import memory
+from sinks.apply import batch_schedule
 from sinks.memory import Store
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeDisk
-from tests.histories import INTEGERS, History, cut, images, log_table, table
-from tests.integration.test_query import Fickle, row
+from tests.integration.service.test_query import Fickle, row
+from tests.scenes.histories import INTEGERS, History, cut, images, log_table, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,8 +129,8 @@ def test_level_sinks_share_a_query_end_alike_and_go_on_after_a_restart(make_flee
 def test_a_dead_sink_leaves_the_others_alone_catches_up_by_itself_and_comes_back(
     make_fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "BUDGET", 100)
-    monkeypatch.setattr(pace, "PATIENCE", 0.1)
+    monkeypatch.setattr(batch_schedule, "BUDGET", 100)
+    monkeypatch.setattr(batch_schedule, "PATIENCE", 0.1)
     fleet = make_fleet()
     fleet.reach(fleet.log.append([row(1, 10, "one")]))
     fleet.sinks["lake"].down = True

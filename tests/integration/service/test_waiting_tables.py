@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.capture import doctor
-from cdc.capture.doctor import Verdict
+from cdc.capture.source import doctor
+from cdc.capture.source.doctor import Verdict
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, wait_until
-from tests.integration.test_tables_live import facts, name_tables
+from tests.integration.capture.test_tables_live import facts, name_tables
 
 TABLES = (
     "create table items (id int primary key, label text)",

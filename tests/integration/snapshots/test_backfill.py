@@ -9,25 +9,14 @@ import psycopg
 import pytest
 
 from cdc.model import TableId
-from cdc.service.excepted import unfinished
-from snapshots import pace
-from snapshots.reader import TableReader
-from snapshots.requests import Request, steer
-from tests.backfill_scene import (
-    FILL,
-    ITEM,
-    ITEMS,
-    SAY,
-    assert_right,
-    backfilling,
-    marks,
-    own,
-    write_once,
-    writers,
-)
+from cdc.service.observe.exceptions import unfinished
+from snapshots.backfill import pace
+from snapshots.backfill.chunk_reader import TableReader
+from snapshots.backfill.requests import Request, steer
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
-from tests.seeds import seeds
+from tests.scenes.backfill import FILL, ITEM, ITEMS, SAY, assert_right, backfilling, marks, own, write_once, writers
+from tests.scenes.seeds import seeds
 
 
 @pytest.fixture
@@ -369,7 +358,7 @@ def test_columns_added_during_a_backfill_are_in_the_rows_read_afterwards(increme
 def test_a_transaction_too_large_for_memory_between_the_marks_wins(
     incremental: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.capture.reader._OPEN_BYTES", 10_000)
+    monkeypatch.setattr("cdc.capture.replication.loop._OPEN_BYTES", 10_000)
     read, once = TableReader._read, iter([True])
 
     def raced(*arguments: Any) -> Any:

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 import cdc.log
-from cdc.capture import slot as slots
-from cdc.config import Settings
+from cdc.capture.source import slot as slots
+from cdc.config.settings import Settings
 from cdc.errors import SourceLost, SourceRefused
 from cdc.model import Lsn, TableId, parse_lsn
-from snapshots import initial, plan
-from snapshots.initial import EXACT_MARK, STATE_MARK, SnapshotProgress, run_initial
-from snapshots.jobs import missing
+from snapshots.backfill.jobs import missing
+from snapshots.initial import plan, snapshot
+from snapshots.initial.snapshot import EXACT_MARK, STATE_MARK, SnapshotProgress, run_initial
 from tests.fix_processes import wait_until
 from tests.fix_servers import Database
-from tests.snapshot_scene import MakeSettings, images, logged, pipeline, take_snapshot
+from tests.scenes.snapshot import MakeSettings, images, logged, pipeline, take_snapshot
 
 
 def test_every_row_is_in_the_log_once_with_the_slots_versions(database: Database, settings_of: MakeSettings) -> None:
@@ -261,14 +261,14 @@ def test_a_truncate_that_waits_for_the_snapshot_does_not_stop_it(
         database.execute(f"create table {name} (id int primary key)", f"insert into {name} values (1), (2)")
     settings = pipeline(settings_of, database, *(f"public.{name}" for name in names), snapshot_workers=3)
     truncate = threading.Thread(target=database.execute, args=("truncate a",), daemon=True)
-    begun = initial._begin
+    begun = snapshot._begin
 
     def begin_behind_a_truncate(*arguments: Any) -> None:
         truncate.start()
         wait_until(lambda: _waits_for_a_lock(database, "truncate"), 30, "the truncate to wait for the snapshot")
         begun(*arguments)
 
-    monkeypatch.setattr(initial, "_begin", begin_behind_a_truncate)
+    monkeypatch.setattr(snapshot, "_begin", begin_behind_a_truncate)
     reading = threading.Thread(target=take_snapshot, args=(settings,), daemon=True)
     reading.start()
     wait_until(lambda: not reading.is_alive(), 30, "the snapshot's end")

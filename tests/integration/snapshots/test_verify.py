@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
-from cdc.config import TableSettings
+from cdc.config.settings import TableSettings
 from cdc.model import Lsn, TableId
 from sinks import memory
-from snapshots.requests import Request
-from snapshots.verify import Differences, verify_table
-from tests.backfill_scene import backfilling
+from snapshots.backfill.requests import Request
+from snapshots.verify.comparison import Differences, verify_table
 from tests.fix_capture import Following, Rig
 from tests.fix_servers import unique
-from tests.snapshot_scene import Applied
+from tests.scenes.backfill import backfilling
+from tests.scenes.snapshot import Applied
 
 ITEMS = "create table items (id int primary key, label text, amount numeric, doc jsonb)"
 FILL = "insert into items select g, 'l' || g, g / 7.0, jsonb_build_object('g', g) from generate_series(1, 300) g"

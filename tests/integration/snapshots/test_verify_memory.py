@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from cdc.config import SourceSettings, TableSettings
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.model import TableId, TableSchema
 from sinks.memory import MemorySink, Row, Store, Stored
-from snapshots import copy, verify
-from snapshots.compare import Comparison, compare
-from snapshots.verify import Compared, verify_table
+from snapshots.tables import copy
+from snapshots.verify import comparison
+from snapshots.verify.comparison import Compared, verify_table
+from snapshots.verify.row_comparison import Comparison, compare
 from tests.fix_servers import Database
-from tests.snapshot_scene import MakeSettings, pipeline
+from tests.scenes.snapshot import MakeSettings, pipeline
 
 TABLE = TableSettings(name=TableId("public", "items"))
 ROWS = 4000
@@ -85,7 +86,7 @@ def test_a_few_pieces_of_an_equal_table_are_held_at_once(source: SourceSettings)
 def test_a_store_that_lost_most_rows_differs_and_only_a_part_of_them_is_held(
     source: SourceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "SUSPECT_ROWS", 300)
+    monkeypatch.setattr(comparison, "SUSPECT_ROWS", 300)
     found = verify_table(source, TABLE, PiecewiseSink(500))
     assert not found.equal
     assert 0 < found.missing <= 300
@@ -111,7 +112,7 @@ def test_equal_rows_of_a_table_without_a_key_are_one_row_in_the_store(
         held.append(expected.num_rows)
         return compare(schema, expected, stored)
 
-    monkeypatch.setattr(verify, "compare", compared)
+    monkeypatch.setattr(comparison, "compare", compared)
     source = pipeline(settings_of, database, "public.items").source
     found = verify_table(source, TABLE, MemorySink("store", store))
     assert (found.equal, found.rows, found.undecided) == (True, ROWS, 0)

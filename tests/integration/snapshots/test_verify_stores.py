@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 import redis
 
-from cdc.capture.connect import connect
-from cdc.config import SourceSettings, TableSettings
+from cdc.capture.source.connect import connect
+from cdc.config.settings import SourceSettings, TableSettings
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch, Sink
-from sinks.fold import FOLDED
-from sinks.opensearch_mapping import document_id, index_name
-from sinks.redis_keys import Names
-from snapshots import copy
-from snapshots.rows import describe, masking_of, read_images
-from snapshots.verify import Differences, verify_table, whole_table
+from sinks.fold.spark import FOLDED
+from sinks.opensearch.mapping import document_id, index_name
+from sinks.redis.keys import Names
+from snapshots.tables import copy
+from snapshots.tables.rows import describe, masking_of, read_images
+from snapshots.verify.comparison import Differences, verify_table, whole_table
 from tests.contract.sinks import BENCHES
 from tests.fix_servers import Database, opensearch_request
-from tests.snapshot_scene import MakeSettings, pipeline
+from tests.scenes.snapshot import MakeSettings, pipeline
 
 ITEMS = "create table items (id int primary key, label text, amount numeric, doc jsonb, good bool, ratio float8)"
 FILL = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.acknowledge import Acknowledgements
+from cdc.capture.replication.acknowledge import Acknowledgements
 from cdc.model import Lsn
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from cdc.capture.handoff import Handoff
-from cdc.capture.tally import Tally
-from cdc.capture.transactions import Large
+from cdc.capture.replication.append_counts import Tally
+from cdc.capture.replication.append_queue import Handoff
+from cdc.capture.transactions.assembly import Large
 from cdc.clock import SystemClock
 from cdc.errors import LogFenced, LogFull
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
@@ -160,7 +160,7 @@ def test_a_full_log_is_waited_for() -> None:
 def test_a_large_transaction_that_finds_no_room_goes_on_where_it_stopped(
     log: Memory, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.capture.handoff._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cdc.capture.replication.append_queue._RETRY_SECONDS", 0.01)
     log.crowded = True
     aside = Disk([rows_of([(1, 1)]), rows_of([(1, 2)]), rows_of([(1, 3)])])
     handoff.put([Large(Lsn(3), aside)])

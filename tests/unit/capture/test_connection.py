@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.wire import protocol
+from cdc.capture.replication.connection import protocol
 
 
 @pytest.mark.parametrize(("server", "version"), [(140_000, "2"), (150_018, "3"), (160_014, "4"), (180_004, "4")])

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.capture import copytext
-from cdc.capture.spans import Spans
+from cdc.capture.rows import copy_text
+from cdc.capture.rows.byte_spans import Spans
 from cdc.errors import DecodeError
 
 _ESCAPES = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
@@ -22,7 +22,7 @@ def _nulls(spans: Spans) -> list[bool]:
 
 
 def read(chunk: bytes, width: int) -> list[list[str | None]]:
-    block = copytext.parse(chunk, width)
+    block = copy_text.parse(chunk, width)
     columns = [
         [None if null else spans.value(row).decode() for row, null in enumerate(_nulls(spans))]
         for spans in block.columns
@@ -45,8 +45,8 @@ def test_null_is_told_from_its_own_text() -> None:
 
 
 def test_nothing_is_no_rows() -> None:
-    assert copytext.parse(b"", 3).count == 0
-    assert copytext.parse(b"\n\n", 0).count == 2
+    assert copy_text.parse(b"", 3).count == 0
+    assert copy_text.parse(b"\n\n", 0).count == 2
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_nothing_is_no_rows() -> None:
 )
 def test_lines_that_do_not_fit_are_refused(chunk: bytes, width: int) -> None:
     with pytest.raises(DecodeError):
-        copytext.parse(chunk, width)
+        copy_text.parse(chunk, width)

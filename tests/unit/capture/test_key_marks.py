@@ -1,8 +1,8 @@
 """What the log remembers of keys, and which tables begin again."""
 
-from cdc.capture import key_marks, keys
-from cdc.capture.keys import Index
-from cdc.config import TableSettings
+from cdc.capture.source import key_marks, keys
+from cdc.capture.source.keys import Index
+from cdc.config.settings import TableSettings
 from cdc.model import TableId
 
 TABLES = [TableSettings(name=TableId("public", name)) for name in ("a", "b", "c")]

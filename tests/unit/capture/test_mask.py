@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cdc.capture.mask import Masking, Rule
-from cdc.capture.pgoutput import Decoder
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.rows.mask import Masking, Rule
 from cdc.errors import ConfigError
 from cdc.model import TableId
 from tests.corpus import pgoutput_encoder as pg

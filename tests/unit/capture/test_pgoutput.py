@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cdc.capture import events, pgoutput
-from cdc.capture.pgoutput import Decoded, Decoder
+from cdc.capture.pgoutput import decoder as pgoutput
+from cdc.capture.pgoutput import events
+from cdc.capture.pgoutput.decoder import Decoded, Decoder
 from cdc.errors import DecodeError
 from cdc.model import LOG_SCHEMA, TableId
 from tests.corpus import pgoutput_encoder as pg

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from cdc.capture import events
-from cdc.capture.pgoutput import Decoded, Decoder
+from cdc.capture.pgoutput import events
+from cdc.capture.pgoutput.decoder import Decoded, Decoder
 from cdc.errors import DecodeError
 from tests.corpus import pgoutput_encoder as pg
 from tests.corpus.pgoutput_encoder import Relation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.policy import PolicedSchemas, Policy, standing
+from cdc.capture.source.schema_policy import PolicedSchemas, Policy, standing
 from cdc.errors import SchemaRefused
 from cdc.model import Column, PgType, TableId, TableSchema
 from tests.corpus.registry import Registry

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.slot import ServerIdentity, SlotFacts, SourceIdentity, check
+from cdc.capture.source.slot import ServerIdentity, SlotFacts, SourceIdentity, check
 from cdc.errors import LogCorrupt, PositionMismatch, SlotLost, SourceRefused
 from cdc.model import Lsn
 

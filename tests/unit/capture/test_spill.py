@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdc.capture.events import Begin, Commit, Event
-from cdc.capture.overflow import Overflow, Scratch
-from cdc.capture.transactions import Assembler, Item, Large
+from cdc.capture.pgoutput.events import Begin, Commit, Event
+from cdc.capture.transactions.assembly import Assembler, Item, Large
+from cdc.capture.transactions.spill import Overflow, Scratch
 from cdc.errors import LogCorrupt, LogFull
 from cdc.model import Lsn
 from tests.properties.test_assembly import _table as rows_of

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.capture.images import Cell, Template
-from cdc.capture.spans import Spans
-from cdc.capture.types import BUILT_IN, renderer_of
+from cdc.capture.rows.byte_spans import Spans
+from cdc.capture.rows.images import Cell, Template
+from cdc.capture.rows.types import BUILT_IN, renderer_of
 from cdc.errors import DecodeError
 from cdc.model import PgType, TypeKind
 

@@ -1,8 +1,8 @@
 """A change's version follows commit order, whatever its own place in the WAL (docs/adr/0013-versions.md)."""
 
-from cdc.capture.events import StreamCommit
-from cdc.capture.pgoutput import Decoder
-from cdc.capture.transactions import Assembler, Large
+from cdc.capture.pgoutput.decoder import Decoder
+from cdc.capture.pgoutput.events import StreamCommit
+from cdc.capture.transactions.assembly import Assembler, Large
 from cdc.model import Entry, Lsn
 from tests.corpus import pgoutput_encoder as pg
 from tests.corpus.registry import Registry, enum_of

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from cdc.cli.log import app
+from cdc.cli.operate.log import app
 from cdc.errors import ConfigError, LogFenced
-from cdc.log.reading import SegmentReader
-from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.reader import SegmentReader
 from cdc.model import Lsn
 from tests.contract.logs import commits, entry, read_all
 

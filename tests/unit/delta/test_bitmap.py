@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from sinks.delta_vectors import inline
+from sinks.delta.deletion_vectors.bitmap import inline
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sinks import delta_write
 from sinks.context import SinkContext
-from sinks.delta import DeltaSettings, DeltaSink
-from sinks.delta_write import Ways
-from tests.histories import batch, change, table
+from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.write import writer
+from sinks.delta.write.writer import Ways
+from tests.scenes.histories import batch, change, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +32,8 @@ def test_in_an_object_store_deltalake_alone_writes_however_much_a_batch_touches(
 def test_a_batch_that_touches_more_than_spark_is_for_is_merged_by_deltalake_where_spark_may_not_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_write, "SPARK_LIMIT", -1)
-    monkeypatch.setattr(delta_write, "REGION_LIMIT", -1)
+    monkeypatch.setattr(writer, "SPARK_LIMIT", -1)
+    monkeypatch.setattr(writer, "REGION_LIMIT", -1)
     sink = DeltaSink(DeltaSettings(path=str(tmp_path), deletion_vectors=False), SinkContext(tmp_path, no_session))
     monkeypatch.setattr(sink, "_by_spark", lambda _: Ways().by_spark)
     sink.prepare(ITEMS)

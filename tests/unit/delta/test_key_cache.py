@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.delta_keys import KeyCache, SortedKeys
+from sinks.delta.deletion_vectors.key_cache import KeyCache, SortedKeys
 
 
 @pytest.mark.parametrize(

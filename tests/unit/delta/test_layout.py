@@ -5,7 +5,7 @@ import pytest
 
 from cdc.errors import SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks.delta_layout import KEY_TEXT, Wishes, evolve, folder, new_layout
+from sinks.delta.schema.layout import KEY_TEXT, Wishes, evolve, folder, new_layout
 
 INT2, INT4, INT8 = PgType(21, "int2"), PgType(23, "int4"), PgType(20, "int8")
 TEXT, NUMERIC = PgType(25, "text"), PgType(1700, "numeric")

@@ -4,8 +4,8 @@ import threading
 
 from cdc.errors import SinkError
 from cdc.model import TableId, TableSchema
-from sinks.delta_care import Caretaker
-from sinks.delta_maintenance import Cared
+from sinks.delta.maintenance import Cared
+from sinks.delta.maintenance_schedule import Caretaker
 
 ITEMS = TableSchema(TableId("public", "items"), ())
 OTHER = TableSchema(TableId("public", "other"), ())

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.delta_region import MAX_BOXES, Files, Region, region
+from sinks.delta.write.region import MAX_BOXES, Files, Region, region
 
 NUMBERS = st.integers(-1000, 1000)
 BOUNDS = st.tuples(NUMBERS, NUMBERS).map(sorted)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.model import Column, PgType, TypeKind
-from sinks.delta_images import NOT_AN_OBJECT, typed
-from sinks.delta_types import arrow_type, holds, widens
+from sinks.delta.rows.images import NOT_AN_OBJECT, typed
+from sinks.delta.schema.types import arrow_type, holds, widens
 
 INT4 = PgType(23, "int4")
 NUMERIC = PgType(1700, "numeric")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc import pipeline_file
+from cdc.config import pipeline_file
 from cdc.log import registry as log_registry
 from sinks import registry as sink_registry
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 # the keys of the Compose specification that we use; a misspelt one is not among them
 _SERVICE_KEYS = frozenset(

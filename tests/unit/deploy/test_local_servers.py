@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from cdc.artifacts import downloads, folders, java, maven, packages, wheels
+from cdc.artifacts.account import Account, account, place, reachable
+from cdc.artifacts.progress import silent
 from cdc.errors import EnvironmentFault
-from deploy.local import downloads, folders, java, maven, packages, ports, postgres, wheels
+from deploy.local import ports, postgres
 from deploy.local import redis as local_redis
-from deploy.local.account import Account, account, place, reachable
 from deploy.local.process import Identity, alive, end, identify, inside
 from deploy.local.records import Records
-from deploy.local.server import Running, silent
+from deploy.local.server import Running
 
 _NOBODY = Account("nobody", 65534, 65534)
 

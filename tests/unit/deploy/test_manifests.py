@@ -10,10 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cdc.service.http_guard import guard
-from cdc.service.part import settings_from
+from cdc.service.daemon.process import settings_from
+from cdc.service.http.guard import guard
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.log.kafka_decode import NotAnEnvelope, decode
-from cdc.log.kafka_envelope import FEW, Messages, Origin, encode, encode_few, topic_of
-from cdc.log.kafka_partition import murmur2, partitions_of
+from cdc.log.kafka.envelope.decode import NotAnEnvelope, decode
+from cdc.log.kafka.envelope.encode import FEW, Messages, Origin, encode, encode_few, topic_of
+from cdc.log.kafka.write.partitioner import murmur2, partitions_of
 from cdc.model import LOG_SCHEMA
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

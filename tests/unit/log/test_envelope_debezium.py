@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.log.debezium_decode import DebeziumDecoder, build, members, schema_id_of
-from cdc.log.debezium_schemas import guessed
-from cdc.log.debezium_seek import offset_before
-from cdc.log.debezium_types import declared_types
-from cdc.log.kafka_decode import NotAnEnvelope
-from cdc.log.kafka_ranges import Part, Range
+from cdc.log.debezium.decode import DebeziumDecoder, build, members, schema_id_of
+from cdc.log.debezium.schemas import guessed
+from cdc.log.debezium.seek import offset_before
+from cdc.log.debezium.types import declared_types
+from cdc.log.kafka.envelope.decode import NotAnEnvelope
+from cdc.log.kafka.read.ranges import Part, Range
 from cdc.model import TableId
 from tests.corpus import golden
 

@@ -3,9 +3,9 @@
 import threading
 from pathlib import Path
 
-from cdc.log.folder import LogFolder
-from cdc.log.names import Segment
-from cdc.log.retention import expired
+from cdc.log.segments.folder import LogFolder
+from cdc.log.segments.retention import expired
+from cdc.log.segments.segment_names import Segment
 from cdc.model import Lsn
 
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import LogCorrupt
-from cdc.log.history import plan
-from cdc.log.names import Segment
-from cdc.log.reading import SegmentReader
-from cdc.log.retention import expired
-from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.merge import plan
+from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.retention import expired
+from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history, read_all, rows

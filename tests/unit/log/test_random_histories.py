@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cdc import failpoint
-from cdc.log.reading import SegmentReader
-from cdc.log.segments import SegmentSettings, SegmentWriter
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.reader import SegmentReader
 from cdc.model import Entry, Lsn
 from cdc.ports import Offset
 from tests.contract.logs import commits, read_all, rows

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt
-from cdc.log.names import Chain, Hole, Segment, after, chain, parse
+from cdc.log.segments.segment_names import Chain, Hole, Segment, after, chain, parse
 from cdc.model import Lsn
 
 _lsn = st.integers(0, 2**63 - 1).map(Lsn)

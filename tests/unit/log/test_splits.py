@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import LogCorrupt
-from cdc.log import content
-from cdc.log.reading import SegmentReader, offset_of
-from cdc.log.segments import SegmentSettings, SegmentWriter
-from cdc.log.spark.pieces import Piece, advance, pieces, progress_row, reached, read, spread
+from cdc.log.segments import segment_file
+from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.reader import SegmentReader, offset_of
+from cdc.log.spark.splits import Piece, advance, pieces, progress_row, reached, read, spread
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Entry
 from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history
@@ -61,7 +61,7 @@ def test_any_range_of_offsets_is_read_exactly(root: Path, writer: SegmentWriter,
 
 
 def test_entries_are_cut_right_wherever_row_groups_begin(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "GROUP_ROWS", 4)
+    monkeypatch.setattr(segment_file, "GROUP_ROWS", 4)
     writer = SegmentWriter(root, SegmentSettings(hot_segments=1, retention_hours=1e6))
     for number in range(1, 9):
         writer.append(Entry(entry(number, size=number).rows, entry(number).end))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cdc.model import ZERO_LSN, Lsn, TableId
-from cdc.service import batches
-from cdc.service.batches import Applied, Batches, Book
+from cdc.service.state import batch_history
+from cdc.service.state.batch_history import Applied, Batches, Book
 
 ORDERS = TableId("public", "orders")
 
@@ -52,7 +52,7 @@ def test_a_line_cut_short_and_lines_lost_are_gaps_and_nothing_is_guessed(
     book = Batches(tmp_path, "lake", lambda: ZERO_LSN)
     book.note(Lsn(10), ())
     with monkeypatch.context() as full:
-        full.setattr(batches, "_append", _no_room)
+        full.setattr(batch_history, "_append", _no_room)
         book.note(Lsn(20), ())
     book.note(Lsn(30), ())
     with (tmp_path / "batches" / "lake.jsonl").open("a") as file:
@@ -65,7 +65,7 @@ def _no_room(*_: object) -> None:
 
 
 def test_the_book_stays_small_and_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_LARGEST", 2000)
+    monkeypatch.setattr(batch_history, "_LARGEST", 2000)
     book = Batches(tmp_path, "lake", lambda: ZERO_LSN)
     for reached in range(1, 101):
         book.note(Lsn(reached), ())

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.overflow import Scratch
-from cdc.config import BudgetSettings
+from cdc.capture.transactions.spill import Scratch
+from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
 from cdc.model import Entry, Lsn
-from cdc.service.budgets import DiskBudget, MemoryBudget, WaitingLog, folder_bytes, resident_bytes
-from cdc.service.supervisor import Part, Supervisor
+from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, WaitingLog, folder_bytes, resident_bytes
+from cdc.service.daemon.supervisor import Part, Supervisor
 from tests.fix_processes import wait_until
 from tests.properties.test_assembly import _table as rows_of
-from tests.unit.test_handoff import Memory
+from tests.unit.capture.test_append_queue import Memory
 
 MB = 2**20
 
@@ -36,7 +36,7 @@ def test_too_little_free_space_is_a_full_log(tmp_path: Path) -> None:
 def test_too_large_a_state_folder_is_a_full_log_until_it_shrinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.service.budgets._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.service.daemon.budgets._LOOK_SECONDS", 0.0)
     ballast = tmp_path / "log" / "segment"
     ballast.parent.mkdir()
     ballast.write_bytes(bytes(3 * MB))

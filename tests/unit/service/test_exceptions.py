@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from cdc.model import Lsn
-from cdc.service.excepted import Asked, Excepted, Standing
-from cdc.service.health import reasons
-from cdc.service.places import Place
-from tests.unit.test_supervision import NOW
+from cdc.service.observe.exceptions import Asked, Excepted, Standing
+from cdc.service.observe.health import reasons
+from cdc.service.state.sink_positions import Place
+from tests.unit.service.test_supervision import NOW
 
 WANTED = Lsn(500)
 ORDERS, USERS = "public.orders", "public.users"

@@ -6,7 +6,7 @@ import sys
 _PROGRAM = """
 import sys
 import cdc.service.capture
-from cdc.service import lean
+from cdc.service.daemon import footprint as lean
 lean.do_without("pandas")
 lean.collect_rarely()
 import pyarrow as pa
@@ -23,7 +23,7 @@ def test_capture_loads_neither_pandas_nor_spark() -> None:
 
 _DRAIN = """
 import gc
-from cdc.service import lean
+from cdc.service.daemon import footprint as lean
 lean.collect_rarely()
 before = gc.get_stats()
 frames = [memoryview(b"frame") for _ in range(20_000)]

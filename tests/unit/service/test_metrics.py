@@ -9,15 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.model import Lsn
-from cdc.service.lag import Lag, Lags, Moment
-from cdc.service.metrics import MOST_TABLES, OTHERS, document, exposition
-from cdc.service.metrics_families import FAMILIES
-from cdc.service.observer import Seen
-from cdc.service.outlook import Outlook
-from cdc.service.places import Place
-from sinks.measures import Histogram
+from cdc.service.observe.disk_forecast import Outlook
+from cdc.service.observe.lag import Lag, Lags, Moment
+from cdc.service.observe.metric_families import FAMILIES
+from cdc.service.observe.metrics import MOST_TABLES, OTHERS, document, exposition
+from cdc.service.observe.observer import Seen
+from cdc.service.state.sink_positions import Place
+from sinks.apply.timings import Histogram
 
-_DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+_DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 _START = 1_700_000_000.0
 
 

@@ -12,10 +12,10 @@ import promql_parser
 import pytest
 import yaml
 
-from cdc.service.metrics_families import FAMILIES
-from deploy.local.folders import cache_folder
+from cdc.artifacts.folders import cache_folder
+from cdc.service.observe.metric_families import FAMILIES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "millrace.json").read_text(encoding="utf-8"))
 RULES = [
@@ -131,8 +131,8 @@ def test_prometheus_itself_loads_the_rules_and_they_fire_as_they_should(promtool
 
 
 def test_prometheus_itself_reads_our_metrics(promtool: str) -> None:
-    from cdc.service.metrics import exposition
-    from tests.unit.test_metrics import full
+    from cdc.service.observe.metrics import exposition
+    from tests.unit.service.test_metrics import full
 
     text = exposition(full(), FAMILIES)
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)

@@ -2,9 +2,9 @@
 
 from openapi_spec_validator import validate
 
-from cdc.config import Settings
-from cdc.service import openapi
-from cdc.service.http_routes import Endpoint
+from cdc.config.settings import Settings
+from cdc.service.http import openapi
+from cdc.service.http.routes import Endpoint
 
 _PAGE = {"/", "/page.css", "/page.js", "/plots.js"}
 

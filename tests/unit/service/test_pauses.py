@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, EnvironmentFault
-from cdc.service import pauses
-from cdc.service.pauses import Paused
+from cdc.service.state import pauses
+from cdc.service.state.pauses import Paused
 
 Make = Callable[..., Settings]
 

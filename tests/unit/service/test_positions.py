@@ -7,14 +7,14 @@ from contextlib import closing
 import pytest
 
 import cdc.log
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId
 from cdc.ports import LogWriter
-from cdc.service import status
-from cdc.service.capture_status import CaptureStatus
-from cdc.service.excepted import Asked
-from cdc.service.places import consumer_name
-from cdc.service.reached import Positions
+from cdc.service.capture.status import CaptureStatus
+from cdc.service.observe.exceptions import Asked
+from cdc.service.observe.positions import Positions
+from cdc.service.state import status
+from cdc.service.state.sink_positions import consumer_name
 from tests.contract.logs import rows
 
 POINT = Lsn(1000)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import Settings
+from cdc.config.settings import Settings
 from cdc.errors import ConfigError, EnvironmentFault
-from cdc.service import reload
-from cdc.service.reload import Plan, plan
-from cdc.service.supervisor import StateLock
+from cdc.service.daemon import reload
+from cdc.service.daemon.reload import Plan, plan
+from cdc.service.daemon.supervisor import StateLock
 
 Make = Callable[..., Settings]
 REDIS = {"kind": "redis"}

@@ -11,10 +11,10 @@ import pytest
 
 from cdc.errors import EnvironmentFault
 from cdc.model import Lsn
-from cdc.service import status
-from cdc.service.health import has_reached, reasons
-from cdc.service.restarts import Attempts, is_final
-from cdc.service.supervisor import Part, StateLock, Supervisor
+from cdc.service.daemon.restarts import Attempts, is_final
+from cdc.service.daemon.supervisor import Part, StateLock, Supervisor
+from cdc.service.observe.health import has_reached, reasons
+from cdc.service.state import status
 from tests.fix_processes import wait_until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ def test_a_part_whose_supervisor_died_while_it_was_starting_ends_too(tmp_path: P
     mark, gate = tmp_path / "pid", tmp_path / "gate"
     late = f"""
 import os, pathlib, time
-from cdc.service.part import end_with_parent
+from cdc.service.daemon.process import end_with_parent
 pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))
 while not pathlib.Path({str(gate)!r}).exists():
     time.sleep(0.01)
@@ -67,7 +67,7 @@ time.sleep(600)
 """
     supervisor = f"""
 import pathlib, sys
-from cdc.service.supervisor import Part
+from cdc.service.daemon.supervisor import Part
 Part("late", [sys.executable, "-c", {late!r}]).start()
 while not pathlib.Path({str(mark)!r}).exists() or not pathlib.Path({str(mark)!r}).read_text():
     pass
@@ -128,7 +128,7 @@ def test_a_part_that_hangs_with_nobody_to_kill_it_ends_itself_and_all_it_started
     mark = tmp_path / "pid"
     code = f"""
 import pathlib, subprocess, sys, threading, time
-from cdc.service import part
+from cdc.service.daemon import process as part
 part.STOP_SECONDS = 0.3
 sys.argv = ["part", "--config", {str(tmp_path / "millrace.yaml")!r}]
 def hang(_path):
@@ -149,7 +149,7 @@ def test_a_signal_is_heard_wherever_the_main_thread_is(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = f"""
 import pathlib, signal, threading
-from cdc.service import signals
+from cdc.service.daemon import signals
 stop, again = threading.Event(), threading.Event()
 signals.hear({{signal.SIGTERM: stop, signal.SIGHUP: again}})
 pathlib.Path({str(ready)!r}).touch()

@@ -5,7 +5,7 @@ import threading
 from cdc.errors import LogFull
 from cdc.model import Entry, Progress
 from cdc.ports import Schemas, Spool
-from cdc.service.upkeep import Upkeep
+from cdc.service.capture.upkeep import Upkeep
 from tests.corpus.registry import Registry
 from tests.fix_processes import wait_until
 

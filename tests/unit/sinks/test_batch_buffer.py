@@ -9,12 +9,12 @@ import pytest
 
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
-from sinks import pace
-from sinks.applier import Stopped
-from sinks.convoy import size
-from sinks.fold import FOLDED
-from sinks.folded import Folded
-from sinks.ring import KEPT, Link, Ring
+from sinks.apply import batch_schedule
+from sinks.apply.applier import Stopped
+from sinks.apply.batch_buffer import KEPT, Link, Ring
+from sinks.fold.folded import Folded
+from sinks.fold.spark import FOLDED
+from sinks.spark.shared_query import size
 from tests.fix_processes import wait_until
 
 ITEMS = TableSchema(TableId("public", "items"), ())
@@ -88,8 +88,8 @@ def test_the_query_waits_while_every_sink_is_busy(ring: Ring) -> None:
 def test_a_sink_that_is_too_far_behind_is_left_and_the_others_go_on(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "PATIENCE", 0.0)
-    monkeypatch.setattr(pace, "BUDGET", 5)
+    monkeypatch.setattr(batch_schedule, "PATIENCE", 0.0)
+    monkeypatch.setattr(batch_schedule, "BUDGET", 5)
     ring.board("lake")
     assert fed(ring, 20, 30, 40, size=3) == [20, 30, 40]
     assert ring.aboard == {"cache"}
@@ -100,7 +100,7 @@ def test_a_sink_that_is_too_far_behind_is_left_and_the_others_go_on(
 def test_a_sink_comes_back_only_if_nothing_that_it_lacks_is_forgotten(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.ring.BUDGET", 2)
+    monkeypatch.setattr("sinks.apply.batch_buffer.BUDGET", 2)
     fed(ring, 20, 30, 40, 50)
     assert not ring.join("lake", Lsn(20))  # the batch that ends at 30 is gone
     assert ring.join("lake", Lsn(45))
@@ -112,7 +112,9 @@ def test_a_hundred_thousand_tiny_batches_leave_nothing_behind_and_cost_the_same_
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted, not timed: what is kept, what is alive, and how many batches are looked at for each one."""
-    monkeypatch.setattr(pace, "AHEAD", 2)  # one thread plays all parts: a batch is put before the last one is done
+    monkeypatch.setattr(
+        batch_schedule, "AHEAD", 2
+    )  # one thread plays all parts: a batch is put before the last one is done
     alive: weakref.WeakSet[Watched] = weakref.WeakSet()
     looked = 0
 

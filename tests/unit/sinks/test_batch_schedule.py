@@ -3,8 +3,8 @@
 import pytest
 
 from cdc.ports import Lag
-from sinks import pace
-from sinks.pace import BUDGET, NEAR, PATIENCE, Verdict, Waiting, crew, next_batch
+from sinks.apply import batch_schedule
+from sinks.apply.batch_schedule import BUDGET, NEAR, PATIENCE, Verdict, Waiting, crew, next_batch
 
 IDLE = Waiting(0, 0)
 BUSY = Waiting(1, 1000)
@@ -48,4 +48,4 @@ def test_sinks_start_together_that_are_near_the_foremost(bytes_behind: dict[str,
 
 
 def test_a_sink_is_given_more_than_the_readiest_one_holds() -> None:
-    assert pace.AHEAD < 40 and not BUSY.too_much and LOST.too_much
+    assert batch_schedule.AHEAD < 40 and not BUSY.too_much and LOST.too_much

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from cdc.cli import dlq
+from cdc.cli.operate import dlq
 from cdc.errors import ConfigError
 from cdc.key_range import KeyRange, Level, Removal
-from cdc.service.letter_counts import LetterCounts
-from sinks.dead_letters import DeadLetters, Letter
-from tests.histories import WHEN
+from cdc.service.observe.dead_letter_counts import LetterCounts
+from sinks.apply.dead_letters import DeadLetters, Letter
+from tests.scenes.histories import WHEN
 
 LETTER = Letter(
     table="public.items",

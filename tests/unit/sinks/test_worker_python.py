@@ -5,7 +5,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from sinks.worker_python import worker_python
+from sinks.spark.worker_python import worker_python
 
 _WORKER = """\
 import os, socket, time

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.json_text.members import build, quote
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks.images import arranged
-from sinks.raw_json import build, quote
-from sinks.stored_images import all_arranged, all_quoted
-from snapshots.checksums import Checksums
+from sinks.rows.images import arranged
+from sinks.rows.stored_images import all_arranged, all_quoted
+from snapshots.verify.checksums import Checksums
 
 ROWS = pa.table(
     {

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model import TableId
-from snapshots.plan import LEAST_PAGES, MOST_CHUNKS, Leaf, TablePlan, largest_first, mark_name, plan_table, planned
+from snapshots.initial.plan import (
+    LEAST_PAGES,
+    MOST_CHUNKS,
+    Leaf,
+    TablePlan,
+    largest_first,
+    mark_name,
+    plan_table,
+    planned,
+)
 
 ORDERS = TableId("public", "orders")
 

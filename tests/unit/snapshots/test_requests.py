@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.config import TableSettings
+from cdc.config.settings import TableSettings
 from cdc.key_range import KeyRange, Level
 from cdc.model import TableId
-from snapshots.jobs import Job, State, known, missing, own_id
-from snapshots.plan import Leaf, TablePlan, mark_name
-from snapshots.requests import Edge, Ended, Refused, Request, Steer, ask, edge, ended, steer, understand
+from snapshots.backfill.jobs import Job, State, known, missing, own_id
+from snapshots.backfill.requests import Edge, Ended, Refused, Request, Steer, ask, edge, ended, steer, understand
+from snapshots.initial.plan import Leaf, TablePlan, mark_name
 
 KEY = b"k" * 32
 ITEM = TableId("public", "items")

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.model import Column, PgType, TableId, TableSchema
-from snapshots.compare import NO_DIFFERENCE, Comparison, compare
+from snapshots.verify.row_comparison import NO_DIFFERENCE, Comparison, compare
 
 SCHEMA = TableSchema(
     TableId("public", "t"),

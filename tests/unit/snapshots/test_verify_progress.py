@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from cdc.cli.backfill_progress import told
+from cdc.cli.progress import told
 from cdc.model import TableId
-from cdc.service import verification
-from snapshots.verify import Compared
+from cdc.service.inspect import verification
+from snapshots.verify.comparison import Compared
 
 
 def test_a_comparison_tells_its_rate_and_the_time_left() -> None:

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
-from snapshots.pace import Pace
-from snapshots.reconcile import Chunk, Merged, PgSnapshot, Reread
-from snapshots.windows import Pending, Windows
+from snapshots.backfill.pace import Pace
+from snapshots.backfill.reconcile import Chunk, Merged, PgSnapshot, Reread
+from snapshots.backfill.windows import Pending, Windows
 
 SCHEMA = TableSchema(TableId("public", "t"), (), id=1)
 ROWS = pa.table({"key": ["1", "2"], "after": ["{}", "{}"]})

@@ -3,8 +3,8 @@
 import importlib
 import pkgutil
 
-from cdc.capture.types.oids import BUILT_IN
-from cdc.capture.types.rendering import Rendered, Renderer, renderer_of
+from cdc.capture.rows.types.oids import BUILT_IN
+from cdc.capture.rows.types.rendering import Rendered, Renderer, renderer_of
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

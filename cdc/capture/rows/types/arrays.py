@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cdc.capture.spans import Flags, Places, Spans, distinct, few, gather
-from cdc.capture.types.rendering import Rendered, Renderer, overlaid, register_arrays, unchanged
-from cdc.capture.types.text import Replacements
-from cdc.capture.types.text import render as render_text
+from cdc.capture.rows.byte_spans import Flags, Places, Spans, distinct, few, gather
+from cdc.capture.rows.types.rendering import Rendered, Renderer, overlaid, register_arrays, unchanged
+from cdc.capture.rows.types.text import Replacements
+from cdc.capture.rows.types.text import render as render_text
 from cdc.errors import DecodeError
 from cdc.model import PgType
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from cdc.capture.spans import Octets, Spans, gather
-from cdc.capture.types.rendering import Rendered, Renderer, register
+from cdc.capture.rows.byte_spans import Octets, Spans, gather
+from cdc.capture.rows.types.rendering import Rendered, Renderer, register
 from cdc.errors import DecodeError
 
 _ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from cdc.capture.spans import Spans
-from cdc.capture.types.rendering import Rendered, Renderer, register
+from cdc.capture.rows.byte_spans import Spans
+from cdc.capture.rows.types.rendering import Rendered, Renderer, register
 
 _WORDS = Spans.pack([b"false", b"true"])
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from cdc.capture.spans import Spans, gather
-from cdc.capture.types.rendering import Rendered, Renderer, register, unchanged
+from cdc.capture.rows.byte_spans import Spans, gather
+from cdc.capture.rows.types.rendering import Rendered, Renderer, register, unchanged
 
 _NINE = ord("9")
 

@@ -1,7 +1,7 @@
 """How a type becomes JSON: the one form that every type family fills, and the registry that finds it.
 
 A family is one file of this package. It registers its renderers by `pg_type.typname` when it is imported, and
-`cdc.capture.types` imports every file, so adding a type touches one file only. Types that nobody registered are
+`cdc.capture.rows.types` imports every file, so adding a type touches one file only. Types that nobody registered are
 their Postgres text as a JSON string.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.capture.spans import Flags, Places, Spans
+from cdc.capture.rows.byte_spans import Flags, Places, Spans
 from cdc.model import PgType, TypeKind
 
 

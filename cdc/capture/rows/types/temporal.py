@@ -6,8 +6,8 @@ changes where they apply; `time`, `timetz`, `date` and `interval` (IntervalStyle
 
 import numpy as np
 
-from cdc.capture.spans import Flags, Spans, distinct, few, gather
-from cdc.capture.types.rendering import Rendered, Renderer, overlaid, register, unchanged
+from cdc.capture.rows.byte_spans import Flags, Spans, distinct, few, gather
+from cdc.capture.rows.types.rendering import Rendered, Renderer, overlaid, register, unchanged
 
 _BLANK, _T, _Z, _PLUS, _DASH = (ord(sign) for sign in " TZ+-")
 _SHORTEST = len("2024-01-01 00:00:00")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cdc.capture.spans import Octets, Places, Spans, few, gather
-from cdc.capture.types.rendering import Rendered, Renderer, register, register_fallback, unchanged
+from cdc.capture.rows.byte_spans import Octets, Places, Spans, few, gather
+from cdc.capture.rows.types.rendering import Rendered, Renderer, register, register_fallback, unchanged
 
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
 _BLOCK = 1 << 20

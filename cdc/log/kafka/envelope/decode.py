@@ -1,4 +1,4 @@
-"""Envelope bytes back into rows of the log, by position: see `cdc.log.kafka_envelope` for the layout.
+"""Envelope bytes back into rows of the log, by position: see `cdc.log.kafka.envelope.encode` for the layout.
 
 Every byte that the layout fixes is compared, so foreign or damaged bytes are noticed and never taken for a row; what
 is wrong is named by its place in the batch, never by its content.
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import LogCorrupt
-from cdc.log.kafka_envelope import (
+from cdc.log.kafka.envelope.encode import (  # fmt: skip
     ABSENT,
     AFTER_OPENS,
     BEFORE_OPENS,
@@ -26,7 +26,7 @@ from cdc.log.kafka_envelope import (
     TAIL_BYTES,
     TAIL_ENDS,
     join_table,
-)  # fmt: skip
+)
 from cdc.model import LOG_SCHEMA
 
 Array = Any

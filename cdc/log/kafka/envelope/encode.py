@@ -2,7 +2,7 @@
 
 A value is JSON that any Debezium consumer reads. Debezium's field order is kept at the top; inside `source` the texts
 come first and every number after them is padded with spaces to a fixed width. JSON does not mind, and so
-`cdc.log.kafka_decode` finds each field by its distance from the end and gives back the very bytes of `before` and
+`decode` finds each field by its distance from the end and gives back the very bytes of `before` and
 `after`: no number is ever parsed and written again.
 
 Promise: `decode(encode(rows)) == rows`. The trap: the layout below is stored for ever; a change of it is a new
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.kafka_digits import Numbers, padded
+from cdc.log.kafka.envelope.digits import Numbers, padded
 from cdc.model import Op, TableId
 
 Array = Any

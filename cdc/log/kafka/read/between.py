@@ -1,9 +1,9 @@
 """What lies between two places of a log in Kafka."""
 
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_position import Extent, Place
-from cdc.log.kafka_ranges import Range
-from cdc.log.kafka_topics import refuse_changed
+from cdc.log.kafka.client import Cluster
+from cdc.log.kafka.position import Extent, Place
+from cdc.log.kafka.read.ranges import Range
+from cdc.log.kafka.topics import refuse_changed
 
 
 def distance(after: Place, until: Place) -> int:

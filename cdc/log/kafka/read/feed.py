@@ -17,9 +17,9 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from cdc.errors import LogCorrupt
-from cdc.log.kafka_client import available
-from cdc.log.kafka_decode import Decoded, NotAnEnvelope
-from cdc.log.kafka_produce import PART_OPENS
+from cdc.log.kafka.client import available
+from cdc.log.kafka.envelope.decode import Decoded, NotAnEnvelope
+from cdc.log.kafka.write.producer import PART_OPENS
 from cdc.model import LOG_SCHEMA
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import pyarrow as pa
 from confluent_kafka import Consumer
 
 from cdc.errors import LogCorrupt, LogError, LogLost
-from cdc.log.kafka_client import CALL_SECONDS, Cluster, in_our_words, speaking, watermarks
-from cdc.log.kafka_decode import Decoded, decode
-from cdc.log.kafka_feed import Address, Decode, Feed, Part, Range, Record, Refused
+from cdc.log.kafka.client import CALL_SECONDS, Cluster, in_our_words, speaking, watermarks
+from cdc.log.kafka.envelope.decode import Decoded, decode
+from cdc.log.kafka.read.feed import Address, Decode, Feed, Part, Range, Record, Refused
 
 __all__ = ["Decode", "Part", "Range", "RangeReader", "envelopes"]
 

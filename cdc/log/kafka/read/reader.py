@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.log.kafka_between import check, distance, ranges
-from cdc.log.kafka_consumers import lag_of
-from cdc.log.kafka_places import PlaceReader
-from cdc.log.kafka_position import EPOCH, MARKER_KEY, Extent, Place
-from cdc.log.kafka_ranges import Part, envelopes
-from cdc.log.kafka_removed import removed
-from cdc.log.kafka_schemas import KafkaSchemas
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.kafka_tail import Tail
+from cdc.log.kafka.consumers import lag_of
+from cdc.log.kafka.position import EPOCH, MARKER_KEY, Extent, Place
+from cdc.log.kafka.read.between import check, distance, ranges
+from cdc.log.kafka.read.ranges import Part, envelopes
+from cdc.log.kafka.read.topic_reader import PlaceReader
+from cdc.log.kafka.removed import removed
+from cdc.log.kafka.schemas import KafkaSchemas
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.topic_tail import Tail
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.ports import Lag, Offset, Schemas, Slice
 

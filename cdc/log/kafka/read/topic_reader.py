@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdc.log.kafka_client import Cluster
-from cdc.log.kafka_consumers import Positions
-from cdc.log.kafka_position import Place
-from cdc.log.kafka_ranges import Decode, RangeReader
-from cdc.log.kafka_settings import KafkaConnectionSettings
+from cdc.log.kafka.client import Cluster
+from cdc.log.kafka.consumers import Positions
+from cdc.log.kafka.position import Place
+from cdc.log.kafka.read.ranges import Decode, RangeReader
+from cdc.log.kafka.settings import KafkaConnectionSettings
 from cdc.model import Lsn, TableId
 from cdc.ports import Consumer, Offset
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from confluent_kafka import Producer
 
-from cdc.log.kafka_admin import Topic
-from cdc.log.kafka_client import Cluster, introduce
+from cdc.log.kafka.admin import Topic
+from cdc.log.kafka.client import Cluster, introduce
 
 Ends = Mapping[Topic, Mapping[int, int]]
 """The offset after the last message in each partition that got one."""

@@ -21,11 +21,11 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as Delivered
 
 from cdc.errors import LogError
-from cdc.log.kafka_admin import Topic
-from cdc.log.kafka_envelope import Messages
-from cdc.log.kafka_offsets import Ends, Mispredicted, Offsets
-from cdc.log.kafka_partition import partitions_of
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka.admin import Topic
+from cdc.log.kafka.envelope.encode import Messages
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.write.offsets import Ends, Mispredicted, Offsets
+from cdc.log.kafka.write.partitioner import partitions_of
 from cdc.model import Lsn, format_lsn
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from cdc import failpoint
+from cdc.durable_files import FILE_MODE, make_folder, room
 from cdc.errors import LogError
-from cdc.log.files import FILE_MODE, make_folder, room
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.row_file import RowFile
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from confluent_kafka import KafkaException, Producer
 
 from cdc.errors import LogError, LogFenced, LogLost
-from cdc.log.kafka_client import Cluster, in_our_words
-from cdc.log.kafka_offsets import Mispredicted, Offsets
-from cdc.log.kafka_produce import Undelivered
-from cdc.log.kafka_settings import KafkaSettings
+from cdc.log.kafka.client import Cluster, in_our_words
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.write.offsets import Mispredicted, Offsets
+from cdc.log.kafka.write.producer import Undelivered
 
 _BACKOFF_SECONDS = 0.5
 _INITIALISE_SECONDS = 60.0

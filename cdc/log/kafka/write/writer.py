@@ -19,18 +19,18 @@ from confluent_kafka import Producer
 
 from cdc import failpoint
 from cdc.errors import LogError, LogLost
-from cdc.log.kafka_client import Cluster, watermarks
-from cdc.log.kafka_envelope import FEW, Origin, encode
-from cdc.log.kafka_offsets import Ends, Offsets
-from cdc.log.kafka_position import MARK_KEY, Extent, Place, State, marker_key, recovered
-from cdc.log.kafka_produce import Outlet
-from cdc.log.kafka_retention import Retention
-from cdc.log.kafka_schemas import KafkaSchemas
-from cdc.log.kafka_settings import KafkaSettings
-from cdc.log.kafka_spool import KafkaSpool, discard_leftovers
-from cdc.log.kafka_tail import Tail
-from cdc.log.kafka_topics import Topics
-from cdc.log.kafka_transaction import Transactions
+from cdc.log.kafka.client import Cluster, watermarks
+from cdc.log.kafka.envelope.encode import FEW, Origin, encode
+from cdc.log.kafka.position import MARK_KEY, Extent, Place, State, marker_key, recovered
+from cdc.log.kafka.retention import Retention
+from cdc.log.kafka.schemas import KafkaSchemas
+from cdc.log.kafka.settings import KafkaSettings
+from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.topics import Topics
+from cdc.log.kafka.write.offsets import Ends, Offsets
+from cdc.log.kafka.write.producer import Outlet
+from cdc.log.kafka.write.spool import KafkaSpool, discard_leftovers
+from cdc.log.kafka.write.transaction import Transactions
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
 
