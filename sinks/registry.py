@@ -1,6 +1,6 @@
-"""The kinds of sink, found by looking: a kind is one file in this package.
+"""The kinds of sink. A kind is `sinks/<kind>.py`, or `sinks/<kind>/sink.py` where it needs more than one module.
 
-A file is a sink when it defines
+The module defines
 
     SETTINGS: type[SinkSettings]                                  with `kind: Literal["…"] = "…"`
     def open_sink(settings: …, context: SinkContext) -> Sink      which may raise Busy or Lost, and is then tried again
@@ -9,22 +9,19 @@ Nothing here names a kind, and nothing else has to be touched to add one (docs/a
 """
 
 import importlib
-import importlib.util
-import pkgutil
-import re
-from collections.abc import Iterator, Mapping
-from importlib.abc import InspectLoader
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import sinks
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
+from cdc.discovery import modules_that_define
 from cdc.errors import ConfigError
 from cdc.ports import Sink
 from sinks.context import SinkContext
 
 
 class SinkModule(Protocol):
-    """What a sink's file holds."""
+    """What a sink's module defines."""
 
     SETTINGS: type[SinkSettings]
 
@@ -51,22 +48,10 @@ def open_sink(settings: SinkSettings, context: SinkContext) -> Sink:
 def _modules() -> Mapping[str, SinkModule]:
     """Looks again at each call: importing twice costs a dictionary look-up, a stale list costs a search."""
     found: dict[str, SinkModule] = {}
-    for name in _sink_files():
+    for name in modules_that_define("SETTINGS", sinks, "sink"):
         module = cast("SinkModule", importlib.import_module(name))
         kind = str(module.SETTINGS.model_fields["kind"].default)
         if kind in found:
-            raise ConfigError(f"two files in sinks/ define the kind {kind!r}; one is {name}.", "Rename one.")
+            raise ConfigError(f"two modules in sinks/ define the kind {kind!r}; one is {name}.", "Rename one.")
         found[kind] = module
     return found
-
-
-def _sink_files() -> Iterator[str]:
-    """By reading, not by importing: some files beside the sinks import Spark, which costs a second."""
-    for info in pkgutil.iter_modules(sinks.__path__, "sinks."):
-        spec = importlib.util.find_spec(info.name)
-        loader = spec.loader if spec else None
-        if isinstance(loader, InspectLoader) and _DEFINES_SINK.search(loader.get_source(info.name) or ""):
-            yield info.name
-
-
-_DEFINES_SINK = re.compile(r"^SETTINGS\b", re.MULTILINE)

@@ -11,8 +11,8 @@ import secrets
 import subprocess
 from pathlib import Path
 
-from deploy.local.account import Account, give
-from deploy.local.folders import cache_folder
+from cdc.artifacts.account import Account, give
+from cdc.artifacts.folders import cache_folder
 
 _LEARN = "-XX:ArchiveClassesAtExit="
 

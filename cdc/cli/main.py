@@ -3,32 +3,18 @@
 import os
 import sys
 import traceback
+from importlib.metadata import entry_points
 from importlib.metadata import version as distribution_version
 
 import typer
 
-from cdc.cli import (
-    backfill,
-    completion,
-    control,
-    demo,
-    dlq,
-    doctor,
-    files,
-    fresh,
-    local,
-    log,
-    refill,
-    replay,
-    resync,
-    run,
-    tables,
-    verify,
-    why,
-)
-from cdc.cli.screen import ERR, OUT, JsonOption, print_json
+from cdc.cli import completion
+from cdc.cli.data import backfill, fresh, refill, replay, resync, verify, why
+from cdc.cli.operate import control, dlq, log, run, tables
+from cdc.cli.output import ERR, OUT, JsonOption, print_json
+from cdc.cli.setup import doctor, pipeline_file
 from cdc.errors import EnvironmentFault, MillraceError
-from cdc.service import lean
+from cdc.service.daemon import footprint
 
 app = typer.Typer(
     name="millrace",
@@ -39,8 +25,8 @@ app = typer.Typer(
 )
 
 for command in (
-    files.init,
-    files.validate,
+    pipeline_file.init,
+    pipeline_file.validate,
     run.run,
     run.status,
     tables.tables,
@@ -50,7 +36,6 @@ for command in (
     control.resume,
     control.skip,
     control.reload,
-    demo.demo,
     doctor.doctor,
     verify.verify,
     why.why,
@@ -62,8 +47,14 @@ for command in (
     completion.completion,
 ):
     app.command()(command)
-for name, group in {"local": local.app, "config": files.config_app, "log": log.app, "dlq": dlq.app}.items():
+for name, group in {"config": pipeline_file.config_app, "log": log.app, "dlq": dlq.app}.items():
     app.add_typer(group, name=name)
+for extension in entry_points(group="millrace.commands"):
+    loaded = extension.load()
+    if isinstance(loaded, typer.Typer):
+        app.add_typer(loaded, name=extension.name)
+    else:
+        app.command(extension.name)(loaded)
 
 
 @app.command()
@@ -106,7 +97,7 @@ def main() -> None:
 
 def program() -> None:
     """`main` in a process of its own, which has no use for pandas: a sixth of the time that a start takes."""
-    lean.do_without("pandas")
+    footprint.do_without("pandas")
     main()
 
 

@@ -1,7 +1,4 @@
-"""The durable log between capture and the stores: kinds are found, never named.
-
-A kind of log is one file in this package that defines `KIND: LogKind`.
-"""
+"""The durable log between capture and the stores. `registry` finds the kinds; no other module names one."""
 
 from cdc.log.registry import LogKind, knock, open_reader, open_writer, settings_kinds
 

@@ -1,20 +1,17 @@
-"""Finds the kinds of log: every module of this package that defines `KIND`.
-
-Sub-packages are not looked into, so that what needs Spark is imported only by those who use Spark.
-"""
+"""The kinds of log. A kind is `cdc/log/<kind>.py`, or `cdc/log/<kind>/log.py`, and defines `KIND: LogKind`."""
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from cdc.discovery import modules_that_define
 from cdc.errors import ConfigError
 from cdc.ports import LogReader, LogWriter
 
 if TYPE_CHECKING:  # pydantic is a fifth of a second that each of Spark's workers would spend on it
-    from cdc.config import LogSettings, Settings
+    from cdc.config.settings import LogSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +30,13 @@ class LogKind:
 def kinds() -> Mapping[str, LogKind]:
     """Every kind by name; adding one is adding a file."""
     package = importlib.import_module(__name__.rpartition(".")[0])
-    found: dict[str, LogKind] = {}
-    for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if info.ispkg:
-            continue
-        kind = getattr(importlib.import_module(info.name), "KIND", None)
-        if isinstance(kind, LogKind):
-            found[kind.name] = kind
-    return found
+    names = modules_that_define("KIND", package, "log")
+    found: list[LogKind] = [importlib.import_module(name).KIND for name in names]
+    return {kind.name: kind for kind in found}
 
 
 def settings_kinds() -> Mapping[str, "type[LogSettings]"]:
-    """What `cdc.pipeline_file.load` needs to check the `log` section."""
+    """What `cdc.config.pipeline_file.load` needs to check the `log` section."""
     return {name: kind.settings for name, kind in kinds().items()}
 
 

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.local import downloads, java, maven
-from deploy.local.account import account, place
-from deploy.local.archive import class_archive
+from cdc.artifacts import downloads, java, maven
+from cdc.artifacts.account import account, place
+from cdc.artifacts.class_archive import class_archive
+from cdc.artifacts.progress import Narrate, silent
 from deploy.local.kafka import write_logging
-from deploy.local.server import HOST, Launch, Narrate, Site, silent
+from deploy.local.server import HOST, Launch, Site
 
 SET = "connect-4.3.1"
+POM = Path(__file__).with_name("connect.xml")
 _DEBEZIUM = "3.6.2.Final"
 PLUGIN = f"debezium-{_DEBEZIUM}"
 ARTIFACT = f"io.debezium:debezium-connector-postgres:{_DEBEZIUM}:tar.gz:plugin"
@@ -87,7 +89,7 @@ class Connect:
 
 
 def _jars(narrate: Narrate) -> Path:
-    return downloads.provide(SET, lambda aside: maven.copy_dependencies("connect", aside, narrate), None, narrate)
+    return downloads.provide(SET, lambda aside: maven.copy_dependencies(POM, aside, narrate), None, narrate)
 
 
 def _connector(narrate: Narrate) -> Path:

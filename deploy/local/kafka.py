@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cdc.artifacts import downloads, java, maven
+from cdc.artifacts.account import account, place
+from cdc.artifacts.class_archive import class_archive
+from cdc.artifacts.progress import Narrate, silent
 from cdc.errors import EnvironmentFault
-from deploy.local import downloads, java, maven
-from deploy.local.account import account, place
-from deploy.local.archive import class_archive
-from deploy.local.server import HOST, Launch, Narrate, Site, silent
+from deploy.local.server import HOST, Launch, Site
 
 SET = "kafka-4.3.1"
+POM = Path(__file__).with_name("kafka.xml")
 _QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -108,7 +110,7 @@ def answers(port: int) -> bool:
 
 def jars(narrate: Narrate) -> Path:
     """The folder with the broker's jars."""
-    return downloads.provide(SET, lambda aside: maven.copy_dependencies("kafka", aside, narrate), None, narrate)
+    return downloads.provide(SET, lambda aside: maven.copy_dependencies(POM, aside, narrate), None, narrate)
 
 
 def write_logging(folder: Path) -> None:

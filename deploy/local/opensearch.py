@@ -15,10 +15,11 @@ from pathlib import Path
 
 import yaml
 
-from deploy.local import downloads, java, maven
-from deploy.local.account import account, give, place
-from deploy.local.archive import class_archive
-from deploy.local.server import HOST, Launch, Narrate, Site, silent
+from cdc.artifacts import downloads, java, maven
+from cdc.artifacts.account import account, give, place
+from cdc.artifacts.class_archive import class_archive
+from cdc.artifacts.progress import Narrate, silent
+from deploy.local.server import HOST, Launch, Site
 
 VERSION = "3.8.0"
 SET = f"opensearch-{VERSION}"

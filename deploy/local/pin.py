@@ -13,8 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from deploy.local import connect, jars, kafka, maven, opensearch, postgres_versions, wheels
-from deploy.local.downloads import PINS, digest_of
+from cdc.artifacts import jars, maven, wheels
+from cdc.artifacts.downloads import PINS, digest_of
+from deploy.local import connect, kafka, opensearch, postgres_versions
 
 _PYTHONS = ("3.11", "3.12")
 _MACHINES = ("x86_64", "aarch64")
@@ -28,11 +29,11 @@ def _say(line: str) -> None:
 def _sets() -> Mapping[str, Callable[[Path], None]]:
     return {
         opensearch.SET: lambda folder: maven.copy(opensearch.ARTIFACT, folder, _say),
-        kafka.SET: lambda folder: maven.copy_dependencies("kafka", folder, _say),
-        connect.SET: lambda folder: maven.copy_dependencies("connect", folder, _say),
+        kafka.SET: lambda folder: maven.copy_dependencies(kafka.POM, folder, _say),
+        connect.SET: lambda folder: maven.copy_dependencies(connect.POM, folder, _say),
         connect.PLUGIN: lambda folder: maven.copy(connect.ARTIFACT, folder, _say, plugin=connect.OLD_PLUGIN),
         **{name: _copier(artifact) for name, artifact in postgres_versions.SETS.items()},
-        jars.SET: lambda folder: maven.copy_dependencies("spark", folder, _say),
+        jars.SET: lambda folder: maven.copy_dependencies(jars.POM, folder, _say),
         **{wheel: _wheels_of(wheel) for wheel in wheels.VERSIONS},
     }
 

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psycopg
 
+from cdc.artifacts import wheels
+from cdc.artifacts.account import account, place
+from cdc.artifacts.progress import Narrate, silent
+from cdc.config.secret import Secret
 from cdc.errors import EnvironmentFault
-from cdc.secret import Secret
-from deploy.local import wheels
-from deploy.local.account import account, place
 from deploy.local.process import wait_until_deserted
-from deploy.local.server import HOST, Launch, Narrate, Site, silent
+from deploy.local.server import HOST, Launch, Site
 
 USER = "postgres"
 _SETTINGS = {

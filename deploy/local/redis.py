@@ -7,9 +7,10 @@ from pathlib import Path
 
 import redis
 
+from cdc.artifacts import packages, wheels
+from cdc.artifacts.progress import Narrate, silent
 from cdc.errors import EnvironmentFault
-from deploy.local import packages, wheels
-from deploy.local.server import HOST, Launch, Narrate, Site, silent
+from deploy.local.server import HOST, Launch, Site
 
 
 @dataclass(frozen=True, slots=True)

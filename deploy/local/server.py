@@ -4,19 +4,14 @@ Adding a server is a new file with a class of this shape, and one line in `serve
 """
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from cdc.artifacts.progress import Narrate
+
 HOST = "127.0.0.1"
-
-Narrate = Callable[[str], None]
-"""Told in one short line what is going on, for a person who waits."""
-
-
-def silent(_line: str) -> None:
-    """For callers without an audience."""
 
 
 @dataclass(frozen=True, slots=True)

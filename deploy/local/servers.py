@@ -14,18 +14,20 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
+from cdc.artifacts import folders
+from cdc.artifacts.account import account
+from cdc.artifacts.downloads import locked
+from cdc.artifacts.progress import Narrate, silent
 from cdc.errors import ConfigError, EnvironmentFault
-from deploy.local import folders, ports
-from deploy.local.account import account
+from deploy.local import ports
 from deploy.local.connect import Connect
-from deploy.local.downloads import locked
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
 from deploy.local.postgres import Postgres
 from deploy.local.process import Identity, end, inside, spawn
 from deploy.local.records import Records
 from deploy.local.redis import Redis
-from deploy.local.server import Launch, Narrate, Running, Server, Site, silent
+from deploy.local.server import Launch, Running, Server, Site
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import sinks
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
 from cdc.errors import ConfigError
 from sinks import registry
 from sinks.context import SinkContext
 
 FILE = """
 from typing import Literal
-from cdc.config import SinkSettings
+from cdc.config.settings import SinkSettings
 
 class Own(SinkSettings):
     kind: Literal["{kind}"] = "{kind}"
@@ -44,7 +44,7 @@ def test_a_new_file_is_a_new_kind(folder: Path) -> None:
 
 def test_two_files_with_one_kind_are_refused(folder: Path) -> None:
     (folder / "planted_two.py").write_text(FILE.format(kind="redis"))
-    with pytest.raises(ConfigError, match="two files in sinks/ define the kind 'redis'"):
+    with pytest.raises(ConfigError, match="two modules in sinks/ define the kind 'redis'"):
         registry.settings_kinds()
 
 
