@@ -28,11 +28,11 @@ from bench.capture.peers import Debezium
 from bench.capture.run import connect as connect_server
 from bench.environment import Database, Ground, folder, ground, roomy_postgres
 from bench.workload import TABLE
-from cdc.capture.replication.loop import Reader
+from cdc.capture.replication.loop import CaptureLoop
 from cdc.capture.source import publication
 from cdc.capture.source import slot as slots
 from cdc.capture.source.connect import connect
-from cdc.capture.transactions.spill import Scratch
+from cdc.capture.transactions.spill import SpillFolder
 from cdc.clock import SystemClock
 from cdc.config.pipeline_file import check
 from cdc.config.settings import Settings
@@ -114,7 +114,7 @@ def _chunked(settings: Settings, log: LogWriter) -> Figures:
         log.append(Entry(LOG_SCHEMA.empty_table(), made.consistent_point, {slots.MARK: identity.mark()}))
     clock, stop = SystemClock(), threading.Event()
     backfills = Backfills(settings, log, clock)
-    reader = Reader(settings.source, log, clock, Scratch(settings.state / "scratch"), listener=backfills)
+    reader = CaptureLoop(settings.source, log, clock, SpillFolder(settings.state / "scratch"), listener=backfills)
     stream = threading.Thread(target=reader.run, args=(stop,))
     stream.start()
 

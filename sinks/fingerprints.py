@@ -60,7 +60,7 @@ class Positioned(Protocol):
         """
 
 
-class Watch(Protocol):
+class FingerprintRecorder(Protocol):
     """Whoever remembers the marks of one sink's store and knows which of its tables are lost."""
 
     @property

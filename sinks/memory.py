@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredRow:
     """One table."""
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Stored:
     id: str = field(default_factory=new_id)
 
 
-Store = dict[str, Stored]
+Store = dict[str, StoredRow]
 _STORES: dict[str, Store] = {}
 
 
@@ -70,10 +70,10 @@ class MemorySink:
         return self._name
 
     def prepare(self, schema: TableSchema) -> None:
-        self._store.setdefault(str(schema.table), Stored())
+        self._store.setdefault(str(schema.table), StoredRow())
 
     def apply(self, batch: Batch) -> None:
-        stored = self._store.setdefault(str(batch.schema.table), Stored())
+        stored = self._store.setdefault(str(batch.schema.table), StoredRow())
         self._truncate(stored, batch.truncated)
         for removal in batch.removed:
             self._remove(stored, removal)
@@ -81,19 +81,19 @@ class MemorySink:
         if rejected:
             raise Rejected(rejected)
 
-    def _truncate(self, stored: Stored, version: int) -> None:
+    def _truncate(self, stored: StoredRow, version: int) -> None:
         stored.truncated = max(stored.truncated, version)
         for key, row in stored.rows.items():
             if row.version < version:
                 stored.rows[key] = Row(version, None)
 
-    def _remove(self, stored: Stored, removal: Removal) -> None:
+    def _remove(self, stored: StoredRow, removal: Removal) -> None:
         keys = list(stored.rows)
         versions = pa.array([row.version for row in stored.rows.values()], pa.int64())
         for place in removal.takes(pa.array(keys, pa.string()), versions).nonzero()[0]:
             stored.rows[keys[place]] = Row(removal.version, None)
 
-    def _put(self, stored: Stored, row: dict[str, object]) -> RejectedItem | None:
+    def _put(self, stored: StoredRow, row: dict[str, object]) -> RejectedItem | None:
         key, version, image = str(row["key"]), int(str(row["version"])), row["after"]
         held = stored.rows.get(key)
         if version < stored.truncated or (held and held.version >= version):
@@ -112,7 +112,7 @@ class MemorySink:
         return None
 
     def stored(self, schema: TableSchema) -> pa.Table:
-        rows = self._store.get(str(schema.table), Stored()).rows
+        rows = self._store.get(str(schema.table), StoredRow()).rows
         live = sorted((key, row.image) for key, row in rows.items() if row.image is not None)
         return pa.table({"key": [key for key, _ in live], "after": [image for _, image in live]}, schema=_IMAGES)
 

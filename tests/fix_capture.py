@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 import cdc.log
-from cdc.capture.replication.loop import Reader, ReaderStatus
+from cdc.capture.replication.loop import CaptureLoop, LoopStatus
 from cdc.capture.replication.stream import Listener
 from cdc.capture.source import publication
 from cdc.capture.source.connect import connect
-from cdc.capture.transactions.spill import Scratch
+from cdc.capture.transactions.spill import SpillFolder
 from cdc.clock import SystemClock
 from cdc.config.settings import Settings
 from cdc.key_range import KeyRange
@@ -43,13 +43,13 @@ Image = dict[str, Any]
 class Following:
     """A reader at work in a thread."""
 
-    reader: Reader
+    reader: CaptureLoop
     stop: threading.Event
     thread: threading.Thread
     raised: list[BaseException] = field(default_factory=list)
 
     @property
-    def status(self) -> ReaderStatus:
+    def status(self) -> LoopStatus:
         """What the reader says."""
         return self.reader.status
 
@@ -131,11 +131,11 @@ class Rig:
         """A reader in a thread, stopped tidily at the end of the block. `wrap` may put faults before the log."""
         settings = self.settings
         log = wrap(cdc.log.open_writer(settings))
-        reader = Reader(
+        reader = CaptureLoop(
             settings.source,
             log,
             clock or SystemClock(),
-            Scratch(self.state / "scratch"),
+            SpillFolder(self.state / "scratch"),
             masking=masking_of(settings.source),
             listener=listener,
             known=known,

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from cdc.config.settings import LogSettings, Part, Settings, SinkSettings
+from cdc.config.settings import LogSettings, Section, Settings, SinkSettings
 from cdc.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_P = TypeVar("_P", bound=Part)
+_P = TypeVar("_P", bound=Section)
 
 LogKinds = Mapping[str, type[LogSettings]]
 SinkKinds = Mapping[str, type[SinkSettings]]
@@ -126,7 +126,7 @@ def _validated(model: type[_P], data: Mapping[str, object], place: str, origin: 
         raise _config_error(error, model, place, origin) from None
 
 
-def _config_error(error: ValidationError, model: type[Part], place: str, origin: str) -> ConfigError:
+def _config_error(error: ValidationError, model: type[Section], place: str, origin: str) -> ConfigError:
     first = error.errors(include_input=False, include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
     key = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in [place, *parts] if part).lstrip(".")
@@ -154,8 +154,8 @@ def _wrong(kind: str, message: str) -> str:
     return re.sub(r"^(Input|String|Value) should ", "must ", message.partition(", unable to")[0])
 
 
-def _keys_at(model: type[Part], path: list[str]) -> list[str]:
-    here: type[Part] | None = model
+def _keys_at(model: type[Section], path: list[str]) -> list[str]:
+    here: type[Section] | None = model
     for part in path:
         if part.isdigit():
             continue
@@ -164,8 +164,8 @@ def _keys_at(model: type[Part], path: list[str]) -> list[str]:
     return list(here.model_fields) if here else []
 
 
-def _models(annotation: object) -> Iterator[type[Part]]:
-    if isinstance(annotation, type) and issubclass(annotation, Part):
+def _models(annotation: object) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     for argument in getattr(annotation, "__args__", ()):
         yield from _models(argument)

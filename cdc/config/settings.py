@@ -31,13 +31,13 @@ def _table(value: object) -> object:
 TableField = Annotated[TableId, BeforeValidator(_table), PlainSerializer(str)]
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A section of the file: frozen, and closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
 
-class PartitionSettings(Part):
+class PartitionSettings(Section):
     """What happens to rows that come or go with a partition, of which Postgres sends nothing."""
 
     removed: Literal["keep", "delete"] = "keep"
@@ -47,7 +47,7 @@ class PartitionSettings(Part):
     """Rows of a partition that is attached: they are read by a backfill, or a notice says that they are missing."""
 
 
-class TableSettings(Part):
+class TableSettings(Section):
     """One captured table."""
 
     name: TableField
@@ -64,7 +64,7 @@ class TableSettings(Part):
     """For this table, if it is partitioned; without it, the source's `partitions`."""
 
 
-class SourceSettings(Part):
+class SourceSettings(Section):
     """The Postgres database that is followed."""
 
     host: str = "127.0.0.1"
@@ -114,7 +114,7 @@ class SourceSettings(Part):
         return self
 
 
-class LogSettings(Part):
+class LogSettings(Section):
     """The durable log; each kind of log extends this."""
 
     kind: str = "segments"
@@ -124,7 +124,7 @@ class LogSettings(Part):
     """…or when the log is larger than this."""
 
 
-class RetrySettings(Part):
+class RetrySettings(Section):
     """What a sink does while its store is down, slow or full."""
 
     attempts: int = Field(0, ge=0)
@@ -138,7 +138,7 @@ class RetrySettings(Part):
     and go on. A truncate cannot be parked: it is waited for."""
 
 
-class SinkSettings(Part):
+class SinkSettings(Section):
     """A store; each kind of sink extends this."""
 
     kind: str
@@ -165,7 +165,7 @@ class SinkSettings(Part):
         return self
 
 
-class HttpSettings(Part):
+class HttpSettings(Section):
     """The health endpoint and the page."""
 
     host: str = "127.0.0.1"
@@ -175,7 +175,7 @@ class HttpSettings(Part):
     """Needed for any address but loopback."""
 
 
-class SparkSettings(Part):
+class SparkSettings(Section):
     """The Spark driver that folds the log into the stores."""
 
     master: str = "local[2]"
@@ -198,7 +198,7 @@ class SparkSettings(Part):
         return self
 
 
-class BudgetSettings(Part):
+class BudgetSettings(Section):
     """What the pipeline may take of its machine."""
 
     free_mb: float = Field(200.0, ge=0)
@@ -211,7 +211,7 @@ class BudgetSettings(Part):
     """The same for apply, with Spark's JVM and workers; 0: no limit. Leave 1.5 GB above spark.memory."""
 
 
-class Settings(Part):
+class Settings(Section):
     """A whole pipeline."""
 
     state: Path = Path(".millrace/state")
@@ -243,7 +243,7 @@ def shown(value: object) -> object:
     """
     if isinstance(value, Secret):
         return "***" if value else ""
-    if isinstance(value, Part):
+    if isinstance(value, Section):
         return {name: shown(item) for name, item in value}
     if isinstance(value, dict):
         return {str(key): shown(item) for key, item in value.items()}

@@ -33,9 +33,9 @@ from cdc.errors import (
 from cdc.json_text.members import splice
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Sink
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from sinks.apply.timings import Histogram, ages
-from sinks.fingerprints import Fingerprinted, Watch
+from sinks.fingerprints import Fingerprinted, FingerprintRecorder
 from sinks.fold.folded import Folded
 from sinks.fold.spark import FOLDED
 from sinks.rows.images import STORED_ROW_MISSING, columns, partial_first
@@ -120,7 +120,7 @@ class Applier:
         retry: RetrySettings | None = None,
         tables: Collection[TableId] = (),
         note: Note = lambda _reached, _held: None,
-        watch: Watch | None = None,
+        watch: FingerprintRecorder | None = None,
     ) -> None:
         self.name = name
         self.status = SinkStatus(dead_letters=letters.count())
@@ -449,7 +449,9 @@ class Applier:
         rows = _rows_of(batch, list(reasons))
         self._letters.park(
             [
-                Letter(**{**row, "unchanged": tuple(row["unchanged"] or ())}, reason=reasons[row["key"]], parked_at=now)
+                DeadLetter(
+                    **{**row, "unchanged": tuple(row["unchanged"] or ())}, reason=reasons[row["key"]], parked_at=now
+                )
                 for row in rows
             ]
         )
@@ -527,11 +529,11 @@ def _rows_of(batch: Batch, keys: Sequence[str]) -> list[dict[str, Any]]:
     return batch.rows.filter(wanted).to_pylist()
 
 
-def _row(letter: Letter) -> dict[str, Any]:
+def _row(letter: DeadLetter) -> dict[str, Any]:
     return {name: getattr(letter, name) for name in FOLDED.names}
 
 
-def _filled(batch: Batch, parked: Mapping[str, Letter]) -> Batch:
+def _filled(batch: Batch, parked: Mapping[str, DeadLetter]) -> Batch:
     """Fill partial rows from letters that are older."""
     rows = batch.rows.to_pylist()
     for row in rows:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cdc.model import Lsn
 from sinks.apply.applier import Stopped
-from sinks.apply.batch_schedule import BUDGET, Waiting, next_batch
+from sinks.apply.batch_schedule import BUDGET, SinkBacklog, next_batch
 from sinks.fold.folded import Folded
 
 _AT_ONCE = 16 << 20
@@ -24,7 +24,7 @@ _GLANCE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class BufferedBatch:
     """One batch. `start` is where the one before ended: a sink beyond it has everything that came earlier."""
 
     number: int
@@ -35,13 +35,13 @@ class Link:
     """The sizes of all batches up to this one: so what lies between two of them need not be added up."""
 
 
-class Ring:
+class BatchBuffer:
     """One thread puts, one thread a sink takes."""
 
     def __init__(self, base: Lsn, clock: Callable[[], float] = time.monotonic) -> None:
         self._end = base
         self._clock = clock
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, BufferedBatch] = {}
         """By number, without a gap, oldest first."""
         self._first = self._next = 0
         self._total = 0
@@ -99,7 +99,7 @@ class Ring:
         """Hand a batch out; returns when the next one may begin. Raises Stopped when everything ends."""
         with self._news:
             self._total += size
-            self._links[self._next] = Link(self._next, self._end, folded, size, self._total)
+            self._links[self._next] = BufferedBatch(self._next, self._end, folded, size, self._total)
             self._next += 1
             self._end = max(self._end, folded.reached)
             self._news.notify_all()
@@ -133,7 +133,7 @@ class Ring:
         self._taken.pop(name, None)
         self._news.notify_all()
 
-    def _some(self, number: int) -> Sequence[Link]:
+    def _some(self, number: int) -> Sequence[BufferedBatch]:
         first = self._links[number]
         found = [first]
         for following in range(number + 1, self._next):
@@ -143,14 +143,14 @@ class Ring:
             found.append(link)
         return found
 
-    def _waiting(self, name: str) -> Waiting:
+    def _waiting(self, name: str) -> SinkBacklog:
         number = self._cursors[name]
         if number == self._next:
-            return Waiting(0, 0)
-        return Waiting(self._next - number, self._total - self._before(self._links[number]))
+            return SinkBacklog(0, 0)
+        return SinkBacklog(self._next - number, self._total - self._before(self._links[number]))
 
     @staticmethod
-    def _before(link: Link) -> int:
+    def _before(link: BufferedBatch) -> int:
         return link.total - link.size
 
     def _forget(self) -> None:

@@ -19,7 +19,7 @@ NEAR = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class SinkBacklog:
     """What lies before one sink."""
 
     batches: int
@@ -32,21 +32,21 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScheduleDecision:
     """Whether the next batch may begin, and who is left behind for it."""
 
     go: bool
     left: frozenset[str] = frozenset()
 
 
-def next_batch(waiting: Mapping[str, Waiting], waited: float) -> Verdict:
+def next_batch(waiting: Mapping[str, SinkBacklog], waited: float) -> ScheduleDecision:
     """Decide after a batch was handed out, `waited` seconds ago. Nobody to hand it to: nothing begins."""
     if not waiting or min(each.batches for each in waiting.values()) > AHEAD:
-        return Verdict(False)
+        return ScheduleDecision(False)
     slow = frozenset(name for name, each in waiting.items() if each.too_much)
     if slow and waited < PATIENCE:
-        return Verdict(False)
-    return Verdict(True, slow)
+        return ScheduleDecision(False)
+    return ScheduleDecision(True, slow)
 
 
 def crew(lags: Mapping[str, Lag]) -> frozenset[str]:

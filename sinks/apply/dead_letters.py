@@ -28,7 +28,7 @@ create table if not exists letters (
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A parked change: a row of sinks.fold.spark.FOLDED with its reason."""
 
     table: str
@@ -56,7 +56,7 @@ class DeadLetters:
         with self._open() as database:
             database.execute(_TABLE)
 
-    def park(self, letters: Sequence[Letter]) -> None:
+    def park(self, letters: Sequence[DeadLetter]) -> None:
         """Durable on return. A letter of the same key is replaced; its attempts are counted on."""
         with self._open() as database:
             for letter in letters:
@@ -88,7 +88,7 @@ class DeadLetters:
         for removal in removed if held else ():
             self.resolve(table, [tuple(held[place]) for place in removal.takes(keys, versions).nonzero()[0]])
 
-    def of_keys(self, table: str, keys: Sequence[str]) -> dict[str, Letter]:
+    def of_keys(self, table: str, keys: Sequence[str]) -> dict[str, DeadLetter]:
         """The letters of these keys. They may be large: ask for as many as `sizes` says can be held."""
         query = 'select * from letters where "table" = ? and key in (select value from json_each(?))'
         with self._open() as database:
@@ -116,7 +116,7 @@ class DeadLetters:
                 found.setdefault((table, schema_id), {})[key] = size
         return found
 
-    def list(self, table: str | None = None, retry: bool | None = None) -> list[Letter]:
+    def list(self, table: str | None = None, retry: bool | None = None) -> list[DeadLetter]:
         """All letters, those of a table, or those that wait to be tried again; oldest first."""
         query = (
             'select * from letters where (:table is null or "table" = :table) and (:retry is null or retry = :retry)'
@@ -173,8 +173,8 @@ where excluded.version >= letters.version
 """
 
 
-def _letter(row: sqlite3.Row) -> Letter:
+def _letter(row: sqlite3.Row) -> DeadLetter:
     values = {name: row[name] for name in row.keys() if name != "retry"}  # noqa: SIM118  iterating gives values
     values |= {"unchanged": tuple(json.loads(row["unchanged"]))}
     values |= {name: datetime.fromisoformat(row[name]).astimezone(UTC) for name in ("commit_ts", "parked_at")}
-    return Letter(**values)
+    return DeadLetter(**values)

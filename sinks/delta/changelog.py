@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from sinks.delta.rows.changes import Changes
-from sinks.delta.schema.layout import DELETED, VERSION, Layout
+from sinks.delta.rows.changes import TypedChanges
+from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
 from sinks.delta.write.merge import append, floor
 from sinks.delta.write.writer import LEAST_FILE, scanned, write
 
 
-def write_changelog(table: DeltaTable, given: Changes) -> Changes:
+def write_changelog(table: DeltaTable, given: TypedChanges) -> TypedChanges:
     """Add the changes that are not there yet; returns them with what was set aside."""
     given = given.after_truncate(floor(table))
     if given.truncated:
@@ -26,7 +26,7 @@ def write_changelog(table: DeltaTable, given: Changes) -> Changes:
     return write(table, replace(given, truncated=0))
 
 
-def newest(table: DeltaTable, layout: Layout) -> pa.Table:
+def newest(table: DeltaTable, layout: TableLayout) -> pa.Table:
     """The rows that the changes add up to. Columns that the newest change did not bring are null in it."""
     rows = scanned(table, layout, layout.arrow.names, f"{VERSION} >= {floor(table)}")
     if not rows.num_rows:

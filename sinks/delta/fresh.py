@@ -22,11 +22,11 @@ from cdc.json_text.columns import AnyArray
 from cdc.key_range import Removal
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Offset
-from sinks.delta.rows.changes import Changes, changes
+from sinks.delta.rows.changes import TypedChanges, changes
 from sinks.delta.rows.images import no_values
 from sinks.delta.rows.range_deletes import deletes, taken
 from sinks.delta.rows.rewrite import decide, fresh, places
-from sinks.delta.schema.layout import DELETED, VERSION, Evolution, Layout
+from sinks.delta.schema.layout import DELETED, VERSION, Evolution, TableLayout
 from sinks.delta.schema.types import widens
 from sinks.delta.store import arrow_schema
 from sinks.delta.write.merge import floor
@@ -60,7 +60,7 @@ class Fresh:
     """The view holds every transaction that ends at or before this LSN."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         """The columns of the view."""
         return self.evolution.layout
 
@@ -138,7 +138,7 @@ def _changed(delta: DeltaTable | None, evolution: Evolution, batch: Batch, trunc
     return newest if delta is None else _with_removed(newest, delta, layout, batch.removed)
 
 
-def _with_removed(rows: pa.Table, delta: DeltaTable, layout: Layout, removed: Sequence[Removal]) -> pa.Table:
+def _with_removed(rows: pa.Table, delta: DeltaTable, layout: TableLayout, removed: Sequence[Removal]) -> pa.Table:
     """The rows, and tombstones of what a removed range takes from the table; of a key that is in both, the row."""
     for removal in removed:
         for gone in deletes(delta, layout, removal):
@@ -147,7 +147,7 @@ def _with_removed(rows: pa.Table, delta: DeltaTable, layout: Layout, removed: Se
     return rows
 
 
-def _below(delta: DeltaTable, given: Changes, evolution: Evolution, truncated: int) -> pa.Table:
+def _below(delta: DeltaTable, given: TypedChanges, evolution: Evolution, truncated: int) -> pa.Table:
     """The stored rows near the keys of the changes; those that a truncate has removed are not there any more."""
     stored = files(delta, given.layout)
     known = given.rows.num_rows and not _renamed(evolution)  # else the table's files do not know the key's name yet
@@ -172,7 +172,7 @@ def _renamed(evolution: Evolution) -> dict[str, str]:
     return {old: field.name for old, field in changed if field is not None and field.name != old}
 
 
-def _fitted(rows: pa.Table, layout: Layout) -> pa.Table:
+def _fitted(rows: pa.Table, layout: TableLayout) -> pa.Table:
     """Rows under another layout of their table: what they lack is null, and what it lacks is left out."""
     arrays: list[AnyArray] = []
     for field in layout.arrow:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.json_text.columns import AnyArray
-from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import filled, places, taken
 from sinks.delta.schema.layout import COMMITTED, DELETED, END_AT, START_AT, VERSION
 from sinks.delta.write.merge import append, end_truncated, floor, marks, overwrite
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def write_history(table: DeltaTable, given: Changes, now: datetime) -> Changes:
+def write_history(table: DeltaTable, given: TypedChanges, now: datetime) -> TypedChanges:
     """Close rows that changed and add their successors; returns the changes with what was set aside.
 
     A truncate carries no time of its own: where rows are told apart by time, it ends them `now`.
@@ -39,11 +39,11 @@ def write_history(table: DeltaTable, given: Changes, now: datetime) -> Changes:
     return _write(table, replace(given, rows=_sequenced(given)))
 
 
-def _by_time(given: Changes) -> bool:
+def _by_time(given: TypedChanges) -> bool:
     return pa.types.is_timestamp(given.layout.arrow.field(START_AT).type)
 
 
-def _write(table: DeltaTable, given: Changes) -> Changes:
+def _write(table: DeltaTable, given: TypedChanges) -> TypedChanges:
     """In one commit, or in several where the batch touches more than fits in memory."""
     if not given.rows.num_rows:
         return given
@@ -62,7 +62,7 @@ def _write(table: DeltaTable, given: Changes) -> Changes:
     return given.without(orphans, STORED_ROW_MISSING)
 
 
-def put(stored: pa.Table, given: Changes) -> tuple[pa.Table | None, Bools]:
+def put(stored: pa.Table, given: TypedChanges) -> tuple[pa.Table | None, Bools]:
     """The region's rows with these changes in their history (None if nothing changes), and which are orphans."""
     newest = _newest(stored, given)
     below = places(newest, given.rows, given.layout.key)
@@ -80,13 +80,13 @@ def put(stored: pa.Table, given: Changes) -> tuple[pa.Table | None, Bools]:
     return sorted_by(rows, [*given.layout.key, START_AT]).cast(given.layout.arrow), orphans
 
 
-def _ends_nothing(given: Changes, ended: Bools) -> Bools:
+def _ends_nothing(given: TypedChanges, ended: Bools) -> Bools:
     """A delete of a live row only closes it; one of a row that is not there stays as a tombstone of its own."""
     deletes: Bools = given.rows[DELETED].to_numpy()
     return deletes & ~ended
 
 
-def _newest(stored: pa.Table, given: Changes) -> pa.Table:
+def _newest(stored: pa.Table, given: TypedChanges) -> pa.Table:
     """The last row of each key's history."""
     key = list(given.layout.key)
     numbered = stored.select([*key, VERSION, DELETED]).append_column("row", pa.array(np.arange(stored.num_rows)))
@@ -111,7 +111,7 @@ def _closed(stored: pa.Table, rows: Ints, changes: pa.Table) -> pa.Table:
     return stored.set_column(stored.column_names.index(DELETED), DELETED, flags)
 
 
-def _sequenced(given: Changes) -> pa.Table:
+def _sequenced(given: TypedChanges) -> pa.Table:
     """The changes with their start; a delete that nothing precedes starts and ends at once."""
     rows = given.rows
     start = rows[COMMITTED] if _by_time(given) else rows[VERSION]

@@ -18,7 +18,7 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.json_text.columns import AnyArray
 from sinks.delta.rows.changes import sorted_by
-from sinks.delta.schema.layout import COMMITTED, DELETED, Layout
+from sinks.delta.schema.layout import COMMITTED, DELETED, TableLayout
 from sinks.delta.transaction_log import file_name, selections
 from sinks.delta.write.merge import fence, overwrite, quoted
 from sinks.delta.write.region import Files, literal
@@ -36,7 +36,7 @@ _RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class MaintenancePolicy:
     """How long things are kept."""
 
     tombstones: timedelta
@@ -46,7 +46,7 @@ class Care:
 
 
 @dataclass(frozen=True, slots=True)
-class Cared:
+class MaintenanceResult:
     """What a round did. `yielded` counts steps that the stream was faster than."""
 
     purged: int = 0
@@ -75,7 +75,9 @@ class _Stretch:
 SetProperties = Callable[[DeltaTable, Mapping[str, str]], None]
 
 
-def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime, set_properties: SetProperties) -> Cared:
+def maintain(
+    table: DeltaTable, layout: TableLayout, care: MaintenancePolicy, now: datetime, set_properties: SetProperties
+) -> MaintenanceResult:
     """One round. Safe at any time and beside any writer: where the stream is faster, a stretch is tried in halves."""
     purged = rewritten = yielded = 0
     waiting = _worn(table, layout, now - care.tombstones)
@@ -93,7 +95,7 @@ def maintain(table: DeltaTable, layout: Layout, care: Care, now: datetime, set_p
     table.create_checkpoint()
     removed = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
     table.cleanup_metadata()
-    return Cared(purged, rewritten, len(removed), yielded)
+    return MaintenanceResult(purged, rewritten, len(removed), yielded)
 
 
 def _limit_log(table: DeltaTable, hours: int, set_properties: SetProperties) -> None:
@@ -106,7 +108,7 @@ def _limit_log(table: DeltaTable, hours: int, set_properties: SetProperties) -> 
             table.update_incremental()
 
 
-def _worn(table: DeltaTable, layout: Layout, before: datetime) -> list[_Stretch]:
+def _worn(table: DeltaTable, layout: TableLayout, before: datetime) -> list[_Stretch]:
     """Stretches worth rewriting, each small enough for memory; nothing for keys that have no bounds."""
     found = files(table, layout)
     if not layout.compared or not len(found.bytes) or None in found.lows[0] or None in found.highs[0]:
@@ -174,7 +176,7 @@ def _values(actions: pa.Table, name: str) -> list[Any]:
     return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
 
 
-def _tidy(table: DeltaTable, layout: Layout, stretch: _Stretch, before: datetime) -> int:
+def _tidy(table: DeltaTable, layout: TableLayout, stretch: _Stretch, before: datetime) -> int:
     """Write the rows of a stretch again, sorted, without old tombstones; returns how many of these there were."""
     condition = stretch.condition(layout.compared[0])
     rows = scanned(table, layout, layout.arrow.names, condition)

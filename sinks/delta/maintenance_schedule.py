@@ -7,19 +7,22 @@ from collections.abc import Callable
 
 from cdc.errors import MillraceError
 from cdc.model import TableId, TableSchema
-from sinks.delta.maintenance import Cared
+from sinks.delta.maintenance import MaintenanceResult
 
 _log = logging.getLogger(__name__)
 
 
-class Caretaker:
+class MaintenanceSchedule:
     """Runs a round for a table that is written, at most once in so many seconds; never while another round runs.
 
     The first round comes after a quarter of that time, so that a process that is often restarted still gets there.
     """
 
     def __init__(
-        self, every: float, care: Callable[[TableSchema], Cared], clock: Callable[[], float] = time.monotonic
+        self,
+        every: float,
+        care: Callable[[TableSchema], MaintenanceResult],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._every = every
         self._care = care

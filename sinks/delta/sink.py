@@ -26,18 +26,18 @@ from sinks.delta.changelog import newest, write_changelog
 from sinks.delta.deletion_vectors.writer import clear_staging
 from sinks.delta.fingerprint import mark_of
 from sinks.delta.history import write_history
-from sinks.delta.maintenance import Care, Cared, maintain
-from sinks.delta.maintenance_schedule import Caretaker
-from sinks.delta.rows.changes import Changes, changes, expected, named_as_source, sorted_by
+from sinks.delta.maintenance import MaintenancePolicy, MaintenanceResult, maintain
+from sinks.delta.maintenance_schedule import MaintenanceSchedule
+from sinks.delta.rows.changes import TypedChanges, changes, expected, named_as_source, sorted_by
 from sinks.delta.rows.range_deletes import deletes
 from sinks.delta.schema.layout import (
     DELETED,
     Dropped,
     Evolution,
-    Layout,
+    LayoutOptions,
     SequenceBy,
+    TableLayout,
     TypeChange,
-    Wishes,
     evolve,
     folder,
     known_columns,
@@ -47,9 +47,9 @@ from sinks.delta.schema.soft_deletes import DeleteCondition
 from sinks.delta.store import DeltaStore, arrow_schema
 from sinks.delta.stored_key import held
 from sinks.delta.write.spark_merge import merge_by_spark
-from sinks.delta.write.writer import MergeBySpark, Ways, write
+from sinks.delta.write.writer import MergeBySpark, WriteOptions, write
 from sinks.fingerprints import Difference, Mark
-from sinks.rows.stored_key import Held
+from sinks.rows.stored_key import StoredKey
 
 
 class DeltaSettings(SinkSettings):
@@ -121,8 +121,8 @@ class DeltaSink:
         self._settings = settings
         self._context = context
         self._stores: dict[TableId, DeltaStore] = {}
-        self._layouts: dict[TableId, tuple[TableSchema, Layout]] = {}
-        self._caretaker = Caretaker(settings.maintain_minutes * 60, self.maintain)
+        self._layouts: dict[TableId, tuple[TableSchema, TableLayout]] = {}
+        self._caretaker = MaintenanceSchedule(settings.maintain_minutes * 60, self.maintain)
         self._thorough_at = 0.0
 
     @property
@@ -158,7 +158,7 @@ class DeltaSink:
         if done.rejected:
             raise Rejected(done.rejected)
 
-    def _remove(self, store: DeltaStore, layout: Layout, removal: Removal) -> None:
+    def _remove(self, store: DeltaStore, layout: TableLayout, removal: Removal) -> None:
         """In commits of their own, before the batch's: a crash in between repeats them, which changes nothing."""
         for gone in deletes(store.current(), layout, removal):
             store.commit(partial(self._write, store, given=gone))
@@ -180,8 +180,8 @@ class DeltaSink:
         for piece in store.pieces(layout, [one.name for one in layout.placed], f"NOT {DELETED}"):
             yield named_as_source(schema, layout, piece)
 
-    def held(self, schema: TableSchema, key: str) -> Held:
-        """See sinks.rows.stored_key.Shows."""
+    def held(self, schema: TableSchema, key: str) -> StoredKey:
+        """See sinks.rows.stored_key.KeyReader."""
         return held(self._new_store(schema.table), self._layout(schema), schema, key)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
@@ -210,11 +210,11 @@ class DeltaSink:
         if store.exists():
             store.empty()
 
-    def maintain(self, schema: TableSchema) -> Cared:
+    def maintain(self, schema: TableSchema) -> MaintenanceResult:
         """One round of care for a table, on a handle of its own: may run beside `apply`, in any thread or process."""
         store = self._new_store(schema.table)
         tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
-        care = Care(tombstones, timedelta(hours=self._settings.keep_history_hours))
+        care = MaintenancePolicy(tombstones, timedelta(hours=self._settings.keep_history_hours))
         layout = self._evolution(schema, store).layout
         if store.folder is not None:
             clear_staging(store.folder)
@@ -274,7 +274,7 @@ class DeltaSink:
             return None
         return lambda table, given: merge_by_spark(session(), table, given)
 
-    def _layout(self, schema: TableSchema) -> Layout:
+    def _layout(self, schema: TableSchema) -> TableLayout:
         known = self._layouts.get(schema.table)
         if known is not None and known[0] == schema:
             return known[1]
@@ -302,10 +302,10 @@ class DeltaSink:
                 "Correct `keys`, or change the table's primary key or replica identity: deletes bring nothing else.",
             )
 
-    def _wishes(self, table: TableId) -> Wishes:
+    def _wishes(self, table: TableId) -> LayoutOptions:
         settings = self._settings
         condition = settings.apply_as_deletes.get(table)
-        return Wishes(
+        return LayoutOptions(
             as_text=frozenset(settings.as_text.get(table, ())),
             type_change=settings.type_change,
             scd_type=settings.stored_as_scd_type,
@@ -316,20 +316,20 @@ class DeltaSink:
             deletes=DeleteCondition.parse(condition) if condition else None,
         )
 
-    def _write(self, store: DeltaStore, table: DeltaTable, given: Changes) -> Changes:
+    def _write(self, store: DeltaStore, table: DeltaTable, given: TypedChanges) -> TypedChanges:
         if self._settings.append_only:
             return write_changelog(table, given)
         if self._settings.stored_as_scd_type == 2:
             return write_history(table, given, datetime.now(UTC))
         marker = store.marker if self._settings.deletion_vectors else None
-        return write(table, given, Ways(self._by_spark(store), marker))
+        return write(table, given, WriteOptions(self._by_spark(store), marker))
 
     def _make_root(self) -> None:
         if "://" not in self._settings.path:
             Path(self._settings.path).mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _refuse_null_keys(given: Changes) -> None:
+def _refuse_null_keys(given: TypedChanges) -> None:
     """Raise SinkError where a table that was made for a key gets rows without one: no comparison would find them."""
     if any(given.rows[name].null_count for name in given.layout.key):
         table = given.layout.table

@@ -15,11 +15,11 @@ from deltalake.schema import Schema
 
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
-from sinks.delta.deletion_vectors.writer import Marker
+from sinks.delta.deletion_vectors.writer import VectorWriter
 from sinks.delta.durable_commits import sync
 from sinks.delta.fingerprint import GONE, compared, lacking, missing_files
-from sinks.delta.schema.layout import VERSION, Evolution, Layout
-from sinks.delta.table_handle import RememberingTable
+from sinks.delta.schema.layout import VERSION, Evolution, TableLayout
+from sinks.delta.table_handle import TransactionAwareTable
 from sinks.delta.write.merge import TRUNCATED, WRITER, fence
 from sinks.delta.write.writer import scanned, scanned_pieces
 from sinks.fingerprints import Difference, Mark
@@ -49,7 +49,7 @@ class DeltaStore:
         self._options = dict(options) or None
         self._wait = wait
         self._handle: DeltaTable | None = None
-        self.marker = Marker(self.folder) if self.folder is not None else None
+        self.marker = VectorWriter(self.folder) if self.folder is not None else None
 
     @property
     def folder(self) -> Path | None:
@@ -71,13 +71,13 @@ class DeltaStore:
 
     def _opened(self) -> DeltaTable:
         folder = self.folder
-        return DeltaTable(self.uri, storage_options=self._options) if folder is None else RememberingTable(folder)
+        return DeltaTable(self.uri, storage_options=self._options) if folder is None else TransactionAwareTable(folder)
 
     def schema(self) -> pa.Schema:
         """The table's columns as Arrow types."""
         return arrow_schema(self.current())
 
-    def create(self, layout: Layout) -> None:
+    def create(self, layout: TableLayout) -> None:
         """Create the table; another writer may do so at the same time, and either of them wins."""
         with suppress(CommitFailedError):
             self.guarded(lambda: self._created(layout))
@@ -85,7 +85,7 @@ class DeltaStore:
         if not self.exists():
             raise Busy(f"table {self.table}: Delta could not create it.", "It is tried again.")
 
-    def _created(self, layout: Layout) -> None:
+    def _created(self, layout: TableLayout) -> None:
         DeltaTable.create(
             self.uri,
             Schema.from_arrow(layout.arrow),
@@ -169,11 +169,11 @@ class DeltaStore:
         if self.marker is None or not self.marker.set_properties(table, wanted):
             table.alter.set_table_properties(dict(wanted), raise_if_not_exists=False)
 
-    def read(self, layout: Layout, columns: list[str], where: str = "") -> pa.Table:
+    def read(self, layout: TableLayout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the newest rows that meet the condition, in the layout's types."""
         return self.guarded(lambda: scanned(self.current(), layout, columns, where))
 
-    def pieces(self, layout: Layout, columns: list[str], where: str) -> Iterator[pa.Table]:
+    def pieces(self, layout: TableLayout, columns: list[str], where: str) -> Iterator[pa.Table]:
         """`read`, a few thousand rows at a time."""
         rows = self.guarded(lambda: scanned_pieces(self.current(), layout, columns, where))
         while (piece := self.guarded(lambda: next(rows, None))) is not None:

@@ -6,35 +6,35 @@ import pyarrow.compute as pc
 from cdc.model import TableSchema
 from cdc.ports import Batch
 from sinks.delta.rows.changes import changes
-from sinks.delta.schema.layout import DELETED, VERSION, Layout
+from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
 from sinks.delta.store import DeltaStore
 from sinks.delta.write.merge import quoted
 from sinks.fold.spark import FOLDED
-from sinks.rows.stored_key import Held
+from sinks.rows.stored_key import StoredKey
 
 
-def held(store: DeltaStore, layout: Layout, schema: TableSchema, key: str) -> Held:
+def held(store: DeltaStore, layout: TableLayout, schema: TableSchema, key: str) -> StoredKey:
     """The newest row of a key; of a history or a changelog, the newest version that it tells of.
 
     Files are skipped by whole numbers and texts in the key; where it has neither, its columns are read whole.
     """
     if not store.exists():
-        return Held("absent", 0, store.uri)
+        return StoredKey("absent", 0, store.uri)
     wanted = _typed(layout, schema, key)
     if wanted is None:
-        return Held("absent", 0, store.uri)
+        return StoredKey("absent", 0, store.uri)
     names = [name for name in layout.key if name != VERSION]
     condition = " AND ".join(filter(None, (_condition(name, wanted[name]) for name in names)))
     rows = store.read(layout, [*names, VERSION, DELETED], condition)
     for name in names:
         rows = rows.filter(pc.equal(rows[name], wanted[name]))
     if not rows.num_rows:
-        return Held("absent", 0, store.uri)
+        return StoredKey("absent", 0, store.uri)
     newest = rows.sort_by([(VERSION, "descending")]).slice(0, 1).to_pylist()[0]
-    return Held("deleted" if newest[DELETED] else "there", int(newest[VERSION]), store.uri)
+    return StoredKey("deleted" if newest[DELETED] else "there", int(newest[VERSION]), store.uri)
 
 
-def _typed(layout: Layout, schema: TableSchema, key: str) -> dict[str, "pa.Scalar[pa.DataType]"] | None:
+def _typed(layout: TableLayout, schema: TableSchema, key: str) -> dict[str, "pa.Scalar[pa.DataType]"] | None:
     """The key's values as the table holds them; None if it cannot hold them."""
     row = {"table": str(schema.table), "op": "d", "key": key, "version": 1, "commit_lsn": 1, "schema_id": schema.id}
     empty = {field.name: None for field in FOLDED}

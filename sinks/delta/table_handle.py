@@ -10,7 +10,7 @@ import orjson
 from deltalake import DeltaTable
 
 
-class RememberingTable(DeltaTable):
+class TransactionAwareTable(DeltaTable):
     """As `DeltaTable`, for tables in a folder. Not for two threads at once."""
 
     def __init__(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ _COUNTED = "indices.*.shards.*.routing.primary,indices.*.shards.*.seq_no.max_seq
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class IndexFingerprint:
     """One index. `written` is 0 while a primary shard of it is missing."""
 
     name: str
@@ -49,9 +49,9 @@ _BACK = "If the index that was written still exists, lead the alias to it."
 _GONE = Difference("its index was deleted, or its alias", _BACK)
 
 
-def shown(client: Client, aliases: Sequence[str]) -> Mapping[str, Sequence[Shown]]:
+def shown(client: Client, aliases: Sequence[str]) -> Mapping[str, Sequence[IndexFingerprint]]:
     """What stands behind each alias; nothing where there is no such alias."""
-    found: dict[str, list[Shown]] = {alias: [] for alias in aliases}
+    found: dict[str, list[IndexFingerprint]] = {alias: [] for alias in aliases}
     for start in range(0, len(aliases), _AT_ONCE):
         options = {"ignore_unavailable": "true", "filter_path": _SHOWN}
         indexes = client.json("GET", path_of(",".join(aliases[start : start + _AT_ONCE])), **options)
@@ -62,7 +62,7 @@ def shown(client: Client, aliases: Sequence[str]) -> Mapping[str, Sequence[Shown
     return found
 
 
-def compared(found: Sequence[Shown], known: Mark) -> Mark | Difference:
+def compared(found: Sequence[IndexFingerprint], known: Mark) -> Mark | Difference:
     """The mark that an alias shows now, or why it is not what was written."""
     if not found:
         return _GONE
@@ -72,10 +72,10 @@ def compared(found: Sequence[Shown], known: Mark) -> Mark | Difference:
     return found[0].against(known)
 
 
-def _of(name: str, facts: Mapping[str, Any], written: int) -> Shown:
+def _of(name: str, facts: Mapping[str, Any], written: int) -> IndexFingerprint:
     meta = facts.get("mappings", {}).get("_meta", {})
     uuid = str(facts["settings"]["index"]["uuid"])
-    return Shown(name, uuid, _closed(facts), str(meta.get("id", "")), str(meta.get("replaces", "")), written)
+    return IndexFingerprint(name, uuid, _closed(facts), str(meta.get("id", "")), str(meta.get("replaces", "")), written)
 
 
 def _closed(facts: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Scattered:
+class MultiShardWriter:
     """Writes one table."""
 
     client: Client

@@ -27,14 +27,14 @@ from sinks.opensearch.documents import Documents
 from sinks.opensearch.fingerprint import compared, shown
 from sinks.opensearch.index import Index, Indexes
 from sinks.opensearch.mapping import document_id, document_ids, index_name, raw_document_id
-from sinks.opensearch.multi_shard import Scattered
+from sinks.opensearch.multi_shard import MultiShardWriter
 from sinks.opensearch.routing import Route, route_of
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.stored_rows import DocumentRows
 from sinks.rows.images import STORED_ROW_MISSING, columns, not_before, partial_first
 from sinks.rows.read_sizes import Pieces
 from sinks.rows.stored_images import all_arranged, images_table, in_key_order
-from sinks.rows.stored_key import Held
+from sinks.rows.stored_key import StoredKey
 
 _PAGE = 2000
 _PURGED_PER_SECOND = "5000"
@@ -97,7 +97,7 @@ class OpenSearchSink:
         rows, table = not_before(batch.rows, index.truncated), str(batch.schema.table)
         pieces = self._pieces[batch.schema.table]
         if route.scattered:
-            return Scattered(self._client, self._bulk, self._documents, index, route, pieces).write(rows, table)
+            return MultiShardWriter(self._client, self._bulk, self._documents, index, route, pieces).write(rows, table)
         partial, whole = partial_first(rows)
         refused: list[RejectedItem] = []
         filled = self._filled(index, route, partial, pieces, refused)
@@ -219,19 +219,19 @@ class OpenSearchSink:
         rows = DocumentRows(self._client, schema, name, self._documents, live)
         yield from rows.all() if keys is None else rows.of(keys)
 
-    def held(self, schema: TableSchema, key: str) -> Held:
-        """See sinks.rows.stored_key.Shows. Found by its id in whichever shard its routing put it."""
+    def held(self, schema: TableSchema, key: str) -> StoredKey:
+        """See sinks.rows.stored_key.KeyReader. Found by its id in whichever shard its routing put it."""
         name, identity = self._indexes.behind(index_name(self._settings.prefix, schema.table)), document_id(key)
         if name is None:
-            return Held("absent", 0, index_name(self._settings.prefix, schema.table))
+            return StoredKey("absent", 0, index_name(self._settings.prefix, schema.table))
         self._client.text("POST", path_of(name, "_refresh"))
         mark = [f"{self._settings.metadata}.deleted"]
         body = {"size": 1, "version": True, "_source": mark, "query": {"ids": {"values": [identity]}}}
         hits = self._client.json("POST", path_of(name, "_search"), body)["hits"]["hits"]
         if not hits:
-            return Held("absent", 0, f"{name}/{identity}")
+            return StoredKey("absent", 0, f"{name}/{identity}")
         gone = hits[0].get("_source", {}).get(self._settings.metadata, {}).get("deleted")
-        return Held("deleted" if gone else "there", int(hits[0]["_version"]), f"{name}/{identity}")
+        return StoredKey("deleted" if gone else "there", int(hits[0]["_version"]), f"{name}/{identity}")
 
     def _pages(self, name: str, asked: Mapping[str, object]) -> Iterator[list[str]]:
         """What a query finds, as of now, page by page."""

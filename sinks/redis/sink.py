@@ -27,14 +27,14 @@ from sinks.fingerprints import Difference, Mark
 from sinks.redis.errors import faults
 from sinks.redis.fingerprint import StoreMark
 from sinks.redis.keys import Names, escaped
-from sinks.redis.row_formats import FORMS, Held
+from sinks.redis.row_formats import FORMS, StoredValue
 from sinks.redis.script import Script, Write
 from sinks.redis.settings import RedisSettings
 from sinks.redis.stored_rows import RedisRows
 from sinks.rows.images import STORED_ROW_MISSING, columns, not_before, partial_first
 from sinks.rows.read_sizes import by_bytes
 from sinks.rows.stored_images import in_key_order
-from sinks.rows.stored_key import Held as HeldKey
+from sinks.rows.stored_key import StoredKey
 
 _LARGEST_VALUE = 512 << 20  # proto-max-bulk-len
 _ROUNDS = 5
@@ -83,7 +83,7 @@ def _script(settings: RedisSettings, client: "redis.Redis") -> Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class PartialRow:
     """A row that keeps columns of the stored one."""
 
     key: str
@@ -190,7 +190,7 @@ class RedisSink:
 
     def _write_partial(self, schema: TableSchema, names: Names, rows: pa.Table) -> list[RejectedItem]:
         """Read, fill the gaps, write if nobody wrote in between, in pieces by the size of what is stored."""
-        partial = list(starmap(Partial, zip(*columns(rows, "key", "version", "after", "unchanged"), strict=True)))
+        partial = list(starmap(PartialRow, zip(*columns(rows, "key", "version", "after", "unchanged"), strict=True)))
         refused: list[RejectedItem] = []
         for start in range(0, len(partial), _SCAN):
             some = partial[start : start + _SCAN]
@@ -198,7 +198,7 @@ class RedisSink:
                 refused += self._write_piece(schema, names, piece)
         return refused
 
-    def _write_piece(self, schema: TableSchema, names: Names, waiting: Sequence[Partial]) -> list[RejectedItem]:
+    def _write_piece(self, schema: TableSchema, names: Names, waiting: Sequence[PartialRow]) -> list[RejectedItem]:
         """One piece; what somebody else did write in between is looked at again."""
         lookups = self._settings.lookups.get(str(schema.table), ())
         refused: list[RejectedItem] = []
@@ -220,7 +220,7 @@ class RedisSink:
                 return refused
         raise Busy(f"sink {self.name!r}: {len(waiting)} row(s) are being changed by somebody else.")
 
-    def _sizes(self, names: Names, rows: Sequence[Partial]) -> list[int]:
+    def _sizes(self, names: Names, rows: Sequence[PartialRow]) -> list[int]:
         """Bytes that `_read` would bring of each row."""
         pipeline = self._client.pipeline(transaction=False)
         counts = []
@@ -232,7 +232,7 @@ class RedisSink:
         replies = iter(pipeline.execute())
         return [sum(islice(replies, count)) + len(row.image) for row, count in zip(rows, counts, strict=True)]
 
-    def _read(self, names: Names, rows: Sequence[Partial]) -> list[tuple[bytes, Held]]:
+    def _read(self, names: Names, rows: Sequence[PartialRow]) -> list[tuple[bytes, StoredValue]]:
         pipeline = self._client.pipeline(transaction=False)
         for row in rows:
             name = names.row(row.key)
@@ -303,7 +303,7 @@ class RedisSink:
         names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
         return RedisRows(self._client, schema, names, self._form, self._settings.cluster, self._inner(names))
 
-    def held(self, schema: TableSchema, key: str) -> HeldKey:
+    def held(self, schema: TableSchema, key: str) -> StoredKey:
         """See `stored_key.Shows`. Where changes only invalidate, a row is there if the application put it there."""
         names = Names.of(schema, self._settings.prefix, self._settings.template(schema.table))
         row = names.row(key)
@@ -313,7 +313,7 @@ class RedisSink:
             pipeline.exists(row)
             mark, found = pipeline.execute()
         version = int(mark[:16], 16) if mark else 0
-        return HeldKey("there" if found else "deleted" if mark else "absent", version, row)
+        return StoredKey("there" if found else "deleted" if mark else "absent", version, row)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         return in_key_order([self._rows(schema).expected(images)])

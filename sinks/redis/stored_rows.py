@@ -16,7 +16,7 @@ import redis
 from cdc.json_text.columns import AnyArray, members
 from cdc.model import TableSchema
 from sinks.redis.keys import Names
-from sinks.redis.row_formats import Form
+from sinks.redis.row_formats import RowFormat
 from sinks.rows.read_sizes import PageSize
 from sinks.rows.stored_images import all_arranged, all_quoted, as_texts, images_table, json_objects
 
@@ -44,7 +44,7 @@ class RedisRows:
     client: "redis.Redis"
     schema: TableSchema
     names: Names
-    form: Form
+    form: RowFormat
     cluster: bool
     inner: Sequence[Names] = ()
     """Tables whose rows' names fit this one's template."""

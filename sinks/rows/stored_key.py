@@ -7,7 +7,7 @@ from cdc.model import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredKey:
     """`deleted` is remembered as deleted; `absent` is not known at all, and its version is 0."""
 
     state: Literal["there", "deleted", "absent"]
@@ -16,8 +16,8 @@ class Held:
 
 
 @runtime_checkable
-class Shows(Protocol):
+class KeyReader(Protocol):
     """A sink that can be asked for a single key. Reads the store; may be called beside a running pipeline."""
 
-    def held(self, schema: TableSchema, key: str) -> Held:
+    def held(self, schema: TableSchema, key: str) -> StoredKey:
         """What is stored under a key, given as the log writes it. Raises SinkError."""

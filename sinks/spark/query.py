@@ -82,7 +82,7 @@ class CheckpointLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadStart:
     """How a query reads the log. `after` counts only where there is no checkpoint; None is the oldest entry."""
 
     name: str
@@ -95,7 +95,7 @@ class Reading:
 def stream(
     spark: "SparkSession",
     log: LogReader,
-    reading: Reading,
+    reading: ReadStart,
     checkpoint: Path,
     batch: "Callable[[DataFrame, int], None]",
 ) -> "StreamingQuery":
@@ -147,7 +147,7 @@ class SinkQuery:
             shutil.rmtree(self._folder, ignore_errors=True)  # older than the position
             after = position(self._log, self.settings.name).offset
         own = self.settings
-        reading = Reading(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables)
+        reading = ReadStart(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables)
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
     @property

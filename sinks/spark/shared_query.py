@@ -16,10 +16,10 @@ from cdc.errors import MillraceError
 from cdc.model import Lsn
 from cdc.ports import LogReader
 from sinks.apply.applier import Applier, Stopped
-from sinks.apply.batch_buffer import Ring
+from sinks.apply.batch_buffer import BatchBuffer
 from sinks.fold.folded import Folded, joined
 from sinks.spark.brief_errors import brief
-from sinks.spark.query import Reading, collected, ended, stream
+from sinks.spark.query import ReadStart, collected, ended, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,17 +30,17 @@ _OVERHEAD = 8 << 10
 """Bytes of a batch besides its rows: a table of one row takes 9.5 kB."""
 
 
-class Convoy:
+class SharedQuery:
     """The shared query. Made anew for every start."""
 
     def __init__(self, log: LogReader, checkpoints: Path, base: Lsn) -> None:
-        self.ring = Ring(base)
+        self.ring = BatchBuffer(base)
         self._log = log
         self._folder = checkpoints / NAME
         self._query: StreamingQuery | None = None
         self._error = ""
 
-    def start(self, spark: "SparkSession", reading: Reading) -> None:
+    def start(self, spark: "SparkSession", reading: ReadStart) -> None:
         """Begin where the reading says, whatever an earlier query left behind."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
@@ -70,10 +70,10 @@ class Convoy:
             raise
 
 
-class Member:
+class SharedQuerySink:
     """A sink aboard: takes batches in a thread of its own until it leaves, for whatever reason."""
 
-    def __init__(self, settings: SinkSettings, applier: Applier, ring: Ring) -> None:
+    def __init__(self, settings: SinkSettings, applier: Applier, ring: BatchBuffer) -> None:
         self.error: str | None = None
         """Why it left; None if it was only too slow, or everything ended."""
         self._settings = settings

@@ -18,7 +18,7 @@ _UNKNOWN = 30.0
 """Rows on a page of a table that was never analysed: a guess."""
 
 
-class Walk(Protocol):
+class ChunkOrder(Protocol):
     """The order in which a table is read."""
 
     def query(self, place: Place | None, limit: int) -> sql.Composed:
@@ -36,7 +36,7 @@ def _row(parts: Sequence[sql.Composable]) -> sql.Composed:
     return sql.SQL("({})").format(sql.SQL(", ").join(parts))
 
 
-class KeyWalk:
+class KeyOrder:
     """In the order of the key, which needs the index that makes it unique and nothing else."""
 
     def __init__(self, readable: Readable, key: Sequence[str], conditions: Sequence[sql.Composable]) -> None:
@@ -55,7 +55,7 @@ class KeyWalk:
         return None if rows < limit else last
 
 
-class PageWalk:
+class PageOrder:
     """Pages of the leaves, for tables whose key is the whole row. Rows that an update moves are in the stream.
 
     A place is the file of a leaf and a page in it. The trap: VACUUM FULL and CLUSTER move rows without a word in the
@@ -100,7 +100,7 @@ class PageWalk:
         return max(1, int(limit / self._density))
 
 
-class ListWalk:
+class KeyListOrder:
     """Along a list of keys."""
 
     def __init__(

@@ -18,12 +18,12 @@ from cdc.config.settings import SourceSettings
 from cdc.errors import SlotLost, SourceRefused
 from cdc.model import ZERO_LSN, Lsn, parse_lsn
 from cdc.ports import Clock, Schemas
-from snapshots.backfill.chunk_order import KeyWalk, ListWalk, PageWalk, Place, Walk
+from snapshots.backfill.chunk_order import ChunkOrder, KeyListOrder, KeyOrder, PageOrder, Place
 from snapshots.backfill.jobs import Job
 from snapshots.backfill.pace import Pace
 from snapshots.backfill.reconcile import Chunk, Merged, PgSnapshot, Reread
 from snapshots.backfill.requests import Request, anew, edge
-from snapshots.backfill.windows import Pending, Windows
+from snapshots.backfill.windows import PendingChunk, Windows
 from snapshots.tables.catalog import files_of, find_leaves, touch
 from snapshots.tables.copy import read_blocks
 from snapshots.tables.rows import Readable, describe, masking_of
@@ -44,7 +44,7 @@ class _Table:
 
     readable: Readable
     key: tuple[str, ...]
-    walk: Walk
+    walk: ChunkOrder
     estimate: int
     keeps: bool
     files: frozenset[int]
@@ -52,7 +52,7 @@ class _Table:
 
     def fits(self, place: Place | None) -> bool:
         """Whether a walk can go on there: not if the table has had another key then."""
-        return place is None or not isinstance(self.walk, KeyWalk) or len(place) == len(self.key)
+        return place is None or not isinstance(self.walk, KeyOrder) or len(place) == len(self.key)
 
 
 def _same(job: Job, now: Job | None) -> bool:
@@ -135,13 +135,13 @@ class TableReader:
             conditions.append(sql.SQL("false"))  # it came back, and only what the log held of it is to go
         if request.keys:
             _check_keys(request, key)
-            walk: Walk = ListWalk(readable, key, request.keys, conditions)
+            walk: ChunkOrder = KeyListOrder(readable, key, request.keys, conditions)
         else:
-            walk = KeyWalk(readable, key, conditions) if key else PageWalk(readable, leaves, rows, conditions)
+            walk = KeyOrder(readable, key, conditions) if key else PageOrder(readable, leaves, rows, conditions)
         hidden = any(name in settings.mask for name in key)
         estimate = len(request.keys) or (0 if conditions else rows)
-        keeps = not (hidden and isinstance(walk, KeyWalk))
-        by_pages = isinstance(walk, PageWalk) and not any(leaf.whole for leaf in leaves)
+        keeps = not (hidden and isinstance(walk, KeyOrder))
+        by_pages = isinstance(walk, PageOrder) and not any(leaf.whole for leaf in leaves)
         files = frozenset(leaf.filenode for leaf in leaves) if by_pages else frozenset[int]()
         return _Table(readable, key, walk, estimate, keeps, files)
 
@@ -188,7 +188,7 @@ class TableReader:
     ) -> tuple[Place | None, Merged | Reread | None]:
         """Where the walk goes on, and what became of the chunk; None: the backfill is to stop."""
         version = max(self._restart_lsn(), self._floor)
-        pending = Pending(job.id, table.readable.layout.schema)
+        pending = PendingChunk(job.id, table.readable.layout.schema)
         token = secrets.token_hex(16)
         began = self._clock.monotonic()
         self._windows.expect(token, pending)

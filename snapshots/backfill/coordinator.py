@@ -23,20 +23,29 @@ from cdc.capture.pgoutput.events import LogicalMessage
 from cdc.capture.replication import captured_tables
 from cdc.capture.source import slot
 from cdc.capture.source.connect import Connection, connect
-from cdc.capture.transactions.assembly import Large
+from cdc.capture.transactions.assembly import SpilledTransaction
 from cdc.config.settings import Settings
 from cdc.errors import MillraceError
 from cdc.model import LOG_SCHEMA, Entry, Lsn, format_lsn
 from cdc.ports import Clock, LogWriter
 from snapshots.backfill.chunk_reader import TableReader
-from snapshots.backfill.jobs import Job, State, known, missing
+from snapshots.backfill.jobs import Job, JobState, known, missing
 from snapshots.backfill.pace import Pace
 from snapshots.backfill.reconcile import Merged
-from snapshots.backfill.requests import Anew, Edge, Ended, Refused, Request, Steer, ended, understand
+from snapshots.backfill.requests import (
+    ChunkMark,
+    Ended,
+    JobControl,
+    RefusedRequest,
+    Request,
+    TableRestart,
+    ended,
+    understand,
+)
 from snapshots.backfill.signing_key import control_key
-from snapshots.backfill.windows import Pending, Windows
+from snapshots.backfill.windows import PendingChunk, Windows
 from snapshots.initial.snapshot import EXACT_MARK, STATE_MARK
-from snapshots.tables.rows import Stamp, log_rows, removals, truncation
+from snapshots.tables.rows import ReadStamp, log_rows, removals, truncation
 from snapshots.tables.wal_messages import say
 
 _RETRY_SECONDS = 2.0
@@ -132,7 +141,9 @@ class Backfills:
         """Every open backfill, those that left a table incomplete, and the last few others, for the status."""
         jobs = self.jobs()
         ended = [job for job in jobs if not job.open]
-        lacking = [job for job in ended[:-_KEPT] if job.automatic and job.state in (State.FAILED, State.CANCELLED)]
+        lacking = [
+            job for job in ended[:-_KEPT] if job.automatic and job.state in (JobState.FAILED, JobState.CANCELLED)
+        ]
         shown = [*lacking, *ended[-_KEPT:], *[job for job in jobs if job.open]]
         return [{**_shown(job), **self._facts_of(job)} for job in shown]
 
@@ -143,7 +154,7 @@ class Backfills:
 
     # -- the listener: called by the reading thread
 
-    def passed(self, item: Entry | Large) -> None:
+    def passed(self, item: Entry | SpilledTransaction) -> None:
         """See the stream go by."""
         if self._failure is not None:
             raise self._failure
@@ -159,17 +170,17 @@ class Backfills:
         match understand(message.content, self._key):
             case Request() as request:
                 return self._entry(Job(f"{message.lsn:X}", request))
-            case Steer(verb, identity):
+            case JobControl(verb, identity):
                 return self._entry(*self._steered(verb, identity))
-            case Edge(False, token):
+            case ChunkMark(False, token):
                 self._windows.low(token)
-            case Edge(True, token):
+            case ChunkMark(True, token):
                 return self._merged(self._windows.high(token), message.lsn)
             case Ended(identity, token, reason) if token == self._secret and identity in self._jobs:
-                return self._entry(replace(self._jobs[identity], state=State.FAILED, reason=reason))
-            case Anew(identity, token) if token == self._secret and identity in self._jobs:
+                return self._entry(replace(self._jobs[identity], state=JobState.FAILED, reason=reason))
+            case TableRestart(identity, token) if token == self._secret and identity in self._jobs:
                 return self._begun_anew(self._jobs[identity], message.lsn)
-            case Refused(reason):
+            case RefusedRequest(reason):
                 _log.warning("A message at %s was not obeyed: %s.", format_lsn(message.lsn), reason)
         return ()
 
@@ -195,17 +206,17 @@ class Backfills:
         (noted,) = self._entry(replace(job, swept=True))
         if schema is None:
             return [noted]
-        return [replace(noted, rows=truncation(schema, Stamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]
+        return [replace(noted, rows=truncation(schema, ReadStamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]
 
     def _steered(self, verb: str, identity: str) -> list[Job]:
         chosen = [job for job in self._jobs.values() if identity in (job.id, "all")]
         steered = [after for job in chosen if (after := job.steered(verb)) != job]
         for job in steered:
-            if job.state is State.CANCELLED:  # it cannot come back, so nothing that is wanted is cut short
+            if job.state is JobState.CANCELLED:  # it cannot come back, so nothing that is wanted is cut short
                 threading.Thread(target=self._interrupt, args=(job.id,), daemon=True).start()
         return steered
 
-    def _merged(self, pending: Pending | None, lsn: Lsn) -> Sequence[Entry]:
+    def _merged(self, pending: PendingChunk | None, lsn: Lsn) -> Sequence[Entry]:
         """The chunk's rows at the place of its high mark, and its mark, in one entry."""
         if pending is None or pending.chunk is None or pending.window is None or pending.read_at is None:
             return ()
@@ -213,7 +224,7 @@ class Backfills:
         entries: list[Entry] = []
         if isinstance(outcome, Merged):
             # One below the mark's own LSN, where no commit record begins: so the place in the log is unique.
-            stamp = Stamp(pending.chunk.version, Lsn(lsn - 1), pending.read_at)
+            stamp = ReadStamp(pending.chunk.version, Lsn(lsn - 1), pending.read_at)
             rows = log_rows(pending.schema, outcome.rows, stamp, 0)
             job = self._advanced(pending, rows.num_rows)
             rows = pa.concat_tables([rows, self._removed(job, pending, stamp, rows.num_rows)])
@@ -221,12 +232,12 @@ class Backfills:
         pending.settle(outcome)
         return entries
 
-    def _removed(self, job: Job, pending: Pending, stamp: Stamp, first: int) -> pa.Table:
+    def _removed(self, job: Job, pending: PendingChunk, stamp: ReadStamp, first: int) -> pa.Table:
         """With the last rows of a backfill, the ranges of which nothing else is left.
 
         Their version is the request's own place: below the rows that were read for it, so that these stay.
         """
-        if job.state is not State.DONE or not job.request.removed:
+        if job.state is not JobState.DONE or not job.request.removed:
             return LOG_SCHEMA.empty_table()
         gone = removals(pending.schema, job.request.removed, replace(stamp, version=job.asked_at), first)
         if gone.num_rows < len(job.request.removed):
@@ -236,10 +247,10 @@ class Backfills:
             )
         return gone
 
-    def _advanced(self, pending: Pending, rows: int) -> Job:
+    def _advanced(self, pending: PendingChunk, rows: int) -> Job:
         with self._changed:
             job = self._jobs[pending.job]
-            state = State.DONE if pending.finished and job.open else job.state
+            state = JobState.DONE if pending.finished and job.open else job.state
             job = self._jobs[job.id] = replace(job, place=pending.place, rows=job.rows + rows, state=state)
             self._changed.notify_all()
         return job
@@ -274,7 +285,7 @@ class Backfills:
             return None if self._stop.is_set() else self._running()[0]
 
     def _running(self) -> list[Job]:
-        running = [job for job in self._jobs.values() if job.state is State.RUNNING]
+        running = [job for job in self._jobs.values() if job.state is JobState.RUNNING]
         return [job for job in running if job.request.table not in self._waiting]
 
     def _attempt(self, job: Job) -> None:
@@ -308,13 +319,13 @@ class Backfills:
         with self._changed:
             job = self._jobs[identity]
             waits = job.request.table in self._waiting
-        return job if job.state is State.RUNNING and not waits and not self._stop.is_set() else None
+        return job if job.state is JobState.RUNNING and not waits and not self._stop.is_set() else None
 
     def _fail(self, job: Job, error: MillraceError) -> None:
         """Noted through the stream, like everything else, so that the log knows it in its place."""
         _log.error("Backfill of %s failed: %s", job.request.table, error)
         with self._changed:
-            self._jobs[job.id] = replace(self._jobs[job.id], state=State.FAILED, reason=str(error))
+            self._jobs[job.id] = replace(self._jobs[job.id], state=JobState.FAILED, reason=str(error))
         said = ended(job.id, self._secret, str(error))
         try:
             with connect(self._settings.source, "millrace backfill") as connection:

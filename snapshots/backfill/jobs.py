@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
-from cdc.capture.replication.captured_tables import Reason
+from cdc.capture.replication.captured_tables import WaitReason
 from cdc.config.settings import TableSettings
 from cdc.model import Lsn, TableId
 from snapshots.backfill.requests import Request
@@ -15,7 +15,7 @@ from snapshots.initial.plan import planned
 PREFIX = "backfill:"
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """Where a backfill stands."""
 
     RUNNING = "running"
@@ -27,14 +27,14 @@ class State(StrEnum):
     """Its table left the pipeline; should it come back, it begins again."""
 
 
-_OPEN = (State.RUNNING, State.PAUSED)
+_OPEN = (JobState.RUNNING, JobState.PAUSED)
 _STEERED = {
-    ("pause", State.RUNNING): State.PAUSED,
-    ("resume", State.PAUSED): State.RUNNING,
-    ("resume", State.FAILED): State.RUNNING,
-    ("cancel", State.RUNNING): State.CANCELLED,
-    ("cancel", State.PAUSED): State.CANCELLED,
-    ("cancel", State.FAILED): State.CANCELLED,
+    ("pause", JobState.RUNNING): JobState.PAUSED,
+    ("resume", JobState.PAUSED): JobState.RUNNING,
+    ("resume", JobState.FAILED): JobState.RUNNING,
+    ("cancel", JobState.RUNNING): JobState.CANCELLED,
+    ("cancel", JobState.PAUSED): JobState.CANCELLED,
+    ("cancel", JobState.FAILED): JobState.CANCELLED,
 }
 
 
@@ -44,7 +44,7 @@ class Job:
 
     id: str
     request: Request
-    state: State = State.RUNNING
+    state: JobState = JobState.RUNNING
     place: tuple[str, ...] | None = None
     rows: int = 0
     reason: str = ""
@@ -84,13 +84,13 @@ class Job:
         One that stands for a snapshot can be resumed for ever: without it its table is never whole.
         """
         state = _STEERED.get((verb, self.state), self.state)
-        if self.automatic and (verb, self.state) == ("resume", State.CANCELLED):
-            state = State.RUNNING
-        return replace(self, state=state, reason="" if state is State.RUNNING else self.reason)
+        if self.automatic and (verb, self.state) == ("resume", JobState.CANCELLED):
+            state = JobState.RUNNING
+        return replace(self, state=state, reason="" if state is JobState.RUNNING else self.reason)
 
     def mark(self) -> tuple[str, str]:
         """Its mark in the log: name and text. Marks stay, so of one that is over only the outcome is kept."""
-        over = self.state is State.DONE or (self.state is State.CANCELLED and not self.automatic)
+        over = self.state is JobState.DONE or (self.state is JobState.CANCELLED and not self.automatic)
         body = {
             "request": (Request(self.request.table) if over else self.request).facts(),
             "state": self.state.value,
@@ -110,7 +110,7 @@ class Job:
         body = json.loads(text)
         place = None if body["place"] is None else tuple(body["place"])
         request = Request.of_facts(body["request"])
-        state = State(body["state"])
+        state = JobState(body["state"])
         flags = (body["fresh"], body.get("anew", False), body.get("part", False), body.get("swept", False))
         return cls(name.removeprefix(PREFIX), request, state, place, body["rows"], body["reason"], *flags)
 
@@ -133,29 +133,29 @@ def missing(tables: Iterable[TableSettings], marks: Mapping[str, str]) -> list[J
     for table in tables:
         name, plan = table.name, plans.get(table.name)
         before = former.get(own_id(name))
-        if before is not None and before.state is State.LEFT:
+        if before is not None and before.state is JobState.LEFT:
             jobs.append(Job(own_id(name), Request(name), fresh=True, anew=True))
         elif table.snapshot != "never" and before is None and (plan is None or not plan.finished):
             jobs.append(Job(own_id(name), Request(name), fresh=plan is None))
     return jobs
 
 
-def beginning_again(jobs: Iterable[Job]) -> dict[TableId, Reason]:
+def beginning_again(jobs: Iterable[Job]) -> dict[TableId, WaitReason]:
     """The tables whose rows the log drops, and that have yet to get those that the source has now."""
     found = {}
     for job in jobs:
-        if job.anew and job.state not in (State.DONE, State.LEFT):
+        if job.anew and job.state not in (JobState.DONE, JobState.LEFT):
             message = (
                 f"{job.request.table} begins again, and not all of its rows are read: backfill {job.id} is {job.state}."
             )
-            steer = "" if job.state is State.RUNNING else f" --resume {job.id}"
-            found[job.request.table] = Reason(message, f"See: millrace backfill{steer}")
+            steer = "" if job.state is JobState.RUNNING else f" --resume {job.id}"
+            found[job.request.table] = WaitReason(message, f"See: millrace backfill{steer}")
     return found
 
 
 def left(tables: Iterable[TableId]) -> dict[str, str]:
     """The marks of tables that leave the pipeline."""
-    return dict(Job(own_id(name), Request(name), State.LEFT).mark() for name in tables)
+    return dict(Job(own_id(name), Request(name), JobState.LEFT).mark() for name in tables)
 
 
 def own_id(table: TableId) -> str:

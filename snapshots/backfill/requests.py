@@ -59,7 +59,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Steer:
+class JobControl:
     """Pause, resume or cancel one backfill; `all` for every one."""
 
     verb: str
@@ -67,7 +67,7 @@ class Steer:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ChunkMark:
     """One of our own marks: the low or the high one of a chunk."""
 
     high: bool
@@ -84,7 +84,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
+class TableRestart:
     """A backfill of ours begins with an empty table: what the log held of it is over."""
 
     id: str
@@ -92,14 +92,14 @@ class Anew:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """A message that is not obeyed. `reason` holds nothing of its content."""
 
     reason: str
 
 
-_UNSIGNED = Refused("it is not signed with this pipeline's key; use: millrace backfill, or its option --sql")
-Said = Request | Steer | Edge | Ended | Anew | Refused
+_UNSIGNED = RefusedRequest("it is not signed with this pipeline's key; use: millrace backfill, or its option --sql")
+Said = Request | JobControl | ChunkMark | Ended | TableRestart | RefusedRequest
 
 
 def ask(request: Request, key: bytes) -> str:
@@ -136,18 +136,18 @@ def understand(content: bytes, key: bytes) -> Said:
         if "backfill" in said:
             return _request(said, key)
         if "low" in said or "high" in said:
-            return Edge("high" in said, str(said.get("high", said.get("low"))))
+            return ChunkMark("high" in said, str(said.get("high", said.get("low"))))
         if "ended" in said:
             return Ended(str(said["ended"]), str(said["token"]), str(said["reason"]))
         if "anew" in said:
-            return Anew(str(said["anew"]), str(said["token"]))
+            return TableRestart(str(said["anew"]), str(said["token"]))
         verb = next(verb for verb in _VERBS if verb in said)
-        return Steer(verb, str(said[verb])) if _signed(said, {verb: str(said[verb])}, key) else _UNSIGNED
+        return JobControl(verb, str(said[verb])) if _signed(said, {verb: str(said[verb])}, key) else _UNSIGNED
     except (ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError):
-        return Refused("it is not a request that this version knows")
+        return RefusedRequest("it is not a request that this version knows")
 
 
-def _request(said: dict[str, Any], key: bytes) -> Request | Refused:
+def _request(said: dict[str, Any], key: bytes) -> Request | RefusedRequest:
     request = Request.of_facts(said["backfill"])
     return request if _signed(said, request.facts(), key) else _UNSIGNED
 

@@ -16,7 +16,7 @@ from snapshots.backfill.reconcile import Chunk, Committed, Merged, Reread, Windo
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingChunk:
     """One chunk on its way. The table's thread fills `chunk` before it writes the high mark, and then waits."""
 
     job: str
@@ -40,12 +40,12 @@ class Windows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingChunk] = {}
         self._committed = Committed()
         self.settled = False
         """Whether commits from before this process looked can no longer be invisible."""
 
-    def expect(self, token: str, pending: Pending) -> None:
+    def expect(self, token: str, pending: PendingChunk) -> None:
         """A low mark with this token is about to be written."""
         with self._lock:
             self._pending[token] = pending
@@ -61,7 +61,7 @@ class Windows:
             if (pending := self._pending.get(token)) is not None:
                 pending.window = Window(str(pending.schema.table), self._committed.recent())
 
-    def high(self, token: str) -> Pending | None:
+    def high(self, token: str) -> PendingChunk | None:
         """The stream has reached a high mark; the chunk, if it is one that somebody waits for."""
         with self._lock:
             return self._pending.pop(token, None)

@@ -29,7 +29,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PlannedChunk:
     """Pages `first` up to but not including `end` of one leaf; without `end`, to its end, whatever was added since."""
 
     number: int
@@ -49,13 +49,13 @@ class TablePlan:
     rows: int = 0
 
     @property
-    def chunks(self) -> tuple[Chunk, ...]:
+    def chunks(self) -> tuple[PlannedChunk, ...]:
         """Every chunk, in the order of the pages: the same for the same leaves and step, today and after a crash."""
         ranges = [(leaf, first, end) for leaf in self.leaves for first, end in _ranges(leaf, self.step)]
-        return tuple(Chunk(number, leaf, first, end) for number, (leaf, first, end) in enumerate(ranges))
+        return tuple(PlannedChunk(number, leaf, first, end) for number, (leaf, first, end) in enumerate(ranges))
 
     @property
-    def remaining(self) -> tuple[Chunk, ...]:
+    def remaining(self) -> tuple[PlannedChunk, ...]:
         """The chunks that no mark calls done."""
         return tuple(chunk for chunk in self.chunks if chunk.number not in self.done)
 
@@ -101,7 +101,7 @@ def planned(marks: Mapping[str, str], tables: Iterable[TableId]) -> dict[TableId
     return {table: TablePlan.parse(table, marks[mark_name(table)]) for table in tables if mark_name(table) in marks}
 
 
-def largest_first(plans: Iterable[TablePlan]) -> list[tuple[TableId, Chunk]]:
+def largest_first(plans: Iterable[TablePlan]) -> list[tuple[TableId, PlannedChunk]]:
     """All remaining chunks, the largest table's first: the last worker to finish then has little left."""
     order = sorted(plans, key=lambda plan: -sum(leaf.pages for leaf in plan.leaves))
     return [(plan.table, chunk) for plan in order for chunk in plan.remaining]

@@ -29,9 +29,9 @@ from cdc.config.settings import Settings, SourceSettings
 from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.ports import LogWriter
-from snapshots.initial.plan import Chunk, TablePlan, largest_first, mark_name, plan_table
+from snapshots.initial.plan import PlannedChunk, TablePlan, largest_first, mark_name, plan_table
 from snapshots.tables.catalog import find_leaves, identifier, touch
-from snapshots.tables.rows import Readable, Stamp, describe, log_rows, masking_of, read_images
+from snapshots.tables.rows import Readable, ReadStamp, describe, log_rows, masking_of, read_images
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -65,7 +65,7 @@ class _Piece:
     """Some rows of a chunk; `last` when the chunk ends with them."""
 
     table: TableId
-    chunk: Chunk
+    chunk: PlannedChunk
     rows: pa.Table
     last: bool
 
@@ -86,7 +86,7 @@ class _Line:
     The pieces are few, so that memory stays bounded while the log is slow.
     """
 
-    chunks: "queue.SimpleQueue[tuple[TableId, Chunk]]" = field(default_factory=queue.SimpleQueue)
+    chunks: "queue.SimpleQueue[tuple[TableId, PlannedChunk]]" = field(default_factory=queue.SimpleQueue)
     pieces: "queue.Queue[_Piece | BaseException | None]" = field(default_factory=lambda: queue.Queue(2))
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -118,7 +118,7 @@ def run_initial(
     source = settings.source
     with _joined(source, slot) as coordinator:
         jobs = _prepare(coordinator, source, writer)
-        stamp = Stamp(slot.restart_lsn, Lsn(slot.consistent_point - 1), _now(coordinator))
+        stamp = ReadStamp(slot.restart_lsn, Lsn(slot.consistent_point - 1), _now(coordinator))
         _begin(writer, slot, jobs, marks)
         with ExitStack() as stack:
             others = [stack.enter_context(_joined(source, slot)) for _ in range(1, _workers(source, jobs))]
@@ -249,7 +249,7 @@ def _work(connection: Connection, jobs: dict[TableId, _Job], line: _Line) -> Non
         line.put(error)
 
 
-def _pieces(connection: Connection, readable: Readable, chunk: Chunk) -> Iterator[_Piece]:
+def _pieces(connection: Connection, readable: Readable, chunk: PlannedChunk) -> Iterator[_Piece]:
     """The rows of a chunk, piece by piece; the last one, perhaps empty, says that the chunk is complete."""
     held: list[pa.Table] = []
     rows = size = 0
@@ -264,7 +264,7 @@ def _pieces(connection: Connection, readable: Readable, chunk: Chunk) -> Iterato
     yield _Piece(readable.table, chunk, pa.concat_tables(held) if held else empty, last=True)
 
 
-def _query(readable: Readable, chunk: Chunk) -> sql.Composed:
+def _query(readable: Readable, chunk: PlannedChunk) -> sql.Composed:
     conditions = []
     if chunk.first:
         conditions.append(sql.SQL("ctid >= {}::tid").format(f"({chunk.first},0)"))
@@ -280,7 +280,7 @@ class _Appender:
     """Numbers the rows in the order in which they reach the log, and marks what is done in the same entry."""
 
     def __init__(
-        self, writer: LogWriter, slot: SlotCreated, stamp: Stamp, jobs: dict[TableId, _Job], report: Report
+        self, writer: LogWriter, slot: SlotCreated, stamp: ReadStamp, jobs: dict[TableId, _Job], report: Report
     ) -> None:
         self._writer = writer
         self._slot = slot

@@ -25,14 +25,14 @@ _PART_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CopyBlock:
     """Whole lines of COPY's text format, each with its line feed."""
 
     lines: bytes
     rows: int
 
 
-def read_blocks(connection: Connection, query: bytes, doing: str) -> Iterator[Block]:
+def read_blocks(connection: Connection, query: bytes, doing: str) -> Iterator[CopyBlock]:
     """Run a COPY and give its lines block by block. Raises the source's error, whose sentence `doing` begins.
 
     The trap: a block that was given is no promise that the COPY will succeed; only the end of the iterator is.
@@ -55,17 +55,17 @@ def read_blocks(connection: Connection, query: bytes, doing: str) -> Iterator[Bl
         _finish(pgconn, selector, doing)
 
 
-def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[Block]:
+def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[CopyBlock]:
     parts: list[bytes] = []
     rows = size = 0
     for part, count in _parts(pgconn, selector, doing):
         parts.append(part)
         rows, size = rows + count, size + len(part)
         if rows >= BLOCK_ROWS or size >= BLOCK_BYTES:
-            yield Block(b"".join(parts), rows)
+            yield CopyBlock(b"".join(parts), rows)
             parts, rows, size = [], 0, 0
     if parts:
-        yield Block(b"".join(parts), rows)
+        yield CopyBlock(b"".join(parts), rows)
 
 
 def _parts(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[tuple[bytes, int]]:

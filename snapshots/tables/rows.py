@@ -15,7 +15,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc.capture.rows import byte_spans, copy_text
-from cdc.capture.rows.layout import Layout, images, lay_out, recorded_as
+from cdc.capture.rows.layout import RowLayout, images, lay_out, recorded_as
 from cdc.capture.rows.mask import Masking, Rule
 from cdc.capture.source import catalog
 from cdc.config.settings import SourceSettings, TableSettings
@@ -23,7 +23,7 @@ from cdc.errors import SourceRefused
 from cdc.key_range import KeyRange
 from cdc.model import LOG_SCHEMA, Lsn, Op, TableId, TableSchema
 from cdc.ports import Schemas
-from snapshots.tables.copy import Block, read_blocks
+from snapshots.tables.copy import CopyBlock, read_blocks
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -41,7 +41,7 @@ def masking_of(source: SourceSettings) -> Masking:
 class Readable:
     """A table as it is read: its columns at the source, its layout in the log, and its row filter."""
 
-    layout: Layout
+    layout: RowLayout
     columns: tuple[str, ...]
     where: str
     partitioned: bool
@@ -65,7 +65,7 @@ class Readable:
             sql.SQL(", ").join(map(sql.Identifier, self.columns)), relation, filtered, tail or sql.SQL("")
         )
 
-    def parse(self, block: Block) -> byte_spans.Block:
+    def parse(self, block: CopyBlock) -> byte_spans.Block:
         """The columns of a block of COPY's lines, before any mask: for `cdc.capture.rows.layout.images` alone."""
         return copy_text.parse(block.lines, len(self.columns))
 
@@ -101,7 +101,7 @@ def read_images(connection: Connection, readable: Readable, query: sql.Composabl
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class ReadStamp:
     """What all rows of one snapshot, or of one chunk, have in common. See docs/architecture.md for `version`."""
 
     version: Lsn
@@ -110,7 +110,7 @@ class Stamp:
     xid: int = 0
 
 
-def truncation(schema: TableSchema, stamp: Stamp) -> pa.Table:
+def truncation(schema: TableSchema, stamp: ReadStamp) -> pa.Table:
     """One row of the log: whatever the table held with a smaller version is gone."""
     row = {
         "table": str(schema.table),
@@ -125,7 +125,7 @@ def truncation(schema: TableSchema, stamp: Stamp) -> pa.Table:
     return pa.Table.from_pylist([row], schema=LOG_SCHEMA)
 
 
-def removals(schema: TableSchema, ranges: Sequence[str], stamp: Stamp, first: int) -> pa.Table:
+def removals(schema: TableSchema, ranges: Sequence[str], stamp: ReadStamp, first: int) -> pa.Table:
     """Rows of the log: whatever these ranges held with a smaller version is gone. A range whose columns the schema does
     not have as key is left out."""
     key = {column.name for column in schema.key or schema.columns}
@@ -135,7 +135,7 @@ def removals(schema: TableSchema, ranges: Sequence[str], stamp: Stamp, first: in
     return rows.set_column(rows.column_names.index("op"), rows.schema.field("op"), pa.repeat(Op.REMOVE.value, len(fit)))
 
 
-def log_rows(schema: TableSchema, read: pa.Table, stamp: Stamp, first: int) -> pa.Table:
+def log_rows(schema: TableSchema, read: pa.Table, stamp: ReadStamp, first: int) -> pa.Table:
     """Images (key, after) as rows of the log, with ordinals from `first` on; they may bring versions of their own."""
     count = read.num_rows
     columns: dict[str, Any] = {

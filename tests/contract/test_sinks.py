@@ -19,7 +19,7 @@ from sinks import registry
 from sinks.fingerprints import Difference, Fingerprinted, Mark
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
-from sinks.rows.stored_key import Shows
+from sinks.rows.stored_key import KeyReader
 from tests.contract.sinks import BENCHES, Bench
 from tests.properties.test_fold import Registry
 from tests.scenes.histories import (
@@ -91,7 +91,7 @@ def test_an_inserted_row_is_stored_and_a_deleted_one_is_gone(sink: Sink) -> None
 
 def _held(sink: Sink, schema: TableSchema, keys: Sequence[str]) -> list[tuple[str, int]]:
     """State and version of single keys; none where a sink cannot be asked for them."""
-    found = [sink.held(schema, key) for key in keys] if isinstance(sink, Shows) else []
+    found = [sink.held(schema, key) for key in keys] if isinstance(sink, KeyReader) else []
     return [(one.state, one.version) for one in found]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.capture.pgoutput.events import Begin, Commit, Event, StreamAbort, StreamCommit, StreamStart, StreamStop
-from cdc.capture.transactions.assembly import Assembler, Large
+from cdc.capture.transactions.assembly import Assembler, SpilledTransaction
 from cdc.model import LOG_SCHEMA, Entry, Lsn
 
 Token = int | Event
@@ -130,7 +130,7 @@ def test_assembly_gives_whole_committed_transactions_in_order(
     for rows, events in _feeds(history.tokens, cuts):
         subxids = np.asarray(rows["xid"].to_numpy(), np.int64)
         for item in assembler.take(rows, events, subxids):
-            assert isinstance(item, (Entry, Large))
+            assert isinstance(item, (Entry, SpilledTransaction))
             parts = [item.rows] if isinstance(item, Entry) else list(item.parts())
             versions = [int(row) for part in parts for row in part["version"].to_numpy()]
             found.append((item.end, versions))

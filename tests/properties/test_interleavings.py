@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.capture.pgoutput.decoder import Decoder
-from cdc.capture.transactions.assembly import Assembler, Large
+from cdc.capture.transactions.assembly import Assembler, SpilledTransaction
 from cdc.errors import Rejected
 from cdc.model import LOG_SCHEMA, Entry, Lsn
 from cdc.ports import Batch
@@ -105,14 +105,14 @@ def _captured(history: list[Transaction], rng: random.Random, after: Lsn = START
         frames = _stream(history, after, rng)
         stays = rng.randint(0, len(frames)) if rng.random() < 0.5 else len(frames)
         for item in _read(frames[:stays], after, rng):
-            rows = pa.concat_tables(item.parts()) if isinstance(item, Large) else item.rows
+            rows = pa.concat_tables(item.parts()) if isinstance(item, SpilledTransaction) else item.rows
             yield rows
             after = item.end
         if stays == len(frames):
             return
 
 
-def _read(frames: list[bytes], after: Lsn, rng: random.Random) -> Iterator[Entry | Large]:
+def _read(frames: list[bytes], after: Lsn, rng: random.Random) -> Iterator[Entry | SpilledTransaction]:
     decoder = Decoder(Registry(), enum_of, after=after)
     assembler = Assembler(after, rng.choice([0, 1 << 30]), Disk)
     at = 0
@@ -120,7 +120,7 @@ def _read(frames: list[bytes], after: Lsn, rng: random.Random) -> Iterator[Entry
         size = rng.randint(1, 12)
         decoded = decoder.feed(frames[at : at + size])
         for item in assembler.take(decoded.rows, decoded.events, decoded.subxids):
-            assert isinstance(item, (Entry, Large))
+            assert isinstance(item, (Entry, SpilledTransaction))
             yield item
         at += size
 

@@ -11,7 +11,7 @@ import psycopg
 
 import cdc.log
 from cdc.capture.pgoutput.events import LogicalMessage
-from cdc.capture.transactions.assembly import Large
+from cdc.capture.transactions.assembly import SpilledTransaction
 from cdc.clock import SystemClock
 from cdc.model import Entry, TableId, parse_lsn
 from cdc.ports import LogWriter
@@ -43,7 +43,7 @@ class Backfilling:
         self.backfills.start()
         return log
 
-    def passed(self, item: Entry | Large) -> None:
+    def passed(self, item: Entry | SpilledTransaction) -> None:
         self.backfills.passed(item)
 
     def heard(self, message: LogicalMessage) -> Sequence[Entry]:

@@ -11,8 +11,8 @@ from typing import Any
 from cdc.config.settings import Settings
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Sink
-from cdc.service.apply.lost_tables import Losses
-from cdc.service.apply.paused_tables import Holds, Wishes
+from cdc.service.apply.lost_tables import LostTables
+from cdc.service.apply.paused_tables import PausedTables, TableRequests
 from cdc.service.observe.positions import Positions
 from cdc.service.state import status
 from cdc.service.state.skipped_tables import SkippedTables
@@ -58,7 +58,7 @@ class LossScene:
     def start(self) -> None:
         """What a new process does."""
         sink = self.settings.sinks[0]
-        self.losses = Losses(self.settings, sink, self.log.reader, self._ask)
+        self.losses = LostTables(self.settings, sink, self.log.reader, self._ask)
         self.applier = Applier(
             sink.name,
             open_sink=self.open_sink,
@@ -68,7 +68,7 @@ class LossScene:
             watch=self.losses,
         )
         skipped = SkippedTables(self.settings.state, sink.name)
-        self.holds = Holds(self.log.reader, self.applier, skipped, NoRefill(), Wishes())
+        self.holds = PausedTables(self.log.reader, self.applier, skipped, NoRefill(), TableRequests())
         self.holds.restore()
         self.applier.greet()
 
@@ -104,7 +104,7 @@ class LossScene:
         self.applier.look()
         self.losses.tend(self.applier)
         with contextlib.suppress(TableLost):
-            self.holds.follow(self.losses.held(Wishes()))
+            self.holds.follow(self.losses.held(TableRequests()))
 
     def _ask(self, asked: TableId) -> str:
         self.asked.append(asked)

@@ -11,7 +11,7 @@ from cdc.config.settings import SourceSettings
 from cdc.model import PgType
 
 
-class Lookups:
+class CatalogLookups:
     """Asks the source's catalog as it is now: a type that was dropped since is taken for text of that oid."""
 
     def __init__(self, source: SourceSettings) -> None:

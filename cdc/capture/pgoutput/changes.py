@@ -16,7 +16,7 @@ from cdc.capture.pgoutput.frames import Frames
 from cdc.capture.pgoutput.tuples import Tuples, walk
 from cdc.capture.rows.arrow_buffers import flags_of, letters, lists, spread, take
 from cdc.capture.rows.byte_spans import Block, Flags, Places, Spans, as_arrow, gather
-from cdc.capture.rows.layout import Layout
+from cdc.capture.rows.layout import RowLayout
 from cdc.errors import DecodeError
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
@@ -54,7 +54,7 @@ class _Read:
     full: Flags
 
 
-def decode(frames: Frames, layout: Layout, message: Places, at: Places) -> Changes:
+def decode(frames: Frames, layout: RowLayout, message: Places, at: Places) -> Changes:
     """Decode these messages; `at` is where each one's first tuple mark stands."""
     read = _filled(_read(frames, layout, message, at), layout)
     key = layout.key_images(_key_block(read, layout, frames, message))
@@ -67,7 +67,7 @@ def truncate(message: int) -> Changes:
     return Changes(np.array([message]), pa.array(["t"]), nothing, nothing, nothing, pa.nulls(1, NAMES))
 
 
-def _read(frames: Frames, layout: Layout, message: Places, at: Places) -> _Read:
+def _read(frames: Frames, layout: RowLayout, message: Places, at: Places) -> _Read:
     kind = frames.kind[message]
     mark = frames.data[at]
     has_new, has_old = kind != DELETE, mark != _NEW
@@ -95,7 +95,7 @@ def _demand(frames: Frames, message: Places, at: Places, good: Flags, complaint:
         raise DecodeError(complaint, frames.offset(int(message[row]), int(at[row])))
 
 
-def _filled(read: _Read, layout: Layout) -> _Read:
+def _filled(read: _Read, layout: RowLayout) -> _Read:
     """Take columns that were not sent from the old tuple: all of them under FULL, key columns always."""
     if read.new is None or read.old is None or not any(flags is not None for flags in read.new.unchanged):
         return read
@@ -124,7 +124,7 @@ def _patched(column: Spans, missing: Flags, fill: Flags, source: Spans, use: Fla
     return gather(Spans(column.data, start, stop, valid)), left if left.any() else None
 
 
-def _key_block(read: _Read, layout: Layout, frames: Frames, message: Places) -> Block:
+def _key_block(read: _Read, layout: RowLayout, frames: Frames, message: Places) -> Block:
     """The columns that identify each message's row: from the new tuple, or from a delete's old one.
 
     Only key columns are merged; nobody looks at the others.
@@ -140,7 +140,7 @@ def _key_block(read: _Read, layout: Layout, frames: Frames, message: Places) -> 
     return Block(frames.data, columns, len(message))
 
 
-def _demand_keys(read: _Read, layout: Layout, frames: Frames, message: Places) -> None:
+def _demand_keys(read: _Read, layout: RowLayout, frames: Frames, message: Places) -> None:
     for field in layout.keys:
         missing = None if read.new is None else read.new.unchanged[field.index]
         if missing is not None:
@@ -166,7 +166,7 @@ def _merged(new: Spans, old: Spans, is_new: Flags) -> Spans:
 
 
 def _moved(
-    read: _Read, layout: Layout, frames: Frames, key: "pa.StringArray"
+    read: _Read, layout: RowLayout, frames: Frames, key: "pa.StringArray"
 ) -> "tuple[Flags | None, pa.StringArray | None]":
     """Which messages changed their row's key, and the old keys of those. An old key that is sent need not differ."""
     both = read.has_old & read.has_new
@@ -184,7 +184,7 @@ def _moved(
 
 def _rows(
     read: _Read,
-    layout: Layout,
+    layout: RowLayout,
     frames: Frames,
     message: Places,
     keys: "tuple[pa.StringArray, Flags | None, pa.StringArray | None]",
@@ -209,7 +209,9 @@ def _rows(
     return Changes(message, letters(_LETTERS[op]), key, after, _before(read, layout, frames, has_before), unchanged)
 
 
-def _after(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "tuple[pa.StringArray, pa.ListArray[Any]]":
+def _after(
+    read: _Read, layout: RowLayout, frames: Frames, present: Flags
+) -> "tuple[pa.StringArray, pa.ListArray[Any]]":
     if read.new is None:
         return pa.nulls(len(present), pa.string()), pa.nulls(len(present), NAMES)
     block = Block(frames.data, read.new.columns, int(read.has_new.sum()))
@@ -217,14 +219,14 @@ def _after(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "tupl
     return spread(images, present), _names(read.new, layout, present)
 
 
-def _before(read: _Read, layout: Layout, frames: Frames, present: Flags) -> "pa.StringArray":
+def _before(read: _Read, layout: RowLayout, frames: Frames, present: Flags) -> "pa.StringArray":
     if read.old is None or not read.full.any():
         return pa.nulls(len(present), pa.string())
     old = read.old if read.full[read.has_old].all() else read.old.pick(read.full[read.has_old])
     return spread(layout.rows(Block(frames.data, old.columns, int(read.full.sum()))), present)
 
 
-def _names(new: Tuples, layout: Layout, present: Flags) -> "pa.ListArray[Any]":
+def _names(new: Tuples, layout: RowLayout, present: Flags) -> "pa.ListArray[Any]":
     """The columns that each row came without; NULL where it has all of them."""
     absent = [(field.column.name, new.unchanged[field.index]) for field in layout.fields]
     named = [(name, flags) for name, flags in absent if flags is not None]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from cdc.capture.pgoutput import events
-from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH, Reading
+from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH, MessageCursor
 from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames
 from cdc.capture.rows.byte_spans import Places
 
@@ -23,68 +23,68 @@ Control = (
 )
 
 
-def stream_start(reading: Reading) -> events.StreamStart:
+def stream_start(reading: MessageCursor) -> events.StreamStart:
     return events.StreamStart(reading.u32(), reading.octet() == 1)
 
 
-def stream_stop(reading: Reading) -> events.StreamStop:
+def stream_stop(reading: MessageCursor) -> events.StreamStop:
     return events.StreamStop()
 
 
-def stream_commit(reading: Reading) -> events.StreamCommit:
+def stream_commit(reading: MessageCursor) -> events.StreamCommit:
     xid = reading.u32()
     reading.octet()
     return events.StreamCommit(xid, reading.lsn(), reading.lsn(), reading.time())
 
 
-def stream_abort(reading: Reading) -> events.StreamAbort:
+def stream_abort(reading: MessageCursor) -> events.StreamAbort:
     return events.StreamAbort(reading.u32(), reading.u32())
 
 
-def parallel_abort(reading: Reading) -> events.StreamAbort:
+def parallel_abort(reading: MessageCursor) -> events.StreamAbort:
     """With `streaming 'parallel'` an abort also says where and when."""
     return events.StreamAbort(reading.u32(), reading.u32(), reading.lsn(), reading.time())
 
 
-def begin_prepare(reading: Reading) -> events.BeginPrepare:
+def begin_prepare(reading: MessageCursor) -> events.BeginPrepare:
     return events.BeginPrepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
 
 
-def prepare(reading: Reading) -> events.Prepare:
+def prepare(reading: MessageCursor) -> events.Prepare:
     reading.octet()
     return events.Prepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
 
 
-def stream_prepare(reading: Reading) -> events.StreamPrepare:
+def stream_prepare(reading: MessageCursor) -> events.StreamPrepare:
     reading.octet()
     return events.StreamPrepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
 
 
-def commit_prepared(reading: Reading) -> events.CommitPrepared:
+def commit_prepared(reading: MessageCursor) -> events.CommitPrepared:
     reading.octet()
     return events.CommitPrepared(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
 
 
-def rollback_prepared(reading: Reading) -> events.RollbackPrepared:
+def rollback_prepared(reading: MessageCursor) -> events.RollbackPrepared:
     reading.octet()
     return events.RollbackPrepared(
         reading.lsn(), reading.lsn(), reading.time(), reading.time(), reading.u32(), reading.text()
     )
 
 
-def logical_message(reading: Reading) -> events.LogicalMessage:
+def logical_message(reading: MessageCursor) -> events.LogicalMessage:
     transactional = reading.octet() == 1
     lsn, prefix = reading.lsn(), reading.text()
     return events.LogicalMessage(prefix, reading.octets(reading.u32()), lsn, transactional)
 
 
-def origin(reading: Reading) -> None:
+def origin(reading: MessageCursor) -> None:
     """Where a transaction came from: known, and not needed."""
     reading.lsn()
     reading.text()
 
 
-def type_name(reading: Reading) -> None:
+def type_name(reading: MessageCursor) -> None:
     """A type's name: the catalog is asked instead, because the name alone does not tell how a type is built."""
     reading.u32()
     reading.text()
@@ -93,7 +93,7 @@ def type_name(reading: Reading) -> None:
 
 def truncated(message: memoryview, streamed: bool) -> list[int]:
     """The oids of the truncated relations."""
-    reading = Reading(message)
+    reading = MessageCursor(message)
     if streamed:
         reading.u32()
     count = reading.u32()
@@ -103,7 +103,7 @@ def truncated(message: memoryview, streamed: bool) -> list[int]:
     return [int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4)]
 
 
-PARSERS: dict[str, Callable[[Reading], Control | None]] = {
+PARSERS: dict[str, Callable[[MessageCursor], Control | None]] = {
     "S": stream_start,
     "E": stream_stop,
     "c": stream_commit,

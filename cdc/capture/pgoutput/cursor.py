@@ -15,7 +15,7 @@ _U64 = struct.Struct("!Q")
 _I64 = struct.Struct("!q")
 
 
-class Reading:
+class MessageCursor:
     """A cursor over one message. Raises DecodeError, with the offset in the frame, where the message is too short."""
 
     def __init__(self, message: memoryview) -> None:

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from cdc.capture.pgoutput import changes, control_messages
 from cdc.capture.pgoutput.changes import Changes
-from cdc.capture.pgoutput.cursor import Reading
+from cdc.capture.pgoutput.cursor import MessageCursor
 from cdc.capture.pgoutput.events import (
     Event,
     LogicalMessage,
@@ -48,11 +48,11 @@ from cdc.capture.pgoutput.events import (
 )
 from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames, flags_of_kinds, join
 from cdc.capture.pgoutput.relations import Catalog, Keys, Relations
-from cdc.capture.pgoutput.transaction_context import Contexts, Placed
-from cdc.capture.replication.captured_tables import Captured
+from cdc.capture.pgoutput.transaction_context import RowTransactions, TransactionContexts
+from cdc.capture.replication.captured_tables import CapturedTables
 from cdc.capture.rows.arrow_buffers import repeated, take
 from cdc.capture.rows.byte_spans import Places
-from cdc.capture.rows.layout import Layout
+from cdc.capture.rows.layout import RowLayout
 from cdc.capture.rows.mask import NO_MASK, Masking
 from cdc.errors import DecodeError
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
@@ -90,10 +90,10 @@ class Decoder:
         *,
         parallel: bool = False,
         after: Lsn = ZERO_LSN,
-        captured: Captured | None = None,
+        captured: CapturedTables | None = None,
     ) -> None:
         self._relations = Relations(schemas, catalog, keys, masking, captured)
-        self._contexts = Contexts(ended=after)
+        self._contexts = TransactionContexts(ended=after)
         self._parsers = dict(control_messages.PARSERS)
         if parallel:
             self._parsers["A"] = control_messages.parallel_abort
@@ -126,7 +126,7 @@ class Decoder:
         for index in frames.of(_RARE).tolist():
             message = frames.message(index)
             kind = chr(message[0])
-            reading = Reading(message)
+            reading = MessageCursor(message)
             xid = reading.u32() if kind in "MY" and streamed is not None and streamed[index] else 0
             event = self._parsers[kind](reading)
             reading.end()
@@ -161,7 +161,7 @@ class Decoder:
                 if learnt is not None:
                     found[index] = learnt if isinstance(learnt, TableWaits) else RelationChanged(learnt.schema)
 
-    def _changes(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
+    def _changes(self, frames: Frames, scopes: Places | None) -> list[tuple[RowLayout, Changes]]:
         """The inserts, updates and deletes, table schema by table schema."""
         message = frames.of(_CHANGES)
         if len(message) == 0:
@@ -176,7 +176,7 @@ class Decoder:
         groups = self._by_layout(scope, oid, message)
         return [(layout, changes.decode(frames, layout, message[rows], at[rows] + 4)) for layout, rows in groups]
 
-    def _by_layout(self, scope: Places | None, oid: Places, message: Places) -> list[tuple[Layout, Places | slice]]:
+    def _by_layout(self, scope: Places | None, oid: Places, message: Places) -> list[tuple[RowLayout, Places | slice]]:
         """The rows of each layout; others are left out. The usual feed is of one table that does not change."""
         first = int(oid[0])
         if scope is None and (oid == first).all() and not self._relations.changes(0, first):
@@ -184,8 +184,8 @@ class Decoder:
             return [] if layout is None else [(layout, slice(None))]
         return self._by_each_layout(np.zeros(len(oid), np.int64) if scope is None else scope, oid, message)
 
-    def _by_each_layout(self, scope: Places, oid: Places, message: Places) -> list[tuple[Layout, Places | slice]]:
-        parts: dict[int, tuple[Layout, list[Places]]] = {}
+    def _by_each_layout(self, scope: Places, oid: Places, message: Places) -> list[tuple[RowLayout, Places | slice]]:
+        parts: dict[int, tuple[RowLayout, list[Places]]] = {}
         for code in np.unique(scope << 32 | oid).tolist():
             of_scope, of_oid = code >> 32, code & 0xFFFFFFFF
             rows = np.flatnonzero((oid == of_oid) & (scope == of_scope))
@@ -196,7 +196,7 @@ class Decoder:
                     parts.setdefault(id(layout), (layout, []))[1].append(piece)
         return [(layout, np.sort(np.concatenate(pieces))) for layout, pieces in parts.values()]
 
-    def _truncates(self, frames: Frames, scopes: Places | None) -> list[tuple[Layout, Changes]]:
+    def _truncates(self, frames: Frames, scopes: Places | None) -> list[tuple[RowLayout, Changes]]:
         groups = []
         for index in frames.of(_TRUNCATE).tolist():
             scope = 0 if scopes is None else int(scopes[index])
@@ -254,7 +254,9 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
     return Decoded(rows, found, np.concatenate([part.subxids for part in parts]))
 
 
-def _table(groups: Sequence[tuple[Layout, Changes]], frames: Frames, message: Places, placed: Placed) -> pa.Table:
+def _table(
+    groups: Sequence[tuple[RowLayout, Changes]], frames: Frames, message: Places, placed: RowTransactions
+) -> pa.Table:
     """The groups put together in stream order."""
     if not groups:
         return LOG_SCHEMA.empty_table()

@@ -6,7 +6,7 @@ Plain tuples, because a stream of small transactions makes two of them per row. 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cdc.capture.replication.captured_tables import Reason
+from cdc.capture.replication.captured_tables import WaitReason
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 
 
@@ -137,7 +137,7 @@ class TableWaits(NamedTuple):
     """This captured table cannot be followed from here on: none of its rows is decoded any more."""
 
     table: TableId
-    reason: Reason
+    reason: WaitReason
     row: int = 0
 
 

@@ -13,10 +13,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from cdc.capture.pgoutput.cursor import Reading
+from cdc.capture.pgoutput.cursor import MessageCursor
 from cdc.capture.pgoutput.events import TableWaits
-from cdc.capture.replication.captured_tables import Captured, Reason
-from cdc.capture.rows.layout import Layout, lay_out, recorded_as
+from cdc.capture.replication.captured_tables import CapturedTables, WaitReason
+from cdc.capture.rows.layout import RowLayout, lay_out, recorded_as
 from cdc.capture.rows.mask import Masking
 from cdc.capture.rows.types import BUILT_IN
 from cdc.capture.source.schema_policy import refusal, standing, stops
@@ -37,7 +37,7 @@ class Relations:
     """Every relation known so far, by scope (0, or the streamed transaction's id) and oid."""
 
     def __init__(
-        self, schemas: Schemas, catalog: Catalog, keys: Keys, masking: Masking, captured: Captured | None = None
+        self, schemas: Schemas, catalog: Catalog, keys: Keys, masking: Masking, captured: CapturedTables | None = None
     ) -> None:
         self._captured = captured
         self._schemas = schemas
@@ -45,13 +45,13 @@ class Relations:
         self._keys = keys
         self._masking = masking
         self._types: dict[int, PgType] = {}
-        self._messages: dict[int, tuple[bytes, Layout | None]] = {}
-        self._history: dict[tuple[int, int], list[tuple[int, Layout | None]]] = {}
+        self._messages: dict[int, tuple[bytes, RowLayout | None]] = {}
+        self._history: dict[tuple[int, int], list[tuple[int, RowLayout | None]]] = {}
         self._over: set[int] = set()
-        self._pending: dict[int, list[tuple[bytes, Layout]]] = {}
+        self._pending: dict[int, list[tuple[bytes, RowLayout]]] = {}
         self._provisional = 0
 
-    def learn(self, message: memoryview, scope: int, place: int) -> Layout | TableWaits | None:
+    def learn(self, message: memoryview, scope: int, place: int) -> RowLayout | TableWaits | None:
         """Take in a relation message that stands at `place` of this feed; returns the layout where it is new, or which
         table waits from here on."""
         body = bytes(message[5 if scope else 1 :])
@@ -62,16 +62,16 @@ class Relations:
             return None
         before = None if seen is None else seen[1]
         found = self._taken_in(message, scope, body)
-        layout = found if isinstance(found, Layout) else None
+        layout = found if isinstance(found, RowLayout) else None
         if layout is None:
             self._messages[oid] = (body, None)
         self._history.setdefault((scope, oid), []).append((place, layout))
         changed = layout is not None and (before is None or before.schema != layout.schema)
         return found if changed or layout is None else None
 
-    def _taken_in(self, message: memoryview, scope: int, body: bytes) -> Layout | TableWaits | None:
+    def _taken_in(self, message: memoryview, scope: int, body: bytes) -> RowLayout | TableWaits | None:
         """The layout of a captured table; None: nobody wants its rows."""
-        reading = Reading(message)
+        reading = MessageCursor(message)
         if scope:
             reading.u32()
         oid = reading.u32()
@@ -83,12 +83,12 @@ class Relations:
         found = self._captured.renamed(oid, table)
         return None if found is None else self._waits(*found)
 
-    def _waits(self, table: TableId, reason: Reason) -> TableWaits:
+    def _waits(self, table: TableId, reason: WaitReason) -> TableWaits:
         if self._captured is not None:
             self._captured.wait(table)
         return TableWaits(table, reason)
 
-    def _obstacle(self, schema: TableSchema, scope: int) -> Reason | None:
+    def _obstacle(self, schema: TableSchema, scope: int) -> WaitReason | None:
         """Why a captured table cannot be followed with this schema."""
         if self._captured is None:
             return None
@@ -98,9 +98,9 @@ class Relations:
         refused = refusal(self._schemas, schema, next((had for had in earlier if had.table == schema.table), None))
         if refused is None or stops(self._schemas):  # recording it raises, a streamed one at its commit
             return None
-        return Reason(refused.message, refused.remedy)
+        return WaitReason(refused.message, refused.remedy)
 
-    def _recorded(self, layout: Layout, scope: int, body: bytes) -> Layout:
+    def _recorded(self, layout: RowLayout, scope: int, body: bytes) -> RowLayout:
         """Recorded at once, but for a streamed transaction's: that may yet be rolled back with all its DDL."""
         if self._captured is not None:
             self._captured.know(layout.schema)
@@ -114,7 +114,7 @@ class Relations:
         self._pending.setdefault(scope, []).append((body, layout))
         return layout
 
-    def at(self, scope: int, oid: int, place: int) -> Layout | None:
+    def at(self, scope: int, oid: int, place: int) -> RowLayout | None:
         """The layout that a row at this place of the feed was written with; None: its table is not captured.
 
         Raises DecodeError where the stream has not described the relation.
@@ -136,7 +136,7 @@ class Relations:
 
         Returns the ids of its schemas by the provisional ones (negative) that its rows carry.
         """
-        recorded: dict[int, Layout] = {}
+        recorded: dict[int, RowLayout] = {}
         for body, layout in self._pending.pop(scope, ()):
             kept = recorded_as(layout, self._schemas.record(replace(layout.schema, id=0)))
             recorded[layout.schema.id] = kept
@@ -163,7 +163,7 @@ class Relations:
                 history[:] = [(-1, history[-1][1])]
         self._over.clear()
 
-    def _laid_out(self, schema: TableSchema) -> Layout:
+    def _laid_out(self, schema: TableSchema) -> RowLayout:
         if schema.identity == "f" and (names := self._keys(schema.oid)):
             schema = _keyed(schema, names)
         return lay_out(schema, self._masking)
@@ -182,7 +182,7 @@ def _keyed(schema: TableSchema, names: Collection[str]) -> TableSchema:
     return TableSchema(schema.table, columns, schema.id, schema.oid, schema.identity)
 
 
-def _parsed(reading: Reading, oid: int, table: TableId, find: Catalog) -> TableSchema:
+def _parsed(reading: MessageCursor, oid: int, table: TableId, find: Catalog) -> TableSchema:
     """The rest of a relation message, behind its name."""
     identity = chr(reading.octet())
     if identity not in "dfin":

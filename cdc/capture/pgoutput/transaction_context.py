@@ -26,7 +26,7 @@ _STREAM = ord("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RowTransactions:
     """Each row's transaction and its place in it."""
 
     commit_lsn: Places
@@ -56,7 +56,7 @@ class _Ends:
 
 
 @dataclass(slots=True)
-class Contexts:
+class TransactionContexts:
     """The open transaction between feeds, and how many rows each streamed one has so far."""
 
     closer: int = 0
@@ -99,7 +99,7 @@ class Contexts:
         if outside.any():
             raise DecodeError(f"Message {int(rows[np.argmax(outside)])} of the feed is a row outside a transaction", 0)
 
-    def place(self, frames: Frames, found: dict[int, Event], counts: Places, message: Places) -> Placed:
+    def place(self, frames: Frames, found: dict[int, Event], counts: Places, message: Places) -> RowTransactions:
         """Number the rows (`counts`: rows per message, `message`: each row's message) and move on to the feed's end."""
         kind = frames.kind
         openers = frames.of(_OPENERS)
@@ -121,7 +121,7 @@ class Contexts:
             self._follow(found, openers, (lsn, ts, xid, carry), size)
         context = np.searchsorted(openers, message, side="right")
         ordinal = np.arange(len(message)) - first[context] + carry[context]
-        placed = Placed(lsn[context], ts[context], xid[context], ordinal, previous[context])
+        placed = RowTransactions(lsn[context], ts[context], xid[context], ordinal, previous[context])
         self.commit_lsn, self.commit_ts, self.xid = int(lsn[-1]), int(ts[-1]), int(xid[-1])
         self.previous, self.ended = int(previous[-1]), int(ends.ends[-1])
         self.ordinal = int(carry[-1] + size[-1])

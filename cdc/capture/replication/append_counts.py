@@ -16,7 +16,7 @@ _Group = tuple[str, str, int, int, datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class AppendTotals:
     """The counts at one moment; `changes` by table and operation, `newest` the last commit of each table."""
 
     changes: Mapping[tuple[str, str], int]
@@ -26,7 +26,7 @@ class Counted:
     newest: Mapping[str, tuple[int, datetime]]
 
 
-class Tally:
+class AppendCounts:
     """Counts rows as they become durable. Safe to read from any thread."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Tally:
             self._size += size
             self._last = max(group[-1] for group in groups)
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "AppendCounts") -> None:
         """What another one counted is in the log as well."""
         counted = other.counted()
         with self._lock:
@@ -61,10 +61,10 @@ class Tally:
     def _note(self, table: str, newest: tuple[int, datetime]) -> None:
         self._newest[table] = max(newest, self._newest.get(table, newest))
 
-    def counted(self) -> Counted:
+    def counted(self) -> AppendTotals:
         """The counts so far."""
         with self._lock:
-            return Counted(dict(self._changes), self._changes.total(), self._size, self._last, dict(self._newest))
+            return AppendTotals(dict(self._changes), self._changes.total(), self._size, self._last, dict(self._newest))
 
 
 def _grouped(rows: pa.Table) -> list[_Group]:

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from cdc import failpoint
 from cdc.capture.replication.acknowledge import Acknowledgements, Ticket
-from cdc.capture.replication.append_counts import Tally
-from cdc.capture.transactions.assembly import Large
+from cdc.capture.replication.append_counts import AppendCounts
+from cdc.capture.transactions.assembly import SpilledTransaction
 from cdc.errors import LogFull
 from cdc.model import Entry, Lsn
 from cdc.ports import Clock, LogWriter
@@ -33,14 +33,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     ticket: Ticket
-    item: Entry | Large
+    item: Entry | SpilledTransaction
     size: int
 
 
-class Handoff:
+class AppendQueue:
     """Put in one thread, appended in another. `durable` is called after each append, in the appending thread."""
 
-    def __init__(self, log: LogWriter, limit: int, tally: Tally, clock: Clock) -> None:
+    def __init__(self, log: LogWriter, limit: int, tally: AppendCounts, clock: Clock) -> None:
         self._log = log
         self._limit = limit
         self._tally = tally
@@ -62,7 +62,7 @@ class Handoff:
         """Whom to tell of an append from now on."""
         self._durable = durable
 
-    def put(self, items: Sequence[Entry | Large]) -> None:
+    def put(self, items: Sequence[Entry | SpilledTransaction]) -> None:
         """Queue items in log order. Never blocks: look at `full` before reading more."""
         with self._changed:
             for item in items:
@@ -110,7 +110,7 @@ class Handoff:
             self._changed.notify_all()
         self._thread.join()
         for waiting in self._queue:
-            if isinstance(waiting.item, Large):
+            if isinstance(waiting.item, SpilledTransaction):
                 waiting.item.discard()
         self._queue.clear()
 
@@ -145,7 +145,7 @@ class Handoff:
         self._appended = self._clock.monotonic()
         failpoint.reached("capture.before_append")
         first = taken[0].item
-        if isinstance(first, Large):
+        if isinstance(first, SpilledTransaction):
             self._publish(first)
             first.discard()
         else:
@@ -159,9 +159,9 @@ class Handoff:
             self._changed.notify_all()
         self._durable()
 
-    def _publish(self, large: Large) -> None:
+    def _publish(self, large: SpilledTransaction) -> None:
         spool = self._patiently(self._log.spool)
-        tally = Tally()
+        tally = AppendCounts()
         try:
             for rows in large.parts():
                 self._patiently(partial(spool.write, rows))
@@ -192,7 +192,7 @@ class Handoff:
                 return done
 
 
-def _mergeable(left: Entry | Large, right: Entry | Large) -> bool:
+def _mergeable(left: Entry | SpilledTransaction, right: Entry | SpilledTransaction) -> bool:
     return isinstance(left, Entry) and isinstance(right, Entry)
 
 

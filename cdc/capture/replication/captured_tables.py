@@ -16,7 +16,7 @@ PREFIX = "waiting:"
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class WaitReason:
     """Why a table waits, and what to do."""
 
     message: str
@@ -26,21 +26,21 @@ class Reason:
         return f"{self.message} {self.remedy}"
 
 
-def waiting(marks: Mapping[str, str]) -> dict[TableId, Reason]:
+def waiting(marks: Mapping[str, str]) -> dict[TableId, WaitReason]:
     """The tables that the log knows to wait."""
     return {
-        TableId.parse(name.removeprefix(PREFIX)): Reason(**json.loads(text))
+        TableId.parse(name.removeprefix(PREFIX)): WaitReason(**json.loads(text))
         for name, text in marks.items()
         if text and name.startswith(PREFIX)
     }
 
 
-def marked(table: TableId, reason: Reason | None) -> dict[str, str]:
+def marked(table: TableId, reason: WaitReason | None) -> dict[str, str]:
     """The mark by which the log knows that a table waits; None: it does not wait any more."""
     return {f"{PREFIX}{table}": "" if reason is None else json.dumps(asdict(reason), ensure_ascii=False)}
 
 
-class Captured:
+class CapturedTables:
     """The tables of one connection whose changes are wanted; a table that waits leaves them for good."""
 
     def __init__(self, tables: Collection[TableId], schemas: Iterable[TableSchema]) -> None:
@@ -53,19 +53,19 @@ class Captured:
         """Whether changes under this name go into the log."""
         return table in self._tables
 
-    def renamed(self, oid: int, name: TableId) -> tuple[TableId, Reason] | None:
+    def renamed(self, oid: int, name: TableId) -> tuple[TableId, WaitReason] | None:
         """The captured table that now goes by another name, which nobody asked for."""
         former = self._names.get(oid)
         if former is None or former == name or former not in self._tables:
             return None
         return former, renamed(former, name)
 
-    def unidentified(self, schema: TableSchema) -> Reason | None:
+    def unidentified(self, schema: TableSchema) -> WaitReason | None:
         """Whether the table had a key until now, and this schema has none."""
         known = self._known.get(schema.table)
         if schema.key or known is None or not known.key:
             return None
-        return Reason(
+        return WaitReason(
             f"{schema.table} has no replica identity any more: its UPDATE and DELETE fail in the source while it is "
             "published.",
             "Give it a primary key or another replica identity; it is then read again by itself.",
@@ -81,9 +81,9 @@ class Captured:
         self._tables.discard(table)
 
 
-def renamed(former: TableId, name: TableId) -> Reason:
+def renamed(former: TableId, name: TableId) -> WaitReason:
     """Why a table waits whose name has changed."""
-    return Reason(
+    return WaitReason(
         f"{former} is called {name} now: what it holds under its old name in the stores stays as it was.",
         f"Write {name} instead of {former} into source.tables and run: millrace reload. Or rename it back; it is then "
         "read again by itself.",

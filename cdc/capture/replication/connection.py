@@ -34,7 +34,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class Received:
     """What one `drain` took off the socket. `server_end` is the newest keepalive's LSN: everything that commits at
     or below it came before it. `reply` says that the server waits for an answer."""
 
@@ -54,7 +54,7 @@ def protocol(server_version: int) -> dict[str, str]:
     return {"proto_version": str(version), "streaming": "on", "messages": "true"}
 
 
-class Wire:
+class ReplicationConnection:
     """Logical replication over one connection, from `start` until `stop` or an error.
 
     A peer that stays silent for `silence` seconds although it was asked to answer raises SourceLost: a black hole
@@ -90,7 +90,7 @@ class Wire:
         self._confirmed = after
         self._heard = self._clock.monotonic()
 
-    def drain(self, max_messages: int, max_bytes: int, wait: float) -> Drained:
+    def drain(self, max_messages: int, max_bytes: int, wait: float) -> Received:
         """Take what has arrived, up to a limit; wait for something at most `wait` seconds, or until `wake`."""
         drained = self._take(max_messages, max_bytes)
         if not drained.frames and not drained.server_end:
@@ -144,7 +144,7 @@ class Wire:
                 os.close(end)
         self._wake_read = self._wake_write = -1
 
-    def _take(self, max_messages: int, max_bytes: int) -> Drained:
+    def _take(self, max_messages: int, max_bytes: int) -> Received:
         frames: list[Frame] = []
         get, append = self._pg.get_copy_data, frames.append
         size, seen, server_end, reply, dry = 0, 0, ZERO_LSN, False, False
@@ -175,7 +175,7 @@ class Wire:
         except psycopg.Error:
             if not frames:
                 raise self._ending() from None
-        return Drained(frames, size, server_end, reply)
+        return Received(frames, size, server_end, reply)
 
     def _ending(self) -> SourceError:
         with suppress(psycopg.Error):

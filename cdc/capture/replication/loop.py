@@ -12,18 +12,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cdc.capture.pgoutput.catalog_lookups import Lookups
+from cdc.capture.pgoutput.catalog_lookups import CatalogLookups
 from cdc.capture.pgoutput.decoder import Decoder
-from cdc.capture.replication.append_counts import Tally
-from cdc.capture.replication.append_queue import Handoff
-from cdc.capture.replication.captured_tables import Captured, waiting
-from cdc.capture.replication.connection import Wire
-from cdc.capture.replication.stream import Deaf, Listener, Stream
+from cdc.capture.replication.append_counts import AppendCounts
+from cdc.capture.replication.append_queue import AppendQueue
+from cdc.capture.replication.captured_tables import CapturedTables, waiting
+from cdc.capture.replication.connection import ReplicationConnection
+from cdc.capture.replication.stream import Listener, NoListener, Stream
 from cdc.capture.rows.mask import NO_MASK, Masking
 from cdc.capture.source import slot
 from cdc.capture.source.connect import brief, connect
 from cdc.capture.transactions.assembly import Assembler
-from cdc.capture.transactions.spill import Scratch
+from cdc.capture.transactions.spill import SpillFolder
 from cdc.config.settings import SourceSettings
 from cdc.errors import LogFull, SlotBusy, SourceError, SourceLost, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderStatus:
+class LoopStatus:
     """What the reader knows of itself. Nothing that commits at or below `watermark` is missing from the log."""
 
     state: str = "starting"
@@ -61,7 +61,7 @@ class ReaderStatus:
     """The last commit of each table that this reader put into the log: its LSN and time."""
 
 
-class Reader:
+class CaptureLoop:
     """Follows one slot into one log. `run` in one thread; `status` and `fail` from any."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Reader:
         source: SourceSettings,
         log: LogWriter,
         clock: Clock,
-        scratch: Scratch,
+        scratch: SpillFolder,
         *,
         masking: Masking = NO_MASK,
         listener: Listener | None = None,
@@ -81,10 +81,10 @@ class Reader:
         self._clock = clock
         self._scratch = scratch
         self._masking = masking
-        self._listener: Listener = listener or Deaf()
+        self._listener: Listener = listener or NoListener()
         self._leaving = frozenset(known)
-        self._tally = Tally()
-        self._handoff = Handoff(log, _QUEUE_BYTES, self._tally, clock)
+        self._tally = AppendCounts()
+        self._handoff = AppendQueue(log, _QUEUE_BYTES, self._tally, clock)
         self._state = "starting"
         self._trouble = ""
         self._no_room = ""
@@ -95,11 +95,11 @@ class Reader:
         self._sender = 0
 
     @property
-    def status(self) -> ReaderStatus:
+    def status(self) -> LoopStatus:
         """A picture of now."""
         counted = self._tally.counted()
         durable = self._handoff.confirmed
-        return ReaderStatus(
+        return LoopStatus(
             "blocked" if self._handoff.trouble or self._no_room else self._state,
             max(self._watermark, durable),
             durable,
@@ -178,8 +178,8 @@ class Reader:
                     attempts.reset()
             stream.finish(_STOP_SECONDS)
 
-    def _stream(self, wire: Wire, after: Lsn) -> Stream:
-        lookups = Lookups(self._source)
+    def _stream(self, wire: ReplicationConnection, after: Lsn) -> Stream:
+        lookups = CatalogLookups(self._source)
         return Stream(
             wire,
             self._handoff,
@@ -197,15 +197,15 @@ class Reader:
             heartbeat=self._source.heartbeat_seconds,
         )
 
-    def _captured(self) -> Captured:
+    def _captured(self) -> CapturedTables:
         """What is wanted of this connection: nothing of tables that the log knows to wait."""
         tables = self._leaving | {table.name for table in self._source.tables}
-        return Captured(tables - waiting(self._log.progress().marks).keys(), self._log.schemas.newest())
+        return CapturedTables(tables - waiting(self._log.progress().marks).keys(), self._log.schemas.newest())
 
-    def _connected(self, after: Lsn, silence: float) -> Wire:
+    def _connected(self, after: Lsn, silence: float) -> ReplicationConnection:
         """A started stream, once slot and log are known to fit together."""
         replication = connect(self._source, "millrace capture", replication=True)
-        wire = Wire(replication, self._clock, silence)
+        wire = ReplicationConnection(replication, self._clock, silence)
         try:
             server = slot.identify(replication)
             self._check_slot(server, after)
@@ -217,7 +217,7 @@ class Reader:
             raise
         return wire
 
-    def _start(self, wire: Wire, server: slot.ServerIdentity, after: Lsn) -> None:
+    def _start(self, wire: ReplicationConnection, server: slot.ServerIdentity, after: Lsn) -> None:
         try:
             wire.start(self._source.slot, self._source.publication, after)
         except SourceRefused:

@@ -8,10 +8,10 @@ from typing import Protocol, Self
 from cdc import failpoint
 from cdc.capture.pgoutput.decoder import Decoder
 from cdc.capture.pgoutput.events import LogicalMessage, TableWaits
-from cdc.capture.replication.append_queue import Handoff
+from cdc.capture.replication.append_queue import AppendQueue
 from cdc.capture.replication.captured_tables import marked
-from cdc.capture.replication.connection import Frame, Wire
-from cdc.capture.transactions.assembly import Assembler, Item, Large
+from cdc.capture.replication.connection import Frame, ReplicationConnection
+from cdc.capture.transactions.assembly import Assembler, Item, SpilledTransaction
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry
 from cdc.ports import Clock
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class Listener(Protocol):
     """Sees the stream in log order, in the reading thread, before anything is handed to the log."""
 
-    def passed(self, item: Entry | Large) -> None:
+    def passed(self, item: Entry | SpilledTransaction) -> None:
         """These whole transactions go into the log next."""
 
     def heard(self, message: LogicalMessage) -> Sequence[Entry]:
@@ -43,10 +43,10 @@ class Listener(Protocol):
         """A connection begins: everything after the log's end comes again."""
 
 
-class Deaf:
+class NoListener:
     """A listener that wants nothing."""
 
-    def passed(self, item: Entry | Large) -> None:
+    def passed(self, item: Entry | SpilledTransaction) -> None:
         """Nothing."""
 
     def heard(self, message: LogicalMessage) -> Sequence[Entry]:
@@ -62,8 +62,8 @@ class Stream:
 
     def __init__(
         self,
-        wire: Wire,
-        handoff: Handoff,
+        wire: ReplicationConnection,
+        handoff: AppendQueue,
         decoder: Decoder,
         assembler: Assembler,
         clock: Clock,
@@ -171,7 +171,7 @@ class Stream:
             return
         self._listener.passed(item)
         self.received = max(self.received, item.end)
-        if isinstance(item, Large) or item.rows.num_rows or item.marks:
+        if isinstance(item, SpilledTransaction) or item.rows.num_rows or item.marks:
             self._handoff.put([item])
 
     def _look_around(self, asked: bool) -> None:

@@ -22,7 +22,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """How rows of one schema become images. `schema` is the masked one: what the registry holds.
 
     A table without any key column (replica identity nothing) has its whole row as key.
@@ -45,7 +45,7 @@ class Layout:
         return _images(self.key, self.keys, block, None)
 
 
-def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> Layout:
+def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> RowLayout:
     """Apply the masking rules to a schema as the source has it. Raises ConfigError where they would lose its key."""
     masked = masking.columns(schema)
     fields = tuple(Field(index, column, renderer) for index, column, renderer in masked)
@@ -53,18 +53,18 @@ def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> Layout:
     recorded = TableSchema(
         schema.table, tuple(field.column for field in fields), schema.id, schema.oid, schema.identity
     )
-    return Layout(recorded, len(schema.columns), fields, keys, _template(fields), _template(keys))
+    return RowLayout(recorded, len(schema.columns), fields, keys, _template(fields), _template(keys))
 
 
-def recorded_as(layout: Layout, recorded: TableSchema) -> Layout:
+def recorded_as(layout: RowLayout, recorded: TableSchema) -> RowLayout:
     """The layout under the schema that the registry keeps; a column that it does not know is left out of images."""
     known = {column.name for column in recorded.columns}
     fields = tuple(field for field in layout.fields if field.column.name in known)
     keys = tuple(field for field in fields if field.column.key) or fields
-    return Layout(recorded, layout.width, fields, keys, _template(fields), _template(keys))
+    return RowLayout(recorded, layout.width, fields, keys, _template(fields), _template(keys))
 
 
-def images(layout: Layout, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
+def images(layout: RowLayout, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
     """(key, after) of whole rows: the snapshot's entrance, by the same code as the stream's."""
     return layout.key_images(block), layout.rows(block)
 

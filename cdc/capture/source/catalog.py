@@ -9,7 +9,7 @@ from psycopg import sql
 
 from cdc.capture.source import keys
 from cdc.capture.source.connect import explained
-from cdc.capture.source.keys import Index
+from cdc.capture.source.keys import UniqueIndex
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -28,7 +28,7 @@ class TableFacts:
     identity: str
     columns: tuple[str, ...]
     generated: tuple[str, ...]
-    indexes: tuple[Index, ...]
+    indexes: tuple[UniqueIndex, ...]
     row_security: bool
     readable: bool
     server: int
@@ -129,7 +129,7 @@ def _facts(row: tuple[Any, ...], server: int) -> TableFacts:
         identity=identity,
         columns=tuple(columns or ()),
         generated=tuple(generated or ()),
-        indexes=tuple(Index(name, tuple(names), *flags) for name, names, *flags in indexes or ()),
+        indexes=tuple(UniqueIndex(name, tuple(names), *flags) for name, names, *flags in indexes or ()),
         row_security=secured,
         readable=readable,
         server=server,

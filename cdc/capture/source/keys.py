@@ -13,7 +13,7 @@ FULL = "f"
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class UniqueIndex:
     """A valid unique index over columns and all rows. `columns` are in its order, without those it only INCLUDEs."""
 
     name: str
@@ -26,12 +26,12 @@ class Index:
     not_null: bool
 
 
-def primary_key(indexes: Sequence[Index]) -> tuple[str, ...]:
+def primary_key(indexes: Sequence[UniqueIndex]) -> tuple[str, ...]:
     """The primary key's columns, deferrable or not; empty: there is none."""
     return next((index.columns for index in indexes if index.primary), ())
 
 
-def identity_columns(identity: str, indexes: Sequence[Index], columns: Sequence[str]) -> tuple[str, ...]:
+def identity_columns(identity: str, indexes: Sequence[UniqueIndex], columns: Sequence[str]) -> tuple[str, ...]:
     """What Postgres sends of an old row, which a column list or row filter must cover.
 
     Empty: nothing, and once the table is published its UPDATE and DELETE fail.
@@ -42,7 +42,7 @@ def identity_columns(identity: str, indexes: Sequence[Index], columns: Sequence[
     return next((index.columns for index in indexes if chosen and index.immediate and getattr(index, chosen)), ())
 
 
-def key(identity: str, indexes: Sequence[Index], columns: Collection[str]) -> tuple[str, ...]:
+def key(identity: str, indexes: Sequence[UniqueIndex], columns: Collection[str]) -> tuple[str, ...]:
     """The key's columns in the order of its index; empty: the whole row is the key. `columns` are the published ones.
 
     A key that is not published whole tells nothing apart: then the whole row does.

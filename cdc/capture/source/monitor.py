@@ -19,7 +19,7 @@ from cdc.model import ZERO_LSN, Lsn, TableId
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SourceState:
     """What the last look found."""
 
     retained_bytes: int = 0
@@ -33,7 +33,7 @@ Absent = Callable[[Connection, Sequence[TableId]], bool]
 """Whether it is in order that these tables are not in the publication any more."""
 
 
-class Watch:
+class SourceMonitor:
     """Looks every heartbeat. `alarm` is called, in the watching thread, with what makes going on wrong."""
 
     def __init__(self, source: SourceSettings, published: Publication, alarm: Callable[[SourceError], None]) -> None:
@@ -46,7 +46,7 @@ class Watch:
         self._alarm = alarm
         self._stop = threading.Event()
         self._looking = threading.Lock()
-        self.seen = Seen()
+        self.seen = SourceState()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class Watch:
             if facts is None:
                 raise SlotLost(f"Slot {self._source.slot} was dropped.", slot.RESYNC)
             now = datetime.now(UTC)
-            self.seen = Seen(facts.retained_bytes, facts.wal_status, facts.source_lsn, facts.safe_bytes, now)
+            self.seen = SourceState(facts.retained_bytes, facts.wal_status, facts.source_lsn, facts.safe_bytes, now)
             if facts.wal_status == "lost":
                 raise SlotLost(f"Slot {facts.name} was invalidated.", slot.RESYNC)
             with self._looking:

@@ -43,7 +43,7 @@ select n.nspname::text, r.relname::text, ln.nspname::text, l.relname::text, l.oi
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafPartition:
     """A partition with rows. `file` changes when it is truncated or rewritten; `born` says that it was made as a
     partition, so that no row can have been in it before (its type and its place in the tree are of one transaction).
 
@@ -58,11 +58,11 @@ class Leaf:
     bounds: str = ""
 
 
-Leaves = Mapping[str, Mapping[int, Leaf]]
+Leaves = Mapping[str, Mapping[int, LeafPartition]]
 """Root's name to its leaves by oid."""
 
 
-class Happening(StrEnum):
+class PartitionChange(StrEnum):
     """What became of a partition."""
 
     REMOVED = "was detached from {root} or dropped"
@@ -72,16 +72,16 @@ class Happening(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class PartitionEvent:
     """One partition and what became of it. `before` and `now` are the leaf as it was and is; None: not there."""
 
     root: str
-    happening: Happening
-    before: Leaf | None
-    now: Leaf | None
+    happening: PartitionChange
+    before: LeafPartition | None
+    now: LeafPartition | None
 
     @property
-    def leaf(self) -> Leaf:
+    def leaf(self) -> LeafPartition:
         """The newest that is known of it."""
         found = self.now or self.before
         assert found is not None
@@ -105,7 +105,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Refill:
+class PartitionRefill:
     """Rows of a table to be read again, and ranges of which everything else is to go."""
 
     table: TableId
@@ -118,11 +118,11 @@ def read(connection: Connection, tables: Sequence[TableId]) -> Leaves:
     keys = {"schemas": [table.schema for table in tables], "names": [table.name for table in tables]}
     with explained("Reading the partitions"):
         rows = connection.execute(_LEAVES, keys).fetchall()
-    found: dict[str, dict[int, Leaf]] = {}
+    found: dict[str, dict[int, LeafPartition]] = {}
     for schema, name, leaf_schema, leaf, oid, file, born, joined in rows:
         leaves = found.setdefault(str(TableId(schema, name)), {})
         if oid is not None:
-            leaves[oid] = Leaf(str(TableId(leaf_schema, leaf)), file, bool(born), joined or "")
+            leaves[oid] = LeafPartition(str(TableId(leaf_schema, leaf)), file, bool(born), joined or "")
     return found
 
 
@@ -140,24 +140,24 @@ def bounded(connection: Connection, now: Leaves, before: Leaves) -> Leaves:
     }
 
 
-def events(before: Leaves, now: Leaves) -> Iterator[Event]:
+def events(before: Leaves, now: Leaves) -> Iterator[PartitionEvent]:
     """What happened to the leaves of the roots that were known before. Pure."""
     for root in sorted(before.keys() & now.keys()):
         old, new = before[root], now[root]
         for oid in sorted(old.keys() - new.keys()):
-            yield Event(root, Happening.REMOVED, old[oid], None)
+            yield PartitionEvent(root, PartitionChange.REMOVED, old[oid], None)
         for oid in sorted(new.keys() - old.keys()):
             if not new[oid].born:
-                yield Event(root, Happening.ATTACHED, None, new[oid])
+                yield PartitionEvent(root, PartitionChange.ATTACHED, None, new[oid])
         for oid in sorted(old.keys() & new.keys()):
             if old[oid].joined and old[oid].joined != new[oid].joined:
-                yield Event(root, Happening.MOVED, old[oid], new[oid])
+                yield PartitionEvent(root, PartitionChange.MOVED, old[oid], new[oid])
             elif old[oid].file != new[oid].file:
-                yield Event(root, Happening.REWRITTEN, old[oid], new[oid])
+                yield PartitionEvent(root, PartitionChange.REWRITTEN, old[oid], new[oid])
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PartitionAnswer:
     """What follows from an event: what is said, what is read again, and which range of rows goes."""
 
     notice: Notice
@@ -169,36 +169,38 @@ _STAY = "See them with millrace verify; millrace resync removes them."
 _FOLLOW = "Follow it with: millrace backfill"
 
 
-def answer(event: Event, policy: PartitionSettings, schema: TableSchema | None) -> Answer:
+def answer(event: PartitionEvent, policy: PartitionSettings, schema: TableSchema | None) -> PartitionAnswer:
     """What the policy of a table makes of an event. Pure; `schema` is what the log knows of the table."""
-    if event.happening is Happening.ATTACHED:
+    if event.happening is PartitionChange.ATTACHED:
         return _attached(event, policy)
     lost = event.before.bounds if event.before is not None else ""
     if policy.removed == "delete":
         why_not = "the log knows no row of it" if schema is None else partition_bounds.unfit(lost, schema)
         if not why_not:
-            return Answer(
+            return PartitionAnswer(
                 Notice(f"{event.subject}: rows that it does not hold any more are removed from the stores.", _FOLLOW),
                 _condition(event, lost),
                 lost,
             )
         kept = Notice(f"{event.subject}: its rows stay in the stores, because {why_not}.", _STAY)
-    elif event.happening is Happening.REWRITTEN:
+    elif event.happening is PartitionChange.REWRITTEN:
         kept = Notice(f"{event.subject}: if truncated, its rows stay.", _STAY)
     else:
         kept = Notice(f"{event.subject}: its rows stay in the stores.", _STAY)
-    reads = event.happening is Happening.MOVED and policy.attached == "backfill"
-    return Answer(kept, _condition(event) if reads else "")
+    reads = event.happening is PartitionChange.MOVED and policy.attached == "backfill"
+    return PartitionAnswer(kept, _condition(event) if reads else "")
 
 
-def _attached(event: Event, policy: PartitionSettings) -> Answer:
+def _attached(event: PartitionEvent, policy: PartitionSettings) -> PartitionAnswer:
     if policy.attached == "backfill":
-        return Answer(Notice(f"{event.subject}: rows that it had before are read.", _FOLLOW), _condition(event))
+        return PartitionAnswer(
+            Notice(f"{event.subject}: rows that it had before are read.", _FOLLOW), _condition(event)
+        )
     message = f"{event.subject}: rows that it had before are not in the log."
-    return Answer(Notice(message, f"Read them: millrace backfill {event.root}"))
+    return PartitionAnswer(Notice(message, f"Read them: millrace backfill {event.root}"))
 
 
-def _condition(event: Event, lost: str = "") -> str:
+def _condition(event: PartitionEvent, lost: str = "") -> str:
     """The rows to read: those within the range that was lost, and those of the partition as it is now."""
     ranges = [KeyRange.parse(lost).condition()] if lost else []
     now = event.now.bounds if event.now is not None else ""
@@ -215,11 +217,11 @@ def _relation(name: str) -> str:
     return "'" + quoted.replace("'", "''") + "'"
 
 
-def refill(table: TableId, answers: Sequence[Answer]) -> Refill | None:
+def refill(table: TableId, answers: Sequence[PartitionAnswer]) -> PartitionRefill | None:
     """One for all partitions of a table; None if nothing is to be read or removed."""
     conditions = tuple(dict.fromkeys(one.condition for one in answers if one.condition))
     removed = tuple(dict.fromkeys(one.removed for one in answers if one.removed))
-    return Refill(table, conditions, removed) if conditions or removed else None
+    return PartitionRefill(table, conditions, removed) if conditions or removed else None
 
 
 def mark(leaves: Leaves) -> str:
@@ -234,7 +236,7 @@ def mark(leaves: Leaves) -> str:
 def of_mark(text: str) -> Leaves:
     """Read it back; older ones know name and file only."""
     return {
-        root: {int(oid): Leaf(str(facts[0]), int(facts[1]), True, *facts[2:]) for oid, facts in found.items()}
+        root: {int(oid): LeafPartition(str(facts[0]), int(facts[1]), True, *facts[2:]) for oid, facts in found.items()}
         for root, found in json.loads(text).items()
     }
 
@@ -250,7 +252,7 @@ class Partitions:
         self,
         tables: Callable[[], Mapping[TableId, PartitionSettings]],
         log: LogWriter,
-        ask: Callable[[Connection, Refill], None],
+        ask: Callable[[Connection, PartitionRefill], None],
     ) -> None:
         self._tables = tables
         self._log = log
@@ -282,9 +284,9 @@ class Partitions:
 
     def _answers(
         self, before: Leaves, now: Leaves, policies: Mapping[TableId, PartitionSettings]
-    ) -> Mapping[TableId, Sequence[Answer]]:
+    ) -> Mapping[TableId, Sequence[PartitionAnswer]]:
         schemas = {schema.table: schema for schema in self._log.schemas.newest()}
-        found: dict[TableId, list[Answer]] = {}
+        found: dict[TableId, list[PartitionAnswer]] = {}
         for event in events(before, now):
             root = TableId.parse(event.root)
             found.setdefault(root, []).append(answer(event, policies[root], schemas.get(root)))

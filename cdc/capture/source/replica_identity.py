@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture.replication.captured_tables import Reason
+from cdc.capture.replication.captured_tables import WaitReason
 from cdc.capture.source import catalog, keys
 from cdc.capture.source.catalog import TableFacts, relation
-from cdc.capture.source.keys import Index
+from cdc.capture.source.keys import UniqueIndex
 from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceRefused
 from cdc.model import TableId
@@ -129,7 +129,7 @@ def _unlike_root(fact: TableFacts, root: TableFacts) -> tuple[str, str] | None:
     )
 
 
-def _usable(fact: TableFacts) -> list[Index]:
+def _usable(fact: TableFacts) -> list[UniqueIndex]:
     """The indexes that could serve as the identity, the primary key first."""
     return [
         index
@@ -138,21 +138,21 @@ def _usable(fact: TableFacts) -> list[Index]:
     ]
 
 
-def _chosen(index: Index) -> str:
+def _chosen(index: UniqueIndex) -> str:
     return "DEFAULT" if index.primary else f"USING INDEX {sql.Identifier(index.name).as_string(None)}"
 
 
-def partition_of(table: TableId, root: TableId, source: SourceSettings) -> Reason:
+def partition_of(table: TableId, root: TableId, source: SourceSettings) -> WaitReason:
     """Why a table is not captured that is a partition of a published one."""
     captured = any(other.name == root for other in source.tables)
     message = f"{table} is a partition of {root}: Postgres sends its changes as changes of {root}"
     if captured:
-        return Reason(
+        return WaitReason(
             f"{message}, which holds its rows in the stores.",
             f"Take {table} out of source.tables, or detach it: ALTER TABLE {relation(root).as_string(None)} DETACH "
             f"PARTITION {relation(table).as_string(None)}",
         )
-    return Reason(
+    return WaitReason(
         f"{message}, which is not captured.", f"Name {root} instead of {table} in source.tables, or detach it."
     )
 

@@ -23,7 +23,7 @@ _WIDER = {
 """Types that hold every value of the former one. Text holds the text of all."""
 
 
-class PolicedSchemas:
+class CheckedSchemas:
     """A registry that refuses what the policy forbids. `record` is the only way in."""
 
     def __init__(self, schemas: Schemas, policy: Policy) -> None:
@@ -79,19 +79,19 @@ class PolicedSchemas:
 
 def standing(schemas: Schemas, schema: TableSchema) -> TableSchema | None:
     """The schema under which rows of this one would go, if the registry has it already. Records nothing."""
-    if isinstance(schemas, PolicedSchemas):
+    if isinstance(schemas, CheckedSchemas):
         return schemas.standing(schema)
     return next((known for known in schemas.newest() if replace(schema, id=known.id) == known), None)
 
 
 def refusal(schemas: Schemas, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
     """Why the registry would not take this schema after that one, or after its newest. Records nothing."""
-    return schemas.refusal(schema, before) if isinstance(schemas, PolicedSchemas) else None
+    return schemas.refusal(schema, before) if isinstance(schemas, CheckedSchemas) else None
 
 
 def stops(schemas: Schemas) -> bool:
     """Whether a change that the registry refuses ends capture, instead of having its table wait."""
-    return isinstance(schemas, PolicedSchemas) and schemas.policy == "exception"
+    return isinstance(schemas, CheckedSchemas) and schemas.policy == "exception"
 
 
 def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, bool]]:
@@ -131,12 +131,12 @@ def _numeric(modifier: int) -> tuple[int, int]:
     return (modifier - 4) >> 16, (modifier - 4) & 0x7FF
 
 
-class PolicedLog:
+class SchemaCheckedLog:
     """A log whose registry keeps to the policy; everything else is the log's own."""
 
     def __init__(self, log: LogWriter, policy: Policy) -> None:
         self._log = log
-        self._schemas = PolicedSchemas(log.schemas, policy)
+        self._schemas = CheckedSchemas(log.schemas, policy)
 
     def progress(self) -> Progress:
         """What is durable."""

@@ -35,8 +35,8 @@ from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 _PLAIN = frozenset({Begin, Commit, RelationChanged})
 
 
-class Aside(Protocol):
-    """Rows set aside on disk (`cdc.capture.transactions.spill.Overflow`)."""
+class Spilled(Protocol):
+    """Rows set aside on disk (`cdc.capture.transactions.spill.SpillFile`)."""
 
     def write(self, rows: pa.Table) -> None:
         """Set rows aside. Raises LogFull: then the same call may be made again."""
@@ -49,7 +49,7 @@ class Aside(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class CommitStamp:
     """What the rows of a streamed transaction learn at its commit, and which subtransactions did not survive.
 
     `previous` is where the transaction committed before it ended; `schemas` are the ids of its new schemas by the
@@ -90,12 +90,12 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Large:
+class SpilledTransaction:
     """A whole transaction that lies on disk. `discard` it afterwards, whatever happened."""
 
     end: Lsn
-    aside: Aside
-    stamp: Stamp | None = None
+    aside: Spilled
+    stamp: CommitStamp | None = None
     unsettled: bool = False
     """Whether its net effect may lack some of its changes (`cdc.capture.transactions.net_effect`)."""
     rest: Sequence[pa.Table] = ()
@@ -117,7 +117,7 @@ class Large:
         self.aside.discard()
 
 
-Item = Entry | Large | LogicalMessage | TableWaits
+Item = Entry | SpilledTransaction | LogicalMessage | TableWaits
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class _Rows:
 
     tables: list[pa.Table] = field(default_factory=list)
     size: int = 0
-    aside: Aside | None = None
+    aside: Spilled | None = None
     aborted: set[int] = field(default_factory=set)
     messages: list[LogicalMessage] = field(default_factory=list)
     unsettled: bool = False
@@ -148,12 +148,12 @@ class _Rows:
         if self.aside is not None:
             self.aside.discard()
 
-    def complete(self, end: Lsn, stamp: Stamp | None = None) -> Entry | Large:
+    def complete(self, end: Lsn, stamp: CommitStamp | None = None) -> Entry | SpilledTransaction:
         if self.aside is not None:
             with suppress(LogFull):
                 self.flush()
             unsettled = self.unsettled or any(map(shows_deleted_rows, self.tables))
-            return Large(end, self.aside, stamp, unsettled, self.tables)
+            return SpilledTransaction(end, self.aside, stamp, unsettled, self.tables)
         rows = pa.concat_tables(self.tables) if self.tables else LOG_SCHEMA.empty_table()
         return Entry(settled(rows if stamp is None else stamp.apply(rows, 0)), end)
 
@@ -165,7 +165,7 @@ class Assembler:
     that has no room, `trouble` says so: give it nothing more until `relieve` has worked.
     """
 
-    def __init__(self, after: Lsn, budget: int, overflow: Callable[[], Aside]) -> None:
+    def __init__(self, after: Lsn, budget: int, overflow: Callable[[], Spilled]) -> None:
         self._after = after
         self._budget = budget
         self._overflow = overflow
@@ -238,7 +238,7 @@ class Assembler:
                 self._abort(event)
             case StreamCommit() if event.xid in self._streams:
                 whole = self._streams.pop(event.xid)
-                stamp = Stamp(
+                stamp = CommitStamp(
                     event.xid,
                     event.commit_lsn,
                     event.commit_ts,
@@ -277,7 +277,7 @@ class Assembler:
         elif event.xid in self._streams:
             self._streams[event.xid].aborted.add(event.subxid)
 
-    def _committed(self, whole: _Rows, end: Lsn, stamp: Stamp | None = None) -> list[Item]:
+    def _committed(self, whole: _Rows, end: Lsn, stamp: CommitStamp | None = None) -> list[Item]:
         if end <= self._after:
             whole.discard()
             return []

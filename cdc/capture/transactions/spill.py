@@ -14,7 +14,7 @@ from cdc.errors import LogFull
 from cdc.row_file import NO_ROOM, RowFile
 
 
-class Scratch:
+class SpillFolder:
     """The folder of the files, and what they hold together. `check` raises LogFull where nothing may be added."""
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
@@ -27,7 +27,7 @@ class Scratch:
         """Bytes on disk that no listing shows."""
         return sum(file.size for file in tuple(self._files))
 
-    def open(self) -> "Overflow":
+    def open(self) -> "SpillFile":
         """Room for one more transaction. Raises LogFull."""
         self.check()
         try:
@@ -39,7 +39,7 @@ class Scratch:
                 raise
             raise LogFull(f"No room left under {self.folder}.", "Free space or raise the quota; it goes on.") from None
         self._files.add(file)
-        return Overflow(self, file)
+        return SpillFile(self, file)
 
     def forget(self, file: RowFile) -> None:
         """Give its disk space back."""
@@ -47,10 +47,10 @@ class Scratch:
         file.close()
 
 
-class Overflow:
+class SpillFile:
     """Rows set aside in order, read back in order, as often as asked. Belongs to one thread at a time."""
 
-    def __init__(self, scratch: Scratch, file: RowFile) -> None:
+    def __init__(self, scratch: SpillFolder, file: RowFile) -> None:
         self._scratch = scratch
         self._file = file
 

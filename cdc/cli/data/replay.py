@@ -37,7 +37,7 @@ def replay(
 
     Example: millrace replay --sink redis --table public.orders --from 2026-01-31T10:00:00Z
     """
-    from cdc.service.apply.replay import Range, replay
+    from cdc.service.apply.replay import ReplayRange, replay
     from cdc.service.daemon.process import settings_from
     from cdc.service.inspect.verification import chosen_sinks, parsed_table
     from cdc.service.inspect.why import log_key
@@ -45,7 +45,7 @@ def replay(
     settings = settings_from(config)
     keys = tuple(log_key(text) for text in key or ())
     tables = tuple(parsed_table(text) for text in table or ())
-    asked = Range(_point(start), _point(until), tables, keys)
+    asked = ReplayRange(_point(start), _point(until), tables, keys)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=ERR, disable=as_json or not ERR.is_terminal) as bar:
         shown = bar.add_task("reading the log")

@@ -8,7 +8,7 @@ import typer
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_table, print_json, print_table
 
 if TYPE_CHECKING:
-    from cdc.service.inspect.why import Story, Told
+    from cdc.service.inspect.why import EventOutcome, RowHistory
 
 _OPS = {
     "c": "inserted",
@@ -45,7 +45,7 @@ def why(
         _print(told)
 
 
-def _print(told: "Story") -> None:
+def _print(told: "RowHistory") -> None:
     sinks = list(told.stored)
     if not told.events:
         OUT.print("The log holds no event of this key.")
@@ -67,7 +67,7 @@ def _print(told: "Story") -> None:
     print_table(("store", "holds", "version", "place"), held)
 
 
-def _fate(one: "Told", sink: str) -> str:
+def _fate(one: "EventOutcome", sink: str) -> str:
     fate, batch = one.sinks[sink], one.batches[sink]
     if fate != "applied":
         return fate

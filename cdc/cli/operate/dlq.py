@@ -11,7 +11,7 @@ from cdc.config.settings import Settings
 from cdc.errors import ConfigError
 from cdc.json_text.members import members, unquote
 from cdc.model import Lsn, format_lsn
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
 app = typer.Typer(help="Changes that a store refused: see, retry or drop them.", no_args_is_help=True)
 
@@ -118,7 +118,7 @@ def drop(
     OUT.print(f"{count} change(s) given up.")
 
 
-def _chosen(config: "ConfigOption", sink: str, table: str, key: str) -> Iterator[tuple[str, DeadLetters, Letter]]:
+def _chosen(config: "ConfigOption", sink: str, table: str, key: str) -> Iterator[tuple[str, DeadLetters, DeadLetter]]:
     """The letters that are meant, with their sinks; raises ConfigError where a key was named and has none."""
     found = False
     for name, letters in _boxes(config, sink):
@@ -155,7 +155,7 @@ def _boxes(config: "ConfigOption", sink: str) -> Iterator[tuple[str, DeadLetters
             yield name, DeadLetters(settings.state / "dead-letters" / name)
 
 
-def _summary(sink: str, letter: Letter) -> dict[str, object]:
+def _summary(sink: str, letter: DeadLetter) -> dict[str, object]:
     return {
         "sink": sink,
         "table": letter.table,

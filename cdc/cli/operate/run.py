@@ -26,7 +26,7 @@ from cdc.model import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
-    from cdc.service.observe.exceptions import Asked, Excepted
+    from cdc.service.observe.uncovered import Asked, Excepted
 
 _NO_REASON = ("skipped", "dead letters", "backfill", "first snapshot")
 """What is lacking without keeping the pipeline from being ready; the rest is among the reasons."""
@@ -86,17 +86,17 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
 def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service.daemon.reload import daemon_pid
-    from cdc.service.observe.dead_letter_counts import LetterCounts
-    from cdc.service.observe.exceptions import Asked, Standing
+    from cdc.service.observe.dead_letter_counts import DeadLetterCounts
     from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
     from cdc.service.observe.positions import known
+    from cdc.service.observe.uncovered import Asked, Standing
     from cdc.service.state import pauses
     from cdc.service.state import status as files
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
     found = known(settings)
     head, reached = found.head, found.reached
-    standing = Standing(capture, apply, found.places, letters=LetterCounts(settings.state, reached).read())
+    standing = Standing(capture, apply, found.places, letters=DeadLetterCounts(settings.state, reached).read())
     troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
     if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
@@ -178,8 +178,8 @@ def wait(
     Example: millrace wait $(psql -Atc 'select pg_current_wal_lsn()') --sink redis
     """
     from cdc.service.daemon.process import settings_from
-    from cdc.service.observe.exceptions import Asked
     from cdc.service.observe.positions import Positions
+    from cdc.service.observe.uncovered import Asked
 
     try:
         wanted = parse_lsn(lsn)

@@ -13,7 +13,7 @@ from cdc.errors import LogLost, MillraceError
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
-    from cdc.service.observe.lag import Lag, Lags
+    from cdc.service.observe.lag import Lags, SinkLag
     from cdc.service.state.status import Facts
 
 _OPEN = ("running", "paused", "failed")
@@ -98,7 +98,7 @@ def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     return lags, found.trouble
 
 
-def _shown(one: "Lag") -> tuple[str, str]:
+def _shown(one: "SinkLag") -> tuple[str, str]:
     return f"{one.seconds:,.1f}", f"{one.bytes:,}"
 
 

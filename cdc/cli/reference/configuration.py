@@ -13,9 +13,9 @@ from cdc.config.settings import (
     BudgetSettings,
     HttpSettings,
     LogSettings,
-    Part,
     PartitionSettings,
     RetrySettings,
+    Section,
     Settings,
     SinkSettings,
     SourceSettings,
@@ -68,7 +68,7 @@ def _lines() -> Iterator[str]:
     yield from _section("budgets", BudgetSettings)
 
 
-def _section(title: str, model: type[Part], skip: set[str] | None = None) -> Iterator[str]:
+def _section(title: str, model: type[Section], skip: set[str] | None = None) -> Iterator[str]:
     fields = {name: field for name, field in model.model_fields.items() if name not in (skip or set())}
     if not fields:
         return

@@ -22,14 +22,14 @@ from cdc.log.kafka.admin import Places, Topic
 from cdc.log.kafka.client import greet
 from cdc.log.kafka.consumers import lag_of
 from cdc.log.kafka.envelope.encode import join_table, topic_of
-from cdc.log.kafka.position import EPOCH, Extent, Place, topics_of
+from cdc.log.kafka.position import EPOCH, KafkaPosition, TopicExtent, topics_of
 from cdc.log.kafka.read.between import check, distance, ranges
-from cdc.log.kafka.read.ranges import Part, Range
-from cdc.log.kafka.read.topic_reader import PlaceReader
+from cdc.log.kafka.read.ranges import OffsetRange, RangeRows
+from cdc.log.kafka.read.topic_reader import TopicReader
 from cdc.log.kafka.removed import removed
 from cdc.log.kafka.schemas import KafkaSchemas
 from cdc.log.kafka.settings import KafkaConnectionSettings
-from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.topic_tail import TopicTail
 from cdc.log.kafka.topics import COMPACTED
 from cdc.log.registry import LogKind
 from cdc.model import LOG_SCHEMA, Lsn, TableId
@@ -49,16 +49,16 @@ class DebeziumSettings(KafkaConnectionSettings):
     """The connector's `unavailable.value.placeholder`."""
 
 
-class DebeziumReader(PlaceReader):
+class DebeziumReader(TopicReader):
     """Reads every topic `<prefix>.<schema>.<table>`. One thread at a time asks."""
 
     def __init__(self, settings: DebeziumSettings) -> None:
         self._settings = settings
         decoder = DebeziumDecoder(settings.placeholder)
         super().__init__(settings, decoder)
-        kept = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas"), transactional=False))
+        kept = KafkaSchemas(TopicTail(self._cluster, settings.system_topic("schemas"), transactional=False))
         self._schemas = DebeziumSchemas(kept, self._publish_schema, self._sample, decoder.declared)
-        self._newest = Place()
+        self._newest = KafkaPosition()
         self._lock = threading.RLock()
 
     @property
@@ -70,18 +70,18 @@ class DebeziumReader(PlaceReader):
         """Whether Kafka has removed the connector's first messages; up to where is not known, and given as 1."""
         return removed(self._cluster, self.newest(), ())
 
-    def newest(self) -> Place:
+    def newest(self) -> KafkaPosition:
         """The end of every partition. `end` is the last commit before the newest change that is seen."""
         with self._lock:
             known = self._newest
             topics = self._cluster.admin.topics(self._topics())
             extents = _extents(topics, self._cluster.admin.ends(topics.values(), committed=True))
             if extents != known.topics:
-                place = Place(_weight(extents), known.end, known.newest, extents)
+                place = KafkaPosition(_weight(extents), known.end, known.newest, extents)
                 self._newest = self._completed(known, place)
             return self._newest
 
-    def next_place(self, after: Place, messages: int) -> Place:
+    def next_place(self, after: KafkaPosition, messages: int) -> KafkaPosition:
         """The head, or a part of the way: then every partition gets its share, and `end` does not move yet."""
         newest = self.newest()
         far = distance(after, newest)
@@ -89,11 +89,11 @@ class DebeziumReader(PlaceReader):
             return newest
         extents = {}
         for name, extent in newest.topics.items():
-            known = after.topics.get(name, Extent(extent.id, (0,) * len(extent.ends)))
+            known = after.topics.get(name, TopicExtent(extent.id, (0,) * len(extent.ends)))
             steps = zip(known.ends, extent.ends, strict=True)
             ends = tuple(start + -(-(end - start) * messages // far) for start, end in steps)
-            extents[name] = Extent(extent.id, ends)
-        return Place(_weight(extents), after.end, after.newest, extents)
+            extents[name] = TopicExtent(extent.id, ends)
+        return KafkaPosition(_weight(extents), after.end, after.newest, extents)
 
     def seek(self, point: Lsn | datetime) -> Offset:
         """For an LSN by halving each partition, and at most a transaction too early; for a time by Kafka's index."""
@@ -105,17 +105,17 @@ class DebeziumReader(PlaceReader):
             ends = {place: newest.topics[place[0]].ends[place[1]] if at < 0 else at for place, at in found.items()}
         else:
             whole = (
-                Range(*place, low, newest.topics[place[0]].ends[place[1]])
+                OffsetRange(*place, low, newest.topics[place[0]].ends[place[1]])
                 for place, low in self._cluster.admin.starts(topics).items()
             )
             ends = {(each.topic, each.partition): offset_before(self._ranges.read, each, point) for each in whole}
         extents = _extents({topic.name: topic for topic in topics}, ends)
-        return Place(_weight(extents), Lsn(0), 0, extents).offset()
+        return KafkaPosition(_weight(extents), Lsn(0), 0, extents).offset()
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
         """Slices of about fifty thousand messages. Within a partition the order is the connector's."""
-        before = Place.of(after)
-        last = Place.of(until) if until is not None else self.newest()
+        before = KafkaPosition.of(after)
+        last = KafkaPosition.of(until) if until is not None else self.newest()
         while before.marker < last.marker:
             place = self.next_place(before, _READ_MESSAGES)
             place = last if place.marker >= last.marker else place
@@ -138,24 +138,24 @@ class DebeziumReader(PlaceReader):
         names = (name for name in self._cluster.admin.names() if name.startswith(head))
         return [name for name in names if name.count(".") >= 2 and not name.startswith(head + "millrace.")]
 
-    def _rows(self, after: Place, until: Place) -> pa.Table:
+    def _rows(self, after: KafkaPosition, until: KafkaPosition) -> pa.Table:
         check(self._cluster, after, until)
         parts = self._ranges.read(ranges(after, until))
         rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *(part.rows for part in parts)])
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def _completed(self, before: Place, place: Place) -> Place:
+    def _completed(self, before: KafkaPosition, place: KafkaPosition) -> KafkaPosition:
         """What the last records of the partitions that moved say of LSN and time."""
         lows = self._cluster.admin.starts(topics_of(place))
         moved = [
-            Range(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, low), item.end)
+            OffsetRange(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, low), item.end)
             for item in ranges(before, place)
             if (low := lows[item.topic, item.partition]) < item.end
         ]
         parts = self._ranges.read(moved)
         end = max([int(before.end), *(_greatest(part, "commit_lsn") for part in parts)])
         newest = max([before.newest, *(_greatest(part, "commit_ts") for part in parts)])
-        return Place(place.marker, Lsn(end), newest, place.topics)
+        return KafkaPosition(place.marker, Lsn(end), newest, place.topics)
 
     def _sample(self, table: TableId) -> Iterable[Mapping[str, object]]:
         """The last and the first messages of a table's topic."""
@@ -166,7 +166,7 @@ class DebeziumReader(PlaceReader):
         for partition, end in enumerate(extent.ends if extent else ()):
             low = lows[name, partition]
             for start, stop in ((max(low, end - _SAMPLED), end), (low, min(low + _SAMPLED, end)), (low, end)):
-                for part in self._ranges.read([Range(name, partition, start, stop)]):
+                for part in self._ranges.read([OffsetRange(name, partition, start, stop)]):
                     yield from part.rows.to_pylist()
 
     def _ensure(self, name: str) -> None:
@@ -179,19 +179,19 @@ class DebeziumReader(PlaceReader):
         self._cluster.publish(self._settings.system_topic("schemas"), key, value)
 
 
-def _extents(topics: Mapping[str, Topic], ends: Places) -> dict[str, Extent]:
+def _extents(topics: Mapping[str, Topic], ends: Places) -> dict[str, TopicExtent]:
     return {
-        name: Extent(topic.id, tuple(ends[name, partition] for partition in range(topic.partitions)))
+        name: TopicExtent(topic.id, tuple(ends[name, partition] for partition in range(topic.partitions)))
         for name, topic in topics.items()
     }
 
 
-def _weight(extents: Mapping[str, Extent]) -> int:
+def _weight(extents: Mapping[str, TopicExtent]) -> int:
     """Places of one log are ordered by how many messages lie before them."""
     return sum(sum(extent.ends) for extent in extents.values())
 
 
-def _greatest(part: Part, column: str) -> int:
+def _greatest(part: RangeRows, column: str) -> int:
     return int(np.max(pc.cast(part.rows.column(column), pa.int64()).to_numpy()))
 
 

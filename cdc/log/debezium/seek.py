@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cdc.log.kafka.read.ranges import Part, Range
+from cdc.log.kafka.read.ranges import OffsetRange, RangeRows
 
-Read = Callable[[Iterable[Range]], list[Part]]
+Read = Callable[[Iterable[OffsetRange]], list[RangeRows]]
 _WINDOW = 64
 """Messages looked at in one step: most are changes, and tombstones never stand alone."""
 
 
-def offset_before(read: Read, whole: Range, point: int) -> int:
+def offset_before(read: Read, whole: OffsetRange, point: int) -> int:
     """An offset before which no message belongs to a transaction that ends beyond the point."""
     low = whole.start or 0
     beyond = _first_above(read, whole, low, whole.end, point)
@@ -23,7 +23,7 @@ def offset_before(read: Read, whole: Range, point: int) -> int:
     return beyond if last is None else _first_above(read, whole, low, beyond, last - 1)
 
 
-def _first_above(read: Read, whole: Range, low: int, high: int, bound: int) -> int:
+def _first_above(read: Read, whole: OffsetRange, low: int, high: int, bound: int) -> int:
     """The first offset in [low, high) whose message has a greater commit_lsn; `high` if there is none."""
     while low < high:
         middle = (low + high) // 2
@@ -35,19 +35,19 @@ def _first_above(read: Read, whole: Range, low: int, high: int, bound: int) -> i
     return low
 
 
-def _first_row(read: Read, whole: Range, start: int, end: int) -> tuple[int, int] | None:
+def _first_row(read: Read, whole: OffsetRange, start: int, end: int) -> tuple[int, int] | None:
     """Offset and commit_lsn of the first change at or after an offset."""
     while start < end:
-        for part in read([Range(whole.topic, whole.partition, start, min(start + _WINDOW, end))]):
+        for part in read([OffsetRange(whole.topic, whole.partition, start, min(start + _WINDOW, end))]):
             return int(part.offsets[0]), int(part.rows.column("commit_lsn")[0].as_py() or 0)
         start += _WINDOW
     return None
 
 
-def _last_row(read: Read, whole: Range, low: int, end: int) -> int | None:
+def _last_row(read: Read, whole: OffsetRange, low: int, end: int) -> int | None:
     """The commit_lsn of the last change before an offset."""
     while low < end:
-        for part in read([Range(whole.topic, whole.partition, max(low, end - _WINDOW), end)]):
+        for part in read([OffsetRange(whole.topic, whole.partition, max(low, end - _WINDOW), end)]):
             at = int(np.argmax(part.offsets))
             return int(part.rows.column("commit_lsn")[at].as_py() or 0)
         end -= _WINDOW

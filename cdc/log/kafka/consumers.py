@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cdc.log.kafka.client import Cluster
-from cdc.log.kafka.position import EPOCH, Place
-from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.position import EPOCH, KafkaPosition
+from cdc.log.kafka.topic_tail import TopicTail
 from cdc.model import Lsn
 from cdc.ports import Consumer, Lag, Offset
 
 
-class Positions:
+class ConsumerPositions:
     """Consumers' positions in a compacted topic, keyed by the consumer's name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._topic = cluster.settings.system_topic("consumers")
-        self._tail = Tail(cluster, self._topic, transactional=False)
+        self._tail = TopicTail(cluster, self._topic, transactional=False)
         self._known: dict[str, Consumer] = {}
         self._lock = threading.RLock()
 
@@ -32,7 +32,7 @@ class Positions:
         """Move a reader forward; never back."""
         with self._lock:
             self._catch_up()
-            known, order = self._known.get(name), Place.of(offset).marker
+            known, order = self._known.get(name), KafkaPosition.of(offset).marker
             if known is not None:
                 if known.reached >= reached and known.order >= order:
                     return
@@ -61,10 +61,10 @@ class Positions:
                 continue
             data = json.loads(message.value)
             at, offset = datetime.fromisoformat(data["at"]), Offset(data["offset"])
-            self._known[name] = Consumer(name, offset, Lsn(data["reached"]), at, Place.of(offset).marker)
+            self._known[name] = Consumer(name, offset, Lsn(data["reached"]), at, KafkaPosition.of(offset).marker)
 
 
-def lag_of(consumer: Consumer, places: Sequence[Place]) -> Lag:
+def lag_of(consumer: Consumer, places: Sequence[KafkaPosition]) -> Lag:
     """How far a consumer is behind the last of these places."""
     unread = [place for place in places if place.marker > consumer.order]
     head = places[-1].end if places else consumer.reached

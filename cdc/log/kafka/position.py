@@ -25,7 +25,7 @@ MARK_KEY = b"mark."
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class TopicExtent:
     """A topic up to some place: which topic exactly, and the offset after the last row in each partition."""
 
     id: str
@@ -33,7 +33,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KafkaPosition:
     """A marker, and also the offset of this log: self-contained, so compaction cannot make it unreadable.
 
     `marker` is the marker's own offset in its topic (-1: before everything). `newest` is the latest commit time so far.
@@ -42,7 +42,7 @@ class Place:
     marker: int = -1
     end: Lsn = ZERO_LSN
     newest: int = 0
-    topics: Mapping[str, Extent] = field(default_factory=dict)
+    topics: Mapping[str, TopicExtent] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
         """As the marker's value; its own offset is not in it, as it is not known yet."""
@@ -62,7 +62,7 @@ class Place:
             if data["format"] != _FORMAT:
                 raise ValueError("format")
             topics = {
-                str(name): Extent(str(part["id"]), tuple(int(end) for end in part["ends"]))
+                str(name): TopicExtent(str(part["id"]), tuple(int(end) for end in part["ends"]))
                 for name, part in data["topics"].items()
             }
             return cls(marker, Lsn(int(data["end"])), int(data["newest"]), topics)
@@ -86,20 +86,20 @@ def marker_key(now: datetime) -> bytes:
     return MARKER_KEY + now.strftime("%Y%m%d%H").encode()
 
 
-def topics_of(place: Place) -> list[Topic]:
+def topics_of(place: KafkaPosition) -> list[Topic]:
     """The topics that a place speaks of, as the cluster is asked about them."""
     return [Topic(name, extent.id, len(extent.ends)) for name, extent in place.topics.items()]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DurableState:
     """What is durable, as of the last commit that a writer knows of."""
 
-    place: Place
+    place: KafkaPosition
     marks: Mapping[str, str]
 
 
-def recovered(messages: Iterable[Message]) -> State:
+def recovered(messages: Iterable[Message]) -> DurableState:
     """Position and marks as the messages of the position topic leave them."""
     last: Message | None = None
     marks: dict[str, str] = {}
@@ -110,4 +110,6 @@ def recovered(messages: Iterable[Message]) -> State:
             last = message
         elif message.key.startswith(MARK_KEY):
             marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
-    return State(Place() if last is None else Place.decoded(last.offset, last.value or b""), marks)
+    return DurableState(
+        KafkaPosition() if last is None else KafkaPosition.decoded(last.offset, last.value or b""), marks
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.topic_tail import TopicTail
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Publish = Callable[[bytes, bytes], None]
@@ -16,7 +16,7 @@ Publish = Callable[[bytes, bytes], None]
 class KafkaSchemas:
     """Reads the topic as it grows; writes only where it was given `publish`."""
 
-    def __init__(self, tail: Tail, publish: Publish | None = None) -> None:
+    def __init__(self, tail: TopicTail, publish: Publish | None = None) -> None:
         self._tail = tail
         self._publish = publish
         self._versions: dict[TableId, dict[int, TableSchema]] = {}

@@ -19,7 +19,7 @@ class Message:
     value: bytes | None
 
 
-class Tail:
+class TopicTail:
     """A topic from some offset on. Opens its connection on first use; not for two threads at once."""
 
     def __init__(self, cluster: Cluster, topic: str, after: int = -1, transactional: bool = True) -> None:

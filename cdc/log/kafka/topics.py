@@ -7,7 +7,7 @@ from cdc.errors import LogCorrupt, LogError
 from cdc.log.kafka.admin import Topic
 from cdc.log.kafka.client import CALL_SECONDS, Cluster
 from cdc.log.kafka.envelope.encode import join_table, split_table, topic_of
-from cdc.log.kafka.position import Extent, Place
+from cdc.log.kafka.position import KafkaPosition, TopicExtent
 from cdc.log.kafka.settings import KafkaSettings
 
 _HOUR_MS = 3_600_000
@@ -49,7 +49,7 @@ class Topics:
         """Whether it holds rows."""
         return topic.name not in {self._settings.system_topic(part) for part in SYSTEM_TOPICS}
 
-    def check(self, place: Place) -> None:
+    def check(self, place: KafkaPosition) -> None:
         """Compare every topic of a place with what the cluster has; raises where they are not the same."""
         found = self._cluster.admin.topics(list(place.topics)) if place.topics else {}
         for name, extent in place.topics.items():
@@ -118,7 +118,7 @@ class Topics:
         return {**config, **{name: str(limit) for name, limit in limits.items()}}
 
 
-def refuse_changed(name: str, extent: Extent, topic: Topic | None) -> None:
+def refuse_changed(name: str, extent: TopicExtent, topic: Topic | None) -> None:
     """A topic that is gone, another one of the same name, or with other partitions: reading on would lose or mix."""
     if topic is None:
         raise LogCorrupt(

@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 
 from cdc.log.segments import segment_file
 from cdc.log.segments.folder import View
-from cdc.log.segments.merge import History, sizes_of
+from cdc.log.segments.merge import SegmentMerger, sizes_of
 from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA
 
 _JUDGED = ["table", "key", "version", "unchanged"]
 
 
-def compact(history: History, protected: int | None) -> int:
+def compact(history: SegmentMerger, protected: int | None) -> int:
     """Compact merged segments that every registered consumer has read; returns how many rows went.
 
     `protected` is the last sequence number that all have read (None: nobody is registered).
@@ -87,7 +87,7 @@ def needed(table: pa.Table, newest: pa.Table) -> npt.NDArray[np.bool_]:
     return stays
 
 
-def _rewrite(history: History, view: View, segment: Segment, newest: pa.Table) -> int:
+def _rewrite(history: SegmentMerger, view: View, segment: Segment, newest: pa.Table) -> int:
     table = segment_file.rows(view.places[segment], segment)
     stays = needed(table, newest)
     kept = table.filter(pa.array(stays))

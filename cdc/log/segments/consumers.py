@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ConsumerPosition:
     """How far one reader has applied the log: everything up to `sequence` is no longer needed by it."""
 
     name: str
@@ -31,13 +31,13 @@ class Consumers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def all(self) -> Sequence[Reached]:
+    def all(self) -> Sequence[ConsumerPosition]:
         """Every registered reader by name."""
         paths = self._folder.glob("*.json") if self._folder.is_dir() else ()
         found = (self._read(path) for path in sorted(paths))
         return [item for item in found if item is not None]
 
-    def get(self, name: str) -> Reached | None:
+    def get(self, name: str) -> ConsumerPosition | None:
         """One reader, if it is registered."""
         return self._read(self._path(name))
 
@@ -64,10 +64,10 @@ class Consumers:
         return self._folder / f"{name}.json"
 
     @staticmethod
-    def _read(path: Path) -> Reached | None:
+    def _read(path: Path) -> ConsumerPosition | None:
         try:
             data = json.loads(os.fsdecode(path.read_bytes()))
-            return Reached(
+            return ConsumerPosition(
                 str(data["name"]), int(data["sequence"]), Lsn(int(data["reached"])), datetime.fromisoformat(data["at"])
             )
         except FileNotFoundError:

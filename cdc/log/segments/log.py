@@ -20,13 +20,13 @@ from cdc.log.segments import segment_file
 from cdc.log.segments.compaction import compact, replaced
 from cdc.log.segments.consumers import Consumers
 from cdc.log.segments.folder import LogFolder
-from cdc.log.segments.merge import History, recover_marks, sizes_of
+from cdc.log.segments.merge import SegmentMerger, recover_marks, sizes_of
 from cdc.log.segments.reader import SegmentReader
-from cdc.log.segments.retention import Retention
+from cdc.log.segments.retention import SegmentRetention
 from cdc.log.segments.schemas import FolderSchemas
 from cdc.log.segments.segment_names import Segment
 from cdc.log.segments.spool import SegmentSpool
-from cdc.log.segments.writer_lock import Lease
+from cdc.log.segments.writer_lock import WriterLock
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
@@ -57,9 +57,9 @@ class SegmentWriter:
         self._broken = False
         self._unsynced: tuple[Segment, Mapping[str, str]] | None = None
         """Renamed into place, but the sync of its folder has found no room."""
-        self._lease = Lease.take(root, takeover)
-        self._history = History(self._folder, self._lease)
-        self._retention = Retention(self._history, Consumers(root / "consumers"))
+        self._lease = WriterLock.take(root, takeover)
+        self._history = SegmentMerger(self._folder, self._lease)
+        self._retention = SegmentRetention(self._history, Consumers(root / "consumers"))
         try:
             make_folder(self._folder.hot)
             make_folder(self._folder.history)

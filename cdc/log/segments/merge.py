@@ -15,7 +15,7 @@ from cdc.durable_files import FILE_MODE, remove, room, sync_folder
 from cdc.log.segments import segment_file
 from cdc.log.segments.folder import LogFolder, View
 from cdc.log.segments.segment_names import Segment
-from cdc.log.segments.writer_lock import Lease
+from cdc.log.segments.writer_lock import WriterLock
 from cdc.model import LOG_SCHEMA, Lsn
 
 FAN_IN = 16
@@ -71,10 +71,10 @@ def _worth(run: Sequence[Segment], full: bool) -> bool:
     return run[0].generation == 0 or len(run) >= FAN_IN or (full and len(run) > 1)
 
 
-class History:
+class SegmentMerger:
     """Rewrites published segments; used by the one writer, from one thread at a time."""
 
-    def __init__(self, folder: LogFolder, lease: Lease) -> None:
+    def __init__(self, folder: LogFolder, lease: WriterLock) -> None:
         self._folder = folder
         self._lease = lease
 

@@ -12,9 +12,9 @@ from cdc.durable_files import make_folder, sync_folder
 from cdc.errors import LogCorrupt
 from cdc.log.segments import segment_file
 from cdc.log.segments.folder import LogFolder
-from cdc.log.segments.merge import History, recover_marks
+from cdc.log.segments.merge import SegmentMerger, recover_marks
 from cdc.log.segments.segment_names import Segment, after
-from cdc.log.segments.writer_lock import Lease
+from cdc.log.segments.writer_lock import WriterLock
 
 
 def quarantine(root: Path, sequence: int) -> Segment:
@@ -22,7 +22,7 @@ def quarantine(root: Path, sequence: int) -> Segment:
 
     Raises LogFenced while the writer runs. Marks that only this segment carried are forgotten with it.
     """
-    lease = Lease.take(root)
+    lease = WriterLock.take(root)
     try:
         folder = LogFolder(root)
         view = folder.view()
@@ -32,7 +32,7 @@ def quarantine(root: Path, sequence: int) -> Segment:
         _keep(view.places[segment], root / "quarantine")
         cut = segment_file.Cut(segment.stop, segment.end, 0, 0)
         marks = recover_marks(view, segment.start - 1)
-        History(folder, lease).replace(view, (segment,), (), (cut,), marks=marks)
+        SegmentMerger(folder, lease).replace(view, (segment,), (), (cut,), marks=marks)
     finally:
         lease.release()
     return segment

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.errors import LogCorrupt
 from cdc.log.segments import segment_file
-from cdc.log.segments.consumers import Consumers, Reached
+from cdc.log.segments.consumers import ConsumerPosition, Consumers
 from cdc.log.segments.folder import LogFolder, View
 from cdc.log.segments.schemas import FolderSchemas
 from cdc.log.segments.segment_names import Segment
@@ -209,7 +209,7 @@ def _read_up_to(cut: segment_file.Cut, reached: Lsn) -> int:
     return cut.sequence if cut.end == reached else cut.sequence - 1
 
 
-def _lag(item: Reached, view: View, now: datetime) -> Lag:
+def _lag(item: ConsumerPosition, view: View, now: datetime) -> Lag:
     unread = [segment for segment in view.chain.kept if segment.stop > item.sequence]
     entries = sum(segment.stop - max(segment.start - 1, item.sequence) for segment in unread)
     oldest = next((segment.newest for segment in unread if segment.newest), None)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from cdc.log.segments import segment_file
 from cdc.log.segments.consumers import Consumers
 from cdc.log.segments.folder import View
-from cdc.log.segments.merge import History, sizes_of
+from cdc.log.segments.merge import SegmentMerger, sizes_of
 from cdc.log.segments.segment_names import Segment
 
 
@@ -32,10 +32,10 @@ def expired(
     return kept[:going]
 
 
-class Retention:
+class SegmentRetention:
     """Applies the rule to a log."""
 
-    def __init__(self, history: History, consumers: Consumers) -> None:
+    def __init__(self, history: SegmentMerger, consumers: Consumers) -> None:
         self._history = history
         self._consumers = consumers
 

@@ -18,7 +18,7 @@ _PART_BYTES = 32 << 20
 _NO_FACTS = segment_file.Facts({}, ())
 
 
-class Publisher(Protocol):
+class SegmentPublisher(Protocol):
     """What a spool needs of the writer."""
 
     def publish(self, aside: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
@@ -28,7 +28,7 @@ class Publisher(Protocol):
 class SegmentSpool:
     """Parts on disk. After LogFull the same call may be made again: what was set aside before stays."""
 
-    def __init__(self, writer: Publisher, aside: Path, compression: segment_file.Compression) -> None:
+    def __init__(self, writer: SegmentPublisher, aside: Path, compression: segment_file.Compression) -> None:
         self._writer = writer
         self._aside = aside
         self._folder = aside / f"spool-{secrets.token_hex(8)}"

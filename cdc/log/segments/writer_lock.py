@@ -18,7 +18,7 @@ from cdc.errors import LogFenced
 _WRITER = re.compile(r"\.writer-(\d{8})")
 
 
-class Lease:
+class WriterLock:
     """The right to publish, for as long as nobody takes it over."""
 
     def __init__(self, root: Path, aside: Path, lock: int) -> None:

@@ -20,9 +20,9 @@ from cdc.errors import LogCorrupt
 from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
-from cdc.log.kafka.position import Place
+from cdc.log.kafka.position import KafkaPosition
 from cdc.log.kafka.read.between import check, ranges
-from cdc.log.kafka.read.ranges import Range, RangeReader, envelopes
+from cdc.log.kafka.read.ranges import OffsetRange, RangeReader, envelopes
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
 from cdc.log.spark.packed_rows import Shape
@@ -77,7 +77,9 @@ class KafkaSource(DataSource):
 class _Task(InputPartition):
     """What one task reads of what lies between two places; the last one of a batch ends with the marker."""
 
-    def __init__(self, share: Sequence[Range], after: Place, until: Place, last: bool, tasks: int) -> None:
+    def __init__(
+        self, share: Sequence[OffsetRange], after: KafkaPosition, until: KafkaPosition, last: bool, tasks: int
+    ) -> None:
         super().__init__(None)
         self.share = tuple(share)
         self.after = after
@@ -93,7 +95,7 @@ class _Tasks:
         self._brokers = brokers
         self._shape = shape
 
-    def _planned(self, after: Place, until: Place) -> Sequence[InputPartition]:
+    def _planned(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
         if after.marker >= until.marker:
             return []
         check(_cluster(*self._brokers), after, until)
@@ -122,7 +124,7 @@ class KafkaBatch(_Tasks, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the batch."""
-        return self._planned(Place.of(self._after), Place.of(self._until))
+        return self._planned(KafkaPosition.of(self._after), KafkaPosition.of(self._until))
 
 
 class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -132,7 +134,7 @@ class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         super().__init__(brokers, shape)
         self._limit = limit
         self._after = after
-        self._target: Place | None = None
+        self._target: KafkaPosition | None = None
 
     def initialOffset(self) -> Where:  # noqa: N802 -- Spark's name
         """Where a query without a checkpoint begins."""
@@ -148,7 +150,7 @@ class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Where, limit: ReadLimit) -> Where:  # noqa: N802 -- Spark's name
         """The end of the next batch: whole transactions, at least one if there is any."""
-        begin = Place.of(Offset(start["place"]))
+        begin = KafkaPosition.of(Offset(start["place"]))
         newest = self._log().newest()
         if begin.marker > newest.marker:
             raise LogCorrupt(
@@ -170,17 +172,17 @@ class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Where, end: Where) -> Sequence[InputPartition]:
         """The tasks of one batch."""
-        return self._planned(Place.of(Offset(start["place"])), Place.of(Offset(end["place"])))
+        return self._planned(KafkaPosition.of(Offset(start["place"])), KafkaPosition.of(Offset(end["place"])))
 
     def _log(self) -> KafkaReader | DebeziumReader:
         return _reader(*self._brokers)
 
 
-def spread(whole: Sequence[Range], tasks: int) -> list[list[Range]]:
+def spread(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
     """Whole partitions over at most `tasks` shares, fewer where there is little to read; at least one share."""
     total = sum(item.end - (item.start or 0) for item in whole)
     count = max(1, min(tasks, len(whole), total // _TASK_MESSAGES))
-    shares: list[list[Range]] = [[] for _ in range(count)]
+    shares: list[list[OffsetRange]] = [[] for _ in range(count)]
     weights = [0] * count
     for item in sorted(whole, key=lambda item: (item.start or 0) - item.end):
         lightest = weights.index(min(weights))

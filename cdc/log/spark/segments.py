@@ -25,7 +25,7 @@ from cdc.log.segments.reader import SegmentReader, offset_of, sequence_of
 from cdc.log.spark import splits
 from cdc.log.spark.packed_rows import Shape
 from cdc.log.spark.source import LogSource
-from cdc.log.spark.splits import Piece
+from cdc.log.spark.splits import Split
 from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
@@ -45,11 +45,11 @@ def source(root: Path) -> LogSource:
     return LogSource(SegmentSource, {"root": str(root.absolute())}, _DEFAULT_ROWS)
 
 
-class _Share(InputPartition):
+class _Partition(InputPartition):
     """What one task reads of what lies between two offsets; the last one of a batch ends with the marker."""
 
     def __init__(
-        self, share: Sequence[Piece], after: int, until: int, marker: tuple[int, int, int, Offset] | None, tasks: int
+        self, share: Sequence[Split], after: int, until: int, marker: tuple[int, int, int, Offset] | None, tasks: int
     ) -> None:
         super().__init__(None)
         self.share = tuple(share)
@@ -89,7 +89,7 @@ class SegmentSource(DataSource):
         return sequence_of(Offset(self.options["after"]))
 
 
-class _Shares:
+class _Partitions:
     """The tasks of a batch, and what each gives: the same for a stream and for a batch of its own."""
 
     def __init__(self, root: Path, shape: Shape) -> None:
@@ -110,19 +110,20 @@ class _Shares:
         shares = splits.spread(splits.pieces(view, after, until), self._shape.tasks, _TASK_ROWS)
         marker, count = splits.reached(view, until), len(shares)
         return [
-            _Share(share, after, until, marker if at == count - 1 else None, count) for at, share in enumerate(shares)
+            _Partition(share, after, until, marker if at == count - 1 else None, count)
+            for at, share in enumerate(shares)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task; runs in a worker."""
-        if not isinstance(partition, _Share):
+        if not isinstance(partition, _Partition):
             raise TypeError("a partition of another source")
         rows = (table for piece in partition.share for table in splits.read(self._root, piece))
         marker = [] if partition.marker is None else [splits.progress_row(*partition.marker)]
         yield from self._shape.given(chain(rows, marker), partition.after, partition.until, partition.tasks)
 
 
-class SegmentBatch(_Shares, DataSourceReader):
+class SegmentBatch(_Partitions, DataSourceReader):
     """All rows between two offsets, each on its own: for a micro-batch that is too large for cells."""
 
     def __init__(self, root: Path, after: int, until: int, shape: Shape) -> None:
@@ -135,7 +136,7 @@ class SegmentBatch(_Shares, DataSourceReader):
         return self._planned(self._after, self._until)
 
 
-class SegmentStream(_Shares, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class SegmentStream(_Partitions, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches from the names of segments. Spark's checkpoint holds the only position that counts."""
 
     def __init__(self, root: Path, after: int, limit: int, shape: Shape) -> None:

@@ -16,7 +16,7 @@ from cdc.ports import Offset
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Split:
     """Rows `low` to `high` of the entries after one sequence number, up to another.
 
     `place` is where they were when the batch was planned, from row `base` on: a merge may have moved them since.
@@ -55,7 +55,7 @@ def _size(place: Path) -> int:
     return sum(path.stat().st_size for path in segment_file.paths(place))
 
 
-def pieces(view: View, start: int, end: int) -> list[Piece]:
+def pieces(view: View, start: int, end: int) -> list[Split]:
     """The rows between two offsets, file by file, in order."""
     require_kept(view, start)
     found = []
@@ -66,21 +66,21 @@ def pieces(view: View, start: int, end: int) -> list[Piece]:
     return [piece for piece in found if piece.rows]
 
 
-def _piece(view: View, segment: Segment, start: int, end: int) -> Piece:
+def _piece(view: View, segment: Segment, start: int, end: int) -> Split:
     place = str(view.places[segment])
     if segment.start > start and segment.stop <= end:
-        return Piece(segment.start - 1, segment.stop, 0, segment.rows, place, 0)
+        return Split(segment.start - 1, segment.stop, 0, segment.rows, place, 0)
     cuts = cuts_of(view, segment)
     base = sum(cut.rows for cut in cuts if cut.sequence <= start)
     rows = sum(cut.rows for cut in cuts if start < cut.sequence <= end)
-    return Piece(max(start, segment.start - 1), min(end, segment.stop), 0, rows, place, base)
+    return Split(max(start, segment.start - 1), min(end, segment.stop), 0, rows, place, base)
 
 
-def spread(whole: Sequence[Piece], tasks: int, least: int) -> list[list[Piece]]:
+def spread(whole: Sequence[Split], tasks: int, least: int) -> list[list[Split]]:
     """Cut pieces into at most `tasks` shares of at least `least` rows: a task costs more than reading a few rows."""
     total = sum(piece.rows for piece in whole)
     share = max(-(-total // tasks), least)
-    shares: list[list[Piece]] = [[]]
+    shares: list[list[Split]] = [[]]
     left = share
     for piece in whole:
         low = piece.low
@@ -89,13 +89,13 @@ def spread(whole: Sequence[Piece], tasks: int, least: int) -> list[list[Piece]]:
                 shares.append([])
                 left = share
             high = min(low + left, piece.high)
-            shares[-1].append(Piece(piece.after, piece.until, low, high, piece.place, piece.base))
+            shares[-1].append(Split(piece.after, piece.until, low, high, piece.place, piece.base))
             left -= high - low
             low = high
     return shares
 
 
-def read(root: Path, piece: Piece) -> Iterator[pa.Table]:
+def read(root: Path, piece: Split) -> Iterator[pa.Table]:
     """The rows of a piece, wherever they lie by now."""
     done = 0
     try:
@@ -106,7 +106,7 @@ def read(root: Path, piece: Piece) -> Iterator[pa.Table]:
         yield from _searched(root, piece, piece.low + done)
 
 
-def _planned(piece: Piece) -> Iterator[pa.Table]:
+def _planned(piece: Split) -> Iterator[pa.Table]:
     place = Path(piece.place)
     segment = parse(place.name)
     if segment is None:
@@ -114,7 +114,7 @@ def _planned(piece: Piece) -> Iterator[pa.Table]:
     return segment_file.batches(place, segment, piece.base + piece.low, piece.base + piece.high)
 
 
-def _searched(root: Path, piece: Piece, low: int) -> Iterator[pa.Table]:
+def _searched(root: Path, piece: Split, low: int) -> Iterator[pa.Table]:
     seen = 0
     for part in SegmentReader(root).read(offset_of(piece.after), offset_of(piece.until)):
         first, last = max(low - seen, 0), min(piece.high - seen, part.rows.num_rows)

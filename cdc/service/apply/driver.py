@@ -11,12 +11,12 @@ from cdc.config.settings import Settings, SinkSettings
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from cdc.service.apply.reselect import SourceRows
-from cdc.service.state.batch_history import Batches
+from cdc.service.state.batch_history import BatchHistory
 from sinks import registry
 from sinks.apply.applier import Applier, Stopped
 from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
-from sinks.fingerprints import Watch
+from sinks.fingerprints import FingerprintRecorder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def applier_of(
     stop: threading.Event,
     *,
     rows: SourceRows | None = None,
-    watch: Watch | None = None,
+    watch: FingerprintRecorder | None = None,
 ) -> Applier:
     """A pipeline's applier for one of its sinks; `rows` reads them from the source again, `watch` knows its losses."""
     return Applier(
@@ -63,7 +63,7 @@ def applier_of(
         reselect=rows or SourceRows(settings.source),
         retry=sink.retry,
         tables=sink.tables,
-        note=Batches(settings.state, sink.name, partial(_position, log, sink.name)).note,
+        note=BatchHistory(settings.state, sink.name, partial(_position, log, sink.name)).note,
         watch=watch,
     )
 

@@ -17,10 +17,10 @@ from cdc.config.settings import Settings, SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema, parse_lsn
 from cdc.ports import LogReader
-from cdc.service.apply.paused_tables import Wishes
+from cdc.service.apply.paused_tables import TableRequests
 from cdc.service.state import status
 from cdc.service.state.sink_positions import consumer_name
-from cdc.service.state.store_files import LogPlace, Loss, Seen, StoreFiles
+from cdc.service.state.store_files import LogPosition, Loss, StoredMark, StoreFiles
 from sinks.apply.applier import Applier
 from sinks.fingerprints import Difference, Fingerprinted, Positioned
 
@@ -32,9 +32,9 @@ Ask = Callable[[TableId], str]
 """Asks capture to read a table again as a whole; returns the backfill's id."""
 
 
-class Losses:
-    """One sink's marks and losses; a `sinks.fingerprints.Watch`. The applier calls within its turn, and whoever attends
-    to the sink calls `tend` beside it: each changes a loss only as long as the other has not."""
+class LostTables:
+    """One sink's marks and losses: a `FingerprintRecorder`. The applier calls in its turn, the worker calls
+    `tend` beside it: each changes a loss only as long as the other has not."""
 
     def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, ask: Ask) -> None:
         self._settings = settings
@@ -46,11 +46,11 @@ class Losses:
         self._reached = ZERO_LSN
         self._changing = threading.Lock()
         self._due = 0.0
-        self._wishes = Wishes()
+        self._wishes = TableRequests()
         for table in self.lost:  # a process that ended between two steps may not have held it yet
             self._hold(table, self._losses[table].place, anew=False)
 
-    def follow(self, wishes: Wishes) -> None:
+    def follow(self, wishes: TableRequests) -> None:
         """What is asked of the sink's tables now. What was lost of others, or is skipped, is nobody's concern."""
         self._wishes = wishes
         for table, loss in list(self._losses.items()):
@@ -61,11 +61,11 @@ class Losses:
         """By table, for the status."""
         return {str(table): loss.facts() for table, loss in sorted(self._losses.items())}
 
-    def held(self, wishes: Wishes) -> Wishes:
+    def held(self, wishes: TableRequests) -> TableRequests:
         """What is to be held, with what is lost."""
         return replace(wishes, paused=wishes.paused | self.lost)
 
-    # -- called by the applier: sinks.fingerprints.Watch
+    # -- called by the applier: sinks.fingerprints.FingerprintRecorder
 
     @property
     def lost(self) -> frozenset[TableId]:
@@ -86,7 +86,7 @@ class Losses:
         shown = sink.look(known, place.reached) if known else {}
         self._due = time.monotonic() + LOOK_SECONDS
         differing = {table: seen for table, seen in shown.items() if isinstance(seen, Difference)}
-        found = {table: Seen(seen, place) for table, seen in shown.items() if not isinstance(seen, Difference)}
+        found = {table: StoredMark(seen, place) for table, seen in shown.items() if not isinstance(seen, Difference)}
         fresh = frozenset(table for table, difference in differing.items() if self._lose(table, difference))
         if fresh and isinstance(sink, Positioned):
             sink.passed(place.reached)  # what an older copy lacks is held: its position is the sink's again
@@ -97,12 +97,12 @@ class Losses:
     def prepared(self, sink: object, schema: TableSchema) -> None:
         """Sign a table that has no mark yet."""
         if isinstance(sink, Fingerprinted) and schema.table not in self._seen:
-            self._keep({**self._seen, schema.table: Seen(sink.sign(schema), self._position())})
+            self._keep({**self._seen, schema.table: StoredMark(sink.sign(schema), self._position())})
 
     def renewed(self, sink: object, schema: TableSchema) -> None:
         """Sign a table again."""
         if isinstance(sink, Fingerprinted):
-            self._keep({**self._seen, schema.table: Seen(sink.sign(schema), self._position())})
+            self._keep({**self._seen, schema.table: StoredMark(sink.sign(schema), self._position())})
             self.passed(sink, ZERO_LSN)
 
     def passed(self, sink: object, reached: Lsn) -> None:
@@ -144,10 +144,10 @@ class Losses:
         """Ask for all its rows; where nobody reads the source for us, the log is all that there is to read again."""
         if self._settings.log.kind == "debezium":
             offset, head = self._log.head()
-            self._hold(table, LogPlace(ZERO_LSN, self._log.start()), anew=True)
+            self._hold(table, LogPosition(ZERO_LSN, self._log.start()), anew=True)
             said = "lost its rows; what the topics keep of them is applied again"
             return self._change(
-                table, loss, replace(loss, state="rewinding", message=said, until=LogPlace(head, offset))
+                table, loss, replace(loss, state="rewinding", message=said, until=LogPosition(head, offset))
             )
         identity = self._ask(table)
         said = f"lost its rows; backfill {identity} reads them again"
@@ -173,7 +173,7 @@ class Losses:
         snapshot = isinstance(exact, str) and exact and parse_lsn(exact) > int(loss.backfill, 16)
         if snapshot or state == "done":
             offset, head = self._log.head()
-            return self._change(table, loss, replace(loss, until=LogPlace(head, offset)))
+            return self._change(table, loss, replace(loss, until=LogPosition(head, offset)))
         if state in ("failed", "cancelled"):
             message = f"lost its rows, and backfill {loss.backfill}, which reads them again, {_ENDED[state]}"
             resumed = f"millrace backfill --resume {loss.backfill}"
@@ -201,9 +201,9 @@ class Losses:
         if copied is not None and copied > ZERO_LSN and self._log.removed() < copied:
             offset, head = self._log.head()
             # of entries that end at one LSN, as those of a snapshot do, the copy may have the first ones only
-            since = LogPlace(Lsn(copied - 1), self._log.seek(Lsn(copied - 1)))
+            since = LogPosition(Lsn(copied - 1), self._log.seek(Lsn(copied - 1)))
             message = f"{difference.message}; what it lacks is applied again from the log"
-            return Loss(message, "Wait; nothing else is needed.", since, "rewinding", until=LogPlace(head, offset))
+            return Loss(message, "Wait; nothing else is needed.", since, "rewinding", until=LogPosition(head, offset))
         remedy = " ".join(filter(None, [difference.remedy, self._again() if difference.refill else ""]))
         place = self._seen[table].place
         return Loss(difference.message, remedy, place, refill=difference.refill, final=copied is not None)
@@ -215,7 +215,7 @@ class Losses:
                 self._change(table, loss, None)
                 _log.warning("sink %s: %s is as it was and goes on", self._sink.name, table)
 
-    def _hold(self, table: TableId, place: LogPlace, *, anew: bool) -> None:
+    def _hold(self, table: TableId, place: LogPosition, *, anew: bool) -> None:
         """Keep what the table has to get from a place on. One that was held before may have got some of it: anew."""
         name = consumer_name(self._sink.name, table)
         held = next((item for item in self._log.consumers() if item.name == name), None)
@@ -225,9 +225,9 @@ class Losses:
             self._log.forget(name)
         self._log.commit(name, place.reached, place.offset)
 
-    def _position(self) -> LogPlace:
+    def _position(self) -> LogPosition:
         mine = next((item for item in self._log.consumers() if item.name == self._sink.name), None)
-        return LogPlace(mine.reached, mine.offset) if mine else LogPlace()
+        return LogPosition(mine.reached, mine.offset) if mine else LogPosition()
 
     def _followed(self, table: TableId) -> bool:
         return self._wishes.has(table) and table not in self._wishes.skipped
@@ -242,7 +242,7 @@ class Losses:
                 self._losses = losses
             return self._losses.get(table)
 
-    def _keep(self, seen: dict[TableId, Seen]) -> None:
+    def _keep(self, seen: dict[TableId, StoredMark]) -> None:
         if seen != self._seen:
             self._files.write_marks(seen)
             self._seen = seen

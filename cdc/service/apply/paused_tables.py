@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TableRequests:
     """What is asked of one sink's tables: those that it is given (none: all), those that are paused, those that are
     skipped; `resumed` grows with each request to resume."""
 
@@ -53,7 +53,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingTable:
     """Why a table waits, since when, and when it is tried again (monotonic)."""
 
     message: str
@@ -72,14 +72,14 @@ class Waiting:
         return {"message": self.message, "remedy": said.strip(), "since": since, "tries": self.tries}
 
 
-class Holds:
+class PausedTables:
     """One sink's held tables. `refuse` is called by whoever applies, the rest by one thread."""
 
     def __init__(
-        self, log: LogReader, applier: Applier, skipped: SkippedTables, refill: Refill, wishes: Wishes
+        self, log: LogReader, applier: Applier, skipped: SkippedTables, refill: Refill, wishes: TableRequests
     ) -> None:
         self.skipped = skipped
-        self.waiting: Mapping[TableId, Waiting] = {}
+        self.waiting: Mapping[TableId, WaitingTable] = {}
         self.wishes = wishes
         self._sink = applier.name
         self._log = log
@@ -96,7 +96,7 @@ class Holds:
         held = {table for table in tables if consumer_name(self._sink, table) in names}
         self._applier.held = frozenset(held | self.skipped.passed_over())
 
-    def follow(self, wishes: Wishes) -> None:
+    def follow(self, wishes: TableRequests) -> None:
         """Hold what is to be held, and let go of the rest once it has caught up. May take long; raises Stopped."""
         self.wishes, self._applier.tables = wishes, wishes.given
         again, self._resumed = wishes.resumed != self._resumed, wishes.resumed
@@ -160,7 +160,7 @@ class Holds:
         due = time.monotonic() + min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(tries - 1, 10))
         since = before.since if before else datetime.now(UTC)
         with self._applier.turn:
-            self.waiting = {**self.waiting, table: Waiting(error.message, error.remedy, since, tries, due)}
+            self.waiting = {**self.waiting, table: WaitingTable(error.message, error.remedy, since, tries, due)}
         if before is None or before.message != error.message:
             _log.warning("sink %s: %s waits, the others go on: %s", self._sink, table, error)
 

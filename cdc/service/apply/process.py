@@ -14,7 +14,7 @@ import cdc.log
 from cdc.config.settings import Settings
 from cdc.errors import EnvironmentFault
 from cdc.service.apply.driver import Driver
-from cdc.service.apply.sink_workers import Lanes
+from cdc.service.apply.sink_workers import SinkWorkers
 from cdc.service.daemon import process
 from cdc.service.state import pauses, status
 
@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
     """Apply until `stop` is set, then let each batch in hand end."""
     driver = Driver(settings)
-    lanes = Lanes(settings, cdc.log.open_reader(settings), driver)
+    lanes = SinkWorkers(settings, cdc.log.open_reader(settings), driver)
     _claim(lanes, stop)
     _publish(lanes, "starting")
     try:
@@ -43,7 +43,7 @@ def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
         _publish(lanes, "stopped")
 
 
-def _claim(lanes: Lanes, stop: threading.Event) -> None:
+def _claim(lanes: SinkWorkers, stop: threading.Event) -> None:
     """Begin the sinks, waiting for a process that is just ending. Raises EnvironmentFault if it does not end."""
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -55,7 +55,7 @@ def _claim(lanes: Lanes, stop: threading.Event) -> None:
             _log.info("waiting: %s", error.message)
 
 
-def _publish(lanes: Lanes, state: str) -> None:
+def _publish(lanes: SinkWorkers, state: str) -> None:
     with suppress(OSError):  # a full disk: whoever reads the file sees that it is old
         status.publish(lanes.settings.state, "apply", {"state": state, "sinks": lanes.facts()})
 

@@ -26,7 +26,7 @@ _AT_ONCE = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ReplayRange:
     """What to read again: from a point (None: the oldest entry kept) up to one (None: the head), and of what."""
 
     after: Lsn | datetime | None = None
@@ -47,7 +47,9 @@ class Replayed:
 Report = Callable[[Replayed], None]
 
 
-def replay(settings: Settings, sinks: Sequence[SinkSettings], asked: Range, report: Report, dry_run: bool) -> Replayed:
+def replay(
+    settings: Settings, sinks: Sequence[SinkSettings], asked: ReplayRange, report: Report, dry_run: bool
+) -> Replayed:
     """Apply every change of the range to the sinks; a dry run only counts them."""
     reader = open_log(settings)
     context, stop = SinkContext(settings.state), threading.Event()
@@ -71,7 +73,7 @@ def _apply(appliers: Sequence[Applier], reader: LogReader, rows: pa.Table) -> No
         applier.apply(replace(batch, reached=ZERO_LSN))
 
 
-def _pieces(reader: LogReader, asked: Range) -> Iterator[tuple[pa.Table, Replayed]]:
+def _pieces(reader: LogReader, asked: ReplayRange) -> Iterator[tuple[pa.Table, Replayed]]:
     """The chosen rows, about `_AT_ONCE` of them at a time, each with where it ends."""
     waiting: list[pa.Table] = []
     reached = Replayed()
@@ -87,7 +89,7 @@ def _pieces(reader: LogReader, asked: Range) -> Iterator[tuple[pa.Table, Replaye
         yield pa.concat_tables(waiting), reached
 
 
-def _chosen(rows: pa.Table, asked: Range) -> pa.Table:
+def _chosen(rows: pa.Table, asked: ReplayRange) -> pa.Table:
     """Rows of the asked tables and keys. Truncates and removed ranges concern every key."""
     if asked.tables:
         rows = rows.filter(pc.field("table").isin([str(table) for table in asked.tables]))

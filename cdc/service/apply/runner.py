@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Runner:
+class SinkRunner:
     """One sink's query and how often it had to be started again."""
 
     query: SinkQuery

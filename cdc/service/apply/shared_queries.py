@@ -12,10 +12,10 @@ from cdc.errors import LogFull, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Consumer, LogReader
 from cdc.service.daemon.restarts import Attempts
-from sinks.apply.batch_buffer import Ring
+from sinks.apply.batch_buffer import BatchBuffer
 from sinks.apply.batch_schedule import crew
-from sinks.spark.query import Reading
-from sinks.spark.shared_query import NAME, Convoy
+from sinks.spark.query import ReadStart
+from sinks.spark.shared_query import NAME, SharedQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Passenger(Protocol):
+class SharingSink(Protocol):
     """A sink as far as sharing is concerned."""
 
     sink: SinkSettings
@@ -43,26 +43,26 @@ class Passenger(Protocol):
     def ready(self, position: Consumer) -> bool:
         """Whether the position kept with the log says how far it is, and nothing is wrong with it."""
 
-    def board(self, ring: Ring) -> None:
+    def board(self, ring: BatchBuffer) -> None:
         """Take batches from the ring, which has a place for it; a query of its own ends meanwhile."""
 
     def disembark(self, failure: str) -> None:
         """The shared query failed: wait for the next one."""
 
 
-class Sharing:
+class SharedQueries:
     """At most one shared query. One thread calls."""
 
     def __init__(self, log: LogReader, checkpoints: Path) -> None:
         self._log = log
         self._checkpoints = checkpoints
-        self._convoy: Convoy | None = None
+        self._convoy: SharedQuery | None = None
         self._crew: frozenset[str] = frozenset()
         self._attempts = Attempts()
         self._started = 0.0
         self._due = 0.0
 
-    def tend(self, sinks: Mapping[str, Passenger], spark: "SparkSession") -> frozenset[str]:
+    def tend(self, sinks: Mapping[str, SharingSink], spark: "SparkSession") -> frozenset[str]:
         """Begin, join, end. Returns the sinks that wait for a shared query to begin again: start none for them."""
         willing = {name: sink for name, sink in sinks.items() if sink.willing}
         if self._convoy is not None:
@@ -81,7 +81,7 @@ class Sharing:
             self._convoy.halt()
             self._convoy = None
 
-    def _watch(self, convoy: Convoy, sinks: Mapping[str, Passenger]) -> None:
+    def _watch(self, convoy: SharedQuery, sinks: Mapping[str, SharingSink]) -> None:
         failure = convoy.failure()
         if failure is None and any(sink.aboard for sink in sinks.values()):
             return
@@ -97,7 +97,7 @@ class Sharing:
         self._due = time.monotonic() + self._attempts.delay
         _log.error("the shared query failed, next start in %.0f s: %s", self._attempts.delay, failure)
 
-    def _begin(self, willing: Mapping[str, Passenger], spark: "SparkSession") -> None:
+    def _begin(self, willing: Mapping[str, SharingSink], spark: "SparkSession") -> None:
         try:
             for name in willing:
                 self._log.commit(name, ZERO_LSN)  # registered before it reads: retention waits for it
@@ -111,10 +111,10 @@ class Sharing:
             return
         last = min((places[name] for name in self._crew), key=lambda place: place.order)
         limit = min(willing[name].sink.max_batch_changes for name in self._crew)
-        convoy = Convoy(self._log, self._checkpoints, last.reached)
+        convoy = SharedQuery(self._log, self._checkpoints, last.reached)
         self._started = time.monotonic()
         try:
-            convoy.start(spark, Reading(NAME, last.offset, limit))
+            convoy.start(spark, ReadStart(NAME, last.offset, limit))
         except MillraceError as error:
             self._failed(str(error))
             return
@@ -125,7 +125,7 @@ class Sharing:
         _log.info("%s share a query", ", ".join(sorted(self._crew)))
 
     @staticmethod
-    def _take_aboard(convoy: Convoy, sinks: Mapping[str, Passenger]) -> None:
+    def _take_aboard(convoy: SharedQuery, sinks: Mapping[str, SharingSink]) -> None:
         for name, sink in sinks.items():
             if sink.level and convoy.ring.join(name, sink.level):
                 _log.info("sink %s has caught up and shares the query again", name)

@@ -15,37 +15,37 @@ from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn
 from cdc.ports import Consumer, LogReader
 from cdc.service.apply.driver import applier_of, stop_aware
-from cdc.service.apply.lost_tables import Losses
-from cdc.service.apply.paused_tables import Holds, Wishes
+from cdc.service.apply.lost_tables import LostTables
+from cdc.service.apply.paused_tables import PausedTables, TableRequests
 from cdc.service.apply.refill import SourceRefill
 from cdc.service.apply.reselect import SourceRows
-from cdc.service.apply.runner import Runner
-from cdc.service.apply.shared_queries import Sharing
+from cdc.service.apply.runner import SinkRunner
+from cdc.service.apply.shared_queries import SharedQueries
 from cdc.service.state import status
 from cdc.service.state.gaps import GapFile
 from cdc.service.state.pauses import Paused
 from cdc.service.state.skipped_tables import Skipped, SkippedTables
 from sinks.apply.applier import Applier, Stopped, TableLost
-from sinks.apply.batch_buffer import Ring
+from sinks.apply.batch_buffer import BatchBuffer
 from sinks.context import SinkContext
 from sinks.spark.query import SinkQuery
-from sinks.spark.shared_query import Member
+from sinks.spark.shared_query import SharedQuerySink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GRACE = 20.0
 _ATTEND = 1.0
-_NO_WISHES = Wishes()
+_NO_WISHES = TableRequests()
 _log = logging.getLogger(__name__)
 Spark = Callable[[], "SparkSession"]
 
 
-class Lane:
+class SinkWorker:
     """One sink at work."""
 
     def __init__(
-        self, settings: Settings, sink: SinkSettings, log: LogReader, spark: Spark, wishes: Wishes = _NO_WISHES
+        self, settings: Settings, sink: SinkSettings, log: LogReader, spark: Spark, wishes: TableRequests = _NO_WISHES
     ) -> None:
         self.sink = sink
         self.wishes = wishes
@@ -55,14 +55,14 @@ class Lane:
         context = SinkContext(settings.state, spark, stop_aware(self.stop))
         self.rows = SourceRows(settings.source)
         refill = SourceRefill(settings)
-        self.losses = Losses(settings, sink, log, refill.ask)
+        self.losses = LostTables(settings, sink, log, refill.ask)
         self.losses.follow(wishes)
         self.applier = applier_of(settings, sink, log, context, self.stop, rows=self.rows, watch=self.losses)
-        self.runner = Runner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
+        self.runner = SinkRunner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
         skipped = SkippedTables(settings.state, sink.name)
-        self._holds = Holds(log, self.applier, skipped, refill, wishes)
+        self._holds = PausedTables(log, self.applier, skipped, refill, wishes)
         self._holds.restore()
-        self._member: Member | None = None
+        self._member: SharedQuerySink | None = None
         self._handing: threading.Thread | None = None
         threading.Thread(target=self._attend, name=f"sink-{sink.name}", daemon=True).start()
 
@@ -111,11 +111,11 @@ class Lane:
             return ZERO_LSN < position.reached <= self.level
         return not self._between and self.runner.restart_at is None and not self.runner.query.independent
 
-    def board(self, ring: Ring) -> None:
+    def board(self, ring: BatchBuffer) -> None:
         """Take batches from a shared query, which has a place for it; a query of its own ends meanwhile."""
         self.runner.query.share()
         self.runner.started = self.runner.started or time.monotonic()
-        self._member = Member(self.sink, self.applier, ring)
+        self._member = SharedQuerySink(self.sink, self.applier, ring)
         self._handing = threading.Thread(target=self.runner.query.hand_over, name=f"hand-{self.sink.name}", daemon=True)
         self._handing.start()
 
@@ -131,7 +131,7 @@ class Lane:
         """Aboard, or its own query not yet ended."""
         return self._member is not None or (self._handing is not None and self._handing.is_alive())
 
-    def _left(self, member: Member) -> None:
+    def _left(self, member: SharedQuerySink) -> None:
         if member.aboard:
             return
         self._member = None
@@ -204,13 +204,13 @@ def attend(applier: Applier) -> None:
     applier.retry_letters()
 
 
-def wishes_of(settings: Settings, sink: SinkSettings, paused: Paused) -> Wishes:
+def wishes_of(settings: Settings, sink: SinkSettings, paused: Paused) -> TableRequests:
     """What is asked of a sink's tables. One that left the source is not given to it any more, whatever it names."""
     captured = {table.name for table in settings.source.tables}
     given = frozenset(table for table in settings.tables_of(sink) if not captured or table in captured)
     still = frozenset(table for table in map(TableId.parse, paused.tables) if not given or table in given)
     skipped = frozenset(map(TableId.parse, paused.skipped.get(sink.name, ())))
-    return Wishes(given, still, skipped, paused.resumed)
+    return TableRequests(given, still, skipped, paused.resumed)
 
 
 def _names(tables: Iterable[TableId]) -> list[str]:
@@ -223,19 +223,19 @@ def _refilling(table: TableId, one: Skipped) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class Lanes:
+class SinkWorkers:
     """Every sink of the pipeline. One thread calls."""
 
     settings: Settings
     log: LogReader
     spark: Spark
-    _lanes: dict[str, Lane] = field(default_factory=dict)
+    _lanes: dict[str, SinkWorker] = field(default_factory=dict)
     _ending: dict[str, threading.Thread] = field(default_factory=dict)
     _paused: Paused = field(default_factory=Paused)
-    _sharing: Sharing = field(init=False)
+    _sharing: SharedQueries = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sharing = Sharing(self.log, self.settings.state / "checkpoints")
+        self._sharing = SharedQueries(self.log, self.settings.state / "checkpoints")
 
     def want(self, settings: Settings, paused: Paused) -> None:
         """End what is no longer wanted, or wanted otherwise, and begin what is missing."""
@@ -251,7 +251,7 @@ class Lanes:
         for name, sink in wanted.items():
             if name not in self._lanes and name not in self._ending:
                 wishes = wishes_of(settings, sink, paused)
-                self._lanes[name] = Lane(settings, sink, self.log, self.spark, wishes)
+                self._lanes[name] = SinkWorker(settings, sink, self.log, self.spark, wishes)
 
     def tend(self) -> None:
         """Start what is not started, and again what has failed. Without a sink at work there is no Spark either."""

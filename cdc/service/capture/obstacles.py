@@ -5,7 +5,7 @@ What the stream shows of it comes earlier or later than this, by as much as capt
 
 from collections.abc import Collection, Iterator
 
-from cdc.capture.replication.captured_tables import Reason, renamed
+from cdc.capture.replication.captured_tables import WaitReason, renamed
 from cdc.capture.source import catalog, replica_identity
 from cdc.capture.source.catalog import TableFacts
 from cdc.capture.source.connect import Connection, explained
@@ -31,7 +31,7 @@ def find(
     anew: Collection[TableId],
     schemas: Schemas,
     published: Publication | None,
-) -> dict[TableId, Reason]:
+) -> dict[TableId, WaitReason]:
     """What is in the way of which of these tables; `anew` are those that are to begin again.
 
     The columns of those are looked at too: of others the stream says in its place what the schema policy refuses.
@@ -48,7 +48,7 @@ def find(
     return found
 
 
-def _gone(connection: Connection, tables: list[TableId], schemas: Schemas) -> Iterator[tuple[TableId, Reason]]:
+def _gone(connection: Connection, tables: list[TableId], schemas: Schemas) -> Iterator[tuple[TableId, WaitReason]]:
     """Tables that do not exist by their name: under another one, or not at all."""
     if not tables:
         return
@@ -61,8 +61,8 @@ def _gone(connection: Connection, tables: list[TableId], schemas: Schemas) -> It
         yield table, _dropped(table) if name is None else renamed(table, name)
 
 
-def _dropped(table: TableId) -> Reason:
-    return Reason(
+def _dropped(table: TableId) -> WaitReason:
+    return WaitReason(
         f"Table {table} was dropped: its rows stay in the stores.",
         "Make it again, and it begins again with the rows that it has then; or take it out of source.tables and run: "
         "millrace reload.",
@@ -71,7 +71,7 @@ def _dropped(table: TableId) -> Reason:
 
 def _partitions(
     connection: Connection, source: SourceSettings, tables: Collection[TableId], published: Publication | None
-) -> dict[TableId, Reason]:
+) -> dict[TableId, WaitReason]:
     """Tables whose changes Postgres sends under the name of the partitioned table above them."""
     roots = {table.name for table in source.tables}
     if published is not None and published.all_tables:
@@ -83,21 +83,21 @@ def _partitions(
 
 def _unfit(
     facts: list[TableFacts], source: SourceSettings, published: Publication | None
-) -> Iterator[tuple[TableId, Reason]]:
+) -> Iterator[tuple[TableId, WaitReason]]:
     sent = {entry.table for entry in published.tables} if published is not None else set()
     for fact, message, remedy in replica_identity.unfit_tables(facts, source):
         name = fact.leaf_of or fact.table
         harmed = name in sent and not fact.identity_columns and fact.kind != "p"
         harm = f" Publication {source.publication} holds it still: they fail now." if harmed else ""
-        yield name, Reason(message + harm, f"{remedy} It is then read again by itself.")
+        yield name, WaitReason(message + harm, f"{remedy} It is then read again by itself.")
 
 
 def _refused(
     connection: Connection, source: SourceSettings, table: TableSettings, schemas: Schemas
-) -> dict[TableId, Reason]:
+) -> dict[TableId, WaitReason]:
     refused: SourceError | None
     try:
         refused = refusal(schemas, describe(connection, table, masking_of(source)).layout.schema)
     except SourceRefused as error:  # gone since the look
         refused = error
-    return {} if refused is None else {table.name: Reason(refused.message, refused.remedy)}
+    return {} if refused is None else {table.name: WaitReason(refused.message, refused.remedy)}

@@ -14,12 +14,12 @@ from functools import partial
 
 import cdc.log
 from cdc.capture.replication import captured_tables
-from cdc.capture.replication.loop import Reader
+from cdc.capture.replication.loop import CaptureLoop
 from cdc.capture.source import key_marks, monitor, publication, slot
 from cdc.capture.source.connect import Connection, connect
-from cdc.capture.source.partitions import Partitions, Refill
+from cdc.capture.source.partitions import PartitionRefill, Partitions
 from cdc.capture.source.publication import Publication
-from cdc.capture.transactions.spill import Scratch
+from cdc.capture.transactions.spill import SpillFolder
 from cdc.clock import SystemClock
 from cdc.config.settings import Settings
 from cdc.errors import SourceError, SourceRefused
@@ -27,7 +27,7 @@ from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service.capture import resync
 from cdc.service.capture.status import CaptureStatus
-from cdc.service.capture.table_changes import Following, publish, refuse_unready, unobstructed, waiting_of
+from cdc.service.capture.table_changes import TableChanges, publish, refuse_unready, unobstructed, waiting_of
 from cdc.service.capture.upkeep import Upkeep
 from cdc.service.daemon import footprint, process
 from cdc.service.daemon.budgets import BudgetedLog, DiskBudget, WaitingLog
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
     """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
     with closing(cdc.log.open_writer(settings)) as log, _status(settings, log) as status:
-        scratch = Scratch(settings.state / "scratch")
+        scratch = SpillFolder(settings.state / "scratch")
         budget = DiskBudget(settings.state, settings.budgets, lambda: scratch.size)
         scratch.check = budget.check
         Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop, news, scratch).run()
@@ -69,7 +69,7 @@ class Capture:
     status: CaptureStatus
     stop: threading.Event
     news: process.News = lambda: None
-    scratch: Scratch | None = None
+    scratch: SpillFolder | None = None
     """Where large transactions are set aside, within the disk's budget; None: under the state folder, without one."""
 
     def run(self) -> None:
@@ -200,17 +200,19 @@ class Capture:
         left = {entry.table for entry in before.tables} - {table.name for table in source.tables}
         leaving = frozenset() if published.all_tables else frozenset(left)
         backfills = Backfills(self.settings, self.log, clock)
-        reader = Reader(
+        reader = CaptureLoop(
             source,
             self.log,
             clock,
-            self.scratch or Scratch(self.settings.state / "scratch"),
+            self.scratch or SpillFolder(self.settings.state / "scratch"),
             masking=masking_of(source),
             listener=backfills,
             known=leaving,
         )
-        side = monitor.Watch(source, published, reader.fail)
-        following = Following(self.settings, self.log, reader, side, backfills, published, self.stop, leaving=leaving)
+        side = monitor.SourceMonitor(source, published, reader.fail)
+        following = TableChanges(
+            self.settings, self.log, reader, side, backfills, published, self.stop, leaving=leaving
+        )
         side.absent = following.absent
         key = control_key(self.settings.state, create=True)
         partitions = Partitions(following.partitions, self.log, partial(refilled, key))
@@ -228,7 +230,7 @@ class Capture:
             reader.run(self.stop)
 
 
-def refilled(key: bytes, connection: Connection, wanted: Refill) -> None:
+def refilled(key: bytes, connection: Connection, wanted: PartitionRefill) -> None:
     """Ask for the rows of partitions that came, and for the end of those that went, at this place of the WAL."""
     where = " or ".join(f"({condition})" for condition in wanted.conditions)
     say(connection, ask(Request(wanted.table, where, newest=True, removed=wanted.removed), key))

@@ -8,12 +8,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from cdc.capture.replication.captured_tables import Reason
-from cdc.capture.replication.loop import Reader, ReaderStatus
-from cdc.capture.source.monitor import Watch
+from cdc.capture.replication.captured_tables import WaitReason
+from cdc.capture.replication.loop import CaptureLoop, LoopStatus
+from cdc.capture.source.monitor import SourceMonitor
 from cdc.capture.source.partitions import Partitions
 from cdc.model import TableId, format_lsn
-from cdc.service.capture.table_changes import Following
+from cdc.service.capture.table_changes import TableChanges
 from cdc.service.state import status
 from snapshots.backfill.coordinator import Backfills
 from snapshots.initial.snapshot import SnapshotProgress
@@ -25,7 +25,7 @@ class CaptureStatus:
     """Publishes `status/capture.json` from a thread of its own, from `with` to its end."""
 
     def __init__(
-        self, state: Path, history_exact_from: str, tables_waiting: Mapping[TableId, Reason] | None = None
+        self, state: Path, history_exact_from: str, tables_waiting: Mapping[TableId, WaitReason] | None = None
     ) -> None:
         self._folder = state
         self._state, self._trouble = "starting", ""
@@ -34,11 +34,11 @@ class CaptureStatus:
         without it, positions would count as where nobody takes a snapshot."""
         self._tables_waiting = tables_waiting or {}
         self._snapshot: SnapshotProgress | None = None
-        self._reader: Reader | None = None
-        self._watch: Watch | None = None
+        self._reader: CaptureLoop | None = None
+        self._watch: SourceMonitor | None = None
         self._backfills: Backfills | None = None
         self._partitions: Partitions | None = None
-        self._following: Following | None = None
+        self._following: TableChanges | None = None
         self._last = (monotonic(), 0, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
@@ -65,7 +65,12 @@ class CaptureStatus:
         self._snapshot = progress
 
     def follow(
-        self, reader: Reader, watch: Watch, backfills: Backfills, following: Following, partitions: Partitions
+        self,
+        reader: CaptureLoop,
+        watch: SourceMonitor,
+        backfills: Backfills,
+        following: TableChanges,
+        partitions: Partitions,
     ) -> None:
         """From now on the reader's state counts."""
         self._reader, self._watch, self._backfills, self._following = reader, watch, backfills, following
@@ -98,7 +103,7 @@ class CaptureStatus:
             facts |= self._of_reader(self._reader.status)
         status.publish(self._folder, "capture", facts)
 
-    def _of_reader(self, seen: ReaderStatus) -> dict[str, object]:
+    def _of_reader(self, seen: LoopStatus) -> dict[str, object]:
         changes: dict[str, dict[str, int]] = {}
         for (table, op), count in sorted(seen.changes.items()):
             changes.setdefault(table, {})[op] = count
@@ -119,7 +124,7 @@ class CaptureStatus:
             **self._rates(seen),
         }
 
-    def _rates(self, seen: ReaderStatus) -> dict[str, float]:
+    def _rates(self, seen: LoopStatus) -> dict[str, float]:
         now = monotonic()
         then, rows, size = self._last
         self._last = (now, seen.rows, seen.size)

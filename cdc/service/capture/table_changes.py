@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from cdc import failpoint
 from cdc.capture.replication import captured_tables
-from cdc.capture.replication.captured_tables import Reason
-from cdc.capture.replication.loop import Reader
+from cdc.capture.replication.captured_tables import WaitReason
+from cdc.capture.replication.loop import CaptureLoop
 from cdc.capture.source import catalog, doctor, key_marks, publication, slot
 from cdc.capture.source.connect import Connection, connect
 from cdc.capture.source.doctor import Verdict
-from cdc.capture.source.monitor import Watch
+from cdc.capture.source.monitor import SourceMonitor
 from cdc.capture.source.publication import Publication
 from cdc.config.settings import PartitionSettings, Settings, SourceSettings
 from cdc.errors import ConfigError, LogFull, MillraceError, SourceError, SourceRefused
@@ -63,7 +63,7 @@ def _obstacles(
     log: LogWriter,
     stored: Publication,
     remade: Collection[TableId] = frozenset(),
-) -> dict[TableId, Reason]:
+) -> dict[TableId, WaitReason]:
     """What is in the way of tables that the log has captured before; a new one is refused instead."""
     waiting = captured_tables.waiting(log.progress().marks).keys()
     tables = {entry.table for entry in stored.tables} | waiting
@@ -128,7 +128,7 @@ def _rekeyed(now: key_marks.Keys, before: key_marks.Keys) -> set[TableId]:
     return set(found)
 
 
-def _told(before: Mapping[TableId, Reason], now: Mapping[TableId, Reason]) -> dict[str, str]:
+def _told(before: Mapping[TableId, WaitReason], now: Mapping[TableId, WaitReason]) -> dict[str, str]:
     """The marks of tables that wait for a reason which the log does not know; said in the log lines too."""
     marks: dict[str, str] = {}
     for table, reason in now.items():
@@ -154,7 +154,7 @@ def made_again(connection: Connection, tables: Sequence[TableId], schemas: Schem
 
 def waiting_of(
     source: SourceSettings, marks: Mapping[str, str], every: Iterable[Job] | None = None
-) -> dict[TableId, Reason]:
+) -> dict[TableId, WaitReason]:
     """The captured tables that are not followed, each with the reason: they wait, or begin again. `every` are the
     backfills, if not as the log knows them."""
     names = {table.name for table in source.tables}
@@ -165,13 +165,13 @@ def waiting_of(
 
 
 @dataclass(slots=True)
-class Following:
+class TableChanges:
     """The tables of a running capture. `follow` from any thread but the reader's; `run` is a thread of its own."""
 
     settings: Settings
     log: LogWriter
-    reader: Reader
-    side: Watch
+    reader: CaptureLoop
+    side: SourceMonitor
     backfills: Backfills
     published: Publication
     stop: threading.Event
@@ -259,7 +259,7 @@ class Following:
         passed = self.reader.status.watermark
         return {table for table, lsn in self._ready.items() if passed >= lsn}
 
-    def waiting(self) -> dict[TableId, Reason]:
+    def waiting(self) -> dict[TableId, WaitReason]:
         """The captured tables that are not followed for now, each with the reason."""
         return waiting_of(self.settings.source, self.log.progress().marks, self.backfills.jobs())
 
@@ -290,7 +290,7 @@ class Following:
         waiting = captured_tables.waiting(self.log.progress().marks)
         made = {table for table, oid in oids.items() if known.get(table, oid) != oid and table not in waiting}
         reason = "It is read again by itself."
-        notes = {table: Reason(f"Table {table} was dropped and made again.", reason) for table in made}
+        notes = {table: WaitReason(f"Table {table} was dropped and made again.", reason) for table in made}
         if notes:
             with suppress(LogFull):  # noticed again at the next look
                 self.log.append(Entry(LOG_SCHEMA.empty_table(), self.log.progress().end, _told(waiting, notes)))

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-from cdc.capture.source.schema_policy import PolicedLog, Policy
+from cdc.capture.source.schema_policy import Policy, SchemaCheckedLog
 from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
 from cdc.model import Entry, Lsn, Progress
@@ -76,7 +76,7 @@ class DiskBudget:
             return self._used + self._unlisted()
 
 
-class BudgetedLog(PolicedLog):
+class BudgetedLog(SchemaCheckedLog):
     """A policed log that takes nothing where the disk's budget is used up."""
 
     def __init__(self, log: LogWriter, policy: Policy, budget: DiskBudget) -> None:

@@ -35,7 +35,7 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str) -> int:
     configure(settings)
     stop, again = threading.Event(), threading.Event()
     signals.hear({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
-    with StateLock(settings.state), Front(settings) as front:
+    with StateLock(settings.state), HttpFront(settings) as front:
         supervisor = Supervisor(parts_of(config, log_format, log_level))
         daemon = Daemon(config, settings, supervisor, front, again, configure)
         supervisor.beat = daemon.beat
@@ -44,14 +44,14 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str) -> int:
         return code
 
 
-class Front:
+class HttpFront:
     """The HTTP server; another one when its own settings change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._server = Server(settings)
 
-    def __enter__(self) -> "Front":
+    def __enter__(self) -> "HttpFront":
         self._server.__enter__()
         http = self._settings.http
         _log.info("health on http://%s:%d/readyz", http.host, http.port)
@@ -85,7 +85,7 @@ class Daemon:
     config: Path
     settings: Settings
     supervisor: Supervisor
-    front: Front
+    front: HttpFront
     again: threading.Event
     configure: Callable[[Settings], None]
     _due: float = 0.0

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc.config.settings import Part, Settings, SourceSettings
+from cdc.config.settings import Section, Settings, SourceSettings
 from cdc.errors import ConfigError, EnvironmentFault
 
 _KEPT = ("slot", "publication", "database")
@@ -75,7 +75,7 @@ def _sinks(before: Settings, after: Settings) -> list[str]:
     ]
 
 
-def _differences(kind: str, old: dict[str, Part], new: dict[str, Part]) -> list[str]:
+def _differences(kind: str, old: dict[str, Section], new: dict[str, Section]) -> list[str]:
     return [
         *(f"{kind} {name} added" for name in new if name not in old),
         *(f"{kind} {name} removed" for name in old if name not in new),
@@ -87,7 +87,7 @@ def _connection(source: SourceSettings) -> SourceSettings:
     return source.model_copy(update={"tables": ()})
 
 
-def _named(section: str, before: Part, after: Part, skip: tuple[str, ...] = ()) -> list[str]:
+def _named(section: str, before: Section, after: Section, skip: tuple[str, ...] = ()) -> list[str]:
     names = type(after).model_fields
     return [
         f"{section}.{name} changed"

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Part:
+class ChildProcess:
     """One child process and how often it had to be started."""
 
     name: str
@@ -120,7 +120,7 @@ def _end_rest(group: int, seconds: float) -> None:
 class Supervisor:
     """The parts, in the order in which they start. `beat` is called at every turn, some ten times a second."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ChildProcess]
     grace: float = 30.0
     beat: Callable[[], None] = lambda: None
     _final: int | None = field(default=None, init=False)
@@ -155,7 +155,7 @@ class Supervisor:
         for later, part in reversed(list(enumerate(self.parts))):
             part.stop(end - min(_LEAST_SECONDS, self.grace / 4) * later)
 
-    def _tend(self, part: Part) -> None:
+    def _tend(self, part: ChildProcess) -> None:
         if part.process is None:
             if time.monotonic() >= part.due:
                 part.start()
@@ -173,11 +173,11 @@ class Supervisor:
             part.ended(code)
 
 
-def parts_of(config: Path, log_format: str, log_level: str) -> list[Part]:
+def parts_of(config: Path, log_format: str, log_level: str) -> list[ChildProcess]:
     """Capture and apply, each a Python process of its own."""
     options = ["--config", str(config), "--log-format", log_format, "--log-level", log_level]
     return [
-        Part(name, [sys.executable, "-m", f"cdc.service.{name}.process", *options], environment)
+        ChildProcess(name, [sys.executable, "-m", f"cdc.service.{name}.process", *options], environment)
         for name, environment in (("capture", CAPTURE_ENVIRONMENT), ("apply", {}))
     ]
 

@@ -14,13 +14,13 @@ from cdc.errors import ConfigError, MillraceError
 from cdc.model import Lsn, format_lsn, parse_lsn
 from cdc.service.inspect.verification import chosen_sinks
 from cdc.service.state import pauses
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
 _BODY_SECONDS = 5.0
 MOST_LETTERS = 200
 
 
-class Followed(Protocol):
+class SettingsHolder(Protocol):
     """Whoever knows the present settings."""
 
     settings: Settings
@@ -29,7 +29,7 @@ class Followed(Protocol):
 class Control:
     """The routes that change something, and the list that they work on."""
 
-    def __init__(self, followed: Followed) -> None:
+    def __init__(self, followed: SettingsHolder) -> None:
         self._followed = followed
 
     async def pause(self, request: Request) -> Response:
@@ -97,7 +97,7 @@ def _lsn(text: str) -> Lsn:
         raise ConfigError(f"{error}.") from None
 
 
-def _shown(sink: str, letter: Letter) -> dict[str, object]:
+def _shown(sink: str, letter: DeadLetter) -> dict[str, object]:
     return {
         "sink": sink,
         "table": letter.table,

@@ -10,7 +10,7 @@ HEAD_SECONDS = 10.0
 """For a whole head, counted from the connection or from the last answer: one byte a second does not hold it open."""
 
 
-class PatientProtocol(H11Protocol):
+class TimeLimitedProtocol(H11Protocol):
     """HTTP/1.1 with a deadline for each request's head."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own

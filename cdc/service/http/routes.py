@@ -22,13 +22,13 @@ from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn, parse_lsn
 from cdc.service.http import openapi
 from cdc.service.http.control import Control
 from cdc.service.http.guard import Bounds, SameSite, Token
-from cdc.service.inspect.why import Story, story
-from cdc.service.observe.exceptions import Asked, Excepted
+from cdc.service.inspect.why import RowHistory, story
 from cdc.service.observe.metric_families import FAMILIES
 from cdc.service.observe.metrics import exposition
 from cdc.service.observe.observer import Observer
 from cdc.service.observe.page_model import flow
-from cdc.service.observe.samples import History
+from cdc.service.observe.samples import SampleHistory
+from cdc.service.observe.uncovered import Asked, Excepted
 from cdc.service.state.sink_positions import NOWHERE
 
 LONGEST_WAIT = 60.0
@@ -54,7 +54,7 @@ class Endpoint:
 
     def __init__(self, settings: Settings) -> None:
         self.observer = Observer(settings)
-        self._history = History()
+        self._history = SampleHistory()
         self.observer.samplers.append(self._history.offer)
         self._control = Control(self.observer)
         self._moved = asyncio.Event()
@@ -188,7 +188,7 @@ class Endpoint:
                 return JSONResponse({"error": str(error)}, 400 if isinstance(error, ConfigError) else 503)
         return JSONResponse(asdict(told))
 
-    def _story(self, table: str, key: str) -> Story:
+    def _story(self, table: str, key: str) -> RowHistory:
         observer = self.observer
         places = observer.seen.places
         return story(observer.settings, observer.reader, places, table, key, seconds=_LONGEST_SEARCH)

@@ -9,7 +9,7 @@ import uvicorn
 from cdc.config.settings import Settings
 from cdc.errors import EnvironmentFault
 from cdc.service.http.guard import LARGEST_HEAD, guard
-from cdc.service.http.protocol import PatientProtocol
+from cdc.service.http.protocol import TimeLimitedProtocol
 from cdc.service.http.routes import Endpoint
 
 _CONNECTIONS = 512
@@ -25,7 +25,7 @@ class Server:
         self._endpoint = Endpoint(settings)
         config = uvicorn.Config(
             self._endpoint.app(),
-            http=PatientProtocol,  # on h11: bounds a request's head, which httptools does not
+            http=TimeLimitedProtocol,  # on h11: bounds a request's head, which httptools does not
             log_config=None,  # its records go where ours go, and are redacted like ours
             access_log=False,
             server_header=False,

@@ -12,13 +12,13 @@ from cdc.model import Lsn, TableId, TableSchema, format_lsn
 from cdc.ports import LogReader
 from sinks import registry
 from sinks.context import SinkContext
-from sinks.rows.stored_key import Shows
+from sinks.rows.stored_key import KeyReader
 
 _PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredVersion:
     """`state` is `there`, `deleted`, `absent` or `unknown`; `trouble` says why it is unknown."""
 
     state: str
@@ -29,12 +29,16 @@ class Stored:
 
 def stored(
     settings: Settings, sinks: Sequence[SinkSettings], reader: LogReader, table: TableId, key: str
-) -> Mapping[str, Stored]:
+) -> Mapping[str, StoredVersion]:
     """By sink. A store that does not answer delays nobody else, and says so."""
     schema = next((one for one in reader.schemas.newest() if one.table == table), None)
     if schema is None or not sinks:
-        return {sink.name: Stored("unknown", trouble="The log knows no schema of this table yet.") for sink in sinks}
-    found = {sink.name: Stored("unknown", trouble=f"It did not answer within {_PATIENCE:g} s.") for sink in sinks}
+        return {
+            sink.name: StoredVersion("unknown", trouble="The log knows no schema of this table yet.") for sink in sinks
+        }
+    found = {
+        sink.name: StoredVersion("unknown", trouble=f"It did not answer within {_PATIENCE:g} s.") for sink in sinks
+    }
 
     def ask(sink: SinkSettings) -> None:
         found[sink.name] = _held(settings, sink, schema, key)
@@ -48,13 +52,13 @@ def stored(
     return dict(found)
 
 
-def _held(settings: Settings, sink: SinkSettings, schema: TableSchema, key: str) -> Stored:
+def _held(settings: Settings, sink: SinkSettings, schema: TableSchema, key: str) -> StoredVersion:
     try:
         with closing(registry.open_sink(sink, SinkContext(settings.state))) as opened:
-            if not isinstance(opened, Shows):
-                return Stored("unknown", trouble=f"A sink of kind {sink.kind} cannot be asked for a key.")
+            if not isinstance(opened, KeyReader):
+                return StoredVersion("unknown", trouble=f"A sink of kind {sink.kind} cannot be asked for a key.")
             found = opened.held(schema, key)
     except MillraceError as error:
-        return Stored("unknown", trouble=str(error))
+        return StoredVersion("unknown", trouble=str(error))
     version = format_lsn(Lsn(found.version)) if found.version else ""
-    return Stored(found.state, version, found.place)
+    return StoredVersion(found.state, version, found.place)

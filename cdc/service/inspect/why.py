@@ -18,15 +18,15 @@ from cdc.errors import ConfigError, MillraceError
 from cdc.key_range import KeyRange
 from cdc.model import Lsn, TableId, format_lsn
 from cdc.ports import LogReader
-from cdc.service.inspect.stored_versions import Stored, stored
-from cdc.service.state.batch_history import Applied, Book
-from cdc.service.state.sink_positions import NOWHERE, Place
+from cdc.service.inspect.stored_versions import StoredVersion, stored
+from cdc.service.state.batch_history import AppliedBatch, BatchHistoryReader
+from cdc.service.state.sink_positions import NOWHERE, SinkPosition
 from cdc.service.state.skipped_tables import Skipped, SkippedTables
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class KeyEvent:
     """One change of the key."""
 
     op: str
@@ -46,28 +46,28 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EventOutcome:
     """An event and its fate: by sink, `applied`, `waiting`, `skipped` or `set aside: <reason>`; and the batch that
     applied it, None where that is not recorded."""
 
-    event: Event
+    event: KeyEvent
     entry: str
     sinks: Mapping[str, str]
-    batches: Mapping[str, Applied | None]
+    batches: Mapping[str, AppliedBatch | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RowHistory:
     """The whole way of a key, oldest event first, and where it lies now by sink."""
 
     table: str
-    events: Sequence[Told]
-    stored: Mapping[str, Stored]
+    events: Sequence[EventOutcome]
+    stored: Mapping[str, StoredVersion]
 
 
 def story(
-    settings: Settings, reader: LogReader, places: Mapping[str, Place], table: str, key: str, *, seconds: float
-) -> Story:
+    settings: Settings, reader: LogReader, places: Mapping[str, SinkPosition], table: str, key: str, *, seconds: float
+) -> RowHistory:
     """Every event of a key with its fate in every sink that is given its table."""
     name, wanted = _table(table), log_key(key)
     sinks = [sink for sink in settings.sinks if not sink.tables or TableId.parse(name) in sink.tables]
@@ -75,21 +75,21 @@ def story(
     parked = {sink: _letter(settings, sink, name, wanted) for sink in given}
     reached = {sink: places.get(sink, NOWHERE).of((name,)) for sink in given}
     skipped = {sink: SkippedTables(settings.state, sink).all().get(TableId.parse(name)) for sink in given}
-    books = {sink: Book(settings.state, sink) for sink in given}
+    books = {sink: BatchHistoryReader(settings.state, sink) for sink in given}
     told = []
     for event in events(reader, table, key, seconds):
         fates = {sink: _fate(event, reached[sink], parked[sink], skipped[sink]) for sink in given}
         batches = {sink: books[sink].of(event.end, name) if fate == "applied" else None for sink, fate in fates.items()}
-        told.append(Told(event, event.entry, fates, batches))
-    return Story(name, told, stored(settings, sinks, reader, TableId.parse(name), wanted))
+        told.append(EventOutcome(event, event.entry, fates, batches))
+    return RowHistory(name, told, stored(settings, sinks, reader, TableId.parse(name), wanted))
 
 
-def _letter(settings: Settings, sink: str, table: str, key: str) -> Letter | None:
+def _letter(settings: Settings, sink: str, table: str, key: str) -> DeadLetter | None:
     folder = settings.state / "dead-letters" / sink
     return DeadLetters(folder).of_keys(table, [key]).get(key) if folder.exists() else None
 
 
-def _fate(event: Event, reached: Lsn, parked: Letter | None, skipped: Skipped | None) -> str:
+def _fate(event: KeyEvent, reached: Lsn, parked: DeadLetter | None, skipped: Skipped | None) -> str:
     if skipped is not None and skipped.passed_over(event.end):
         return "skipped"
     if event.end > reached:
@@ -99,11 +99,11 @@ def _fate(event: Event, reached: Lsn, parked: Letter | None, skipped: Skipped | 
     return "applied"
 
 
-def events(reader: LogReader, table: str, key: str, seconds: float) -> list[Event]:
+def events(reader: LogReader, table: str, key: str, seconds: float) -> list[KeyEvent]:
     """All events of a key in log order. Raises ConfigError for a malformed question, MillraceError when out of time."""
     name, wanted = _table(table), log_key(key)
     deadline = time.monotonic() + seconds
-    found: list[Event] = []
+    found: list[KeyEvent] = []
     for piece in reader.read(reader.start()):
         if time.monotonic() > deadline:
             raise MillraceError(f"The log is too long to search in {seconds:g} s.", "Use: millrace log show")
@@ -117,9 +117,9 @@ def _in_range(row: Mapping[str, object], key: str) -> bool:
     return bool(KeyRange.parse(str(row["key"])).holds_keys(pa.array([key]))[0])
 
 
-def _events(rows: Sequence[Mapping[str, object]], end: Lsn) -> Iterator[Event]:
+def _events(rows: Sequence[Mapping[str, object]], end: Lsn) -> Iterator[KeyEvent]:
     for row in rows:
-        yield Event(
+        yield KeyEvent(
             str(row["op"]),
             format_lsn(_lsn(row["version"])),
             format_lsn(_lsn(row["commit_lsn"])),

@@ -14,7 +14,7 @@ _SETTLED = 1.0
 """Seconds after which a file that looks the same is the same: the clock of its time stamp is coarse."""
 
 
-class LetterCounts:
+class DeadLetterCounts:
     """The files of a pipeline's sinks. Cheap to ask again and again: a file that has not changed is not opened."""
 
     def __init__(self, state: Path, sinks: Iterable[str]) -> None:

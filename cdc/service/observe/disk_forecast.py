@@ -8,7 +8,7 @@ _LEAST = 30.0
 
 
 @dataclass(slots=True)
-class Outlook:
+class DiskForecast:
     """Room left, sampled. Says nothing before it has watched for half a minute."""
 
     _samples: deque[tuple[float, int]] = field(default_factory=deque)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from cdc.model import ZERO_LSN, Lsn
 from cdc.service.observe.health import SILENT_AFTER, has_reached, nested
-from cdc.service.state.sink_positions import Place
+from cdc.service.state.sink_positions import SinkPosition
 from cdc.service.state.status import Facts, age
 
 _LONGEST_TRAIL = 1000
@@ -51,14 +51,14 @@ class Trail:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class SinkLag:
     """Bytes of WAL between the newest known change and what is applied; seconds since that change was committed."""
 
     bytes: int = 0
     seconds: float = 0.0
 
 
-NO_LAG = Lag()
+NO_LAG = SinkLag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Moment:
     head: Lsn
     reached: Mapping[str, Lsn]
     sinks: Mapping[str, Sequence[str]]
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, SinkPosition] = field(default_factory=dict)
 
     def table_reached(self, sink: str, table: str) -> Lsn:
         """How far one table is in a sink: a table that is held back says nothing of the others."""
@@ -82,9 +82,9 @@ class Moment:
 class Lags:
     """The lags of the last moment. Look about once a second: a lag may be too small by the time between two looks."""
 
-    capture: Lag = NO_LAG
-    sinks: Mapping[str, Lag] = field(default_factory=dict)
-    tables: Mapping[tuple[str, str], Lag] = field(default_factory=dict)
+    capture: SinkLag = NO_LAG
+    sinks: Mapping[str, SinkLag] = field(default_factory=dict)
+    tables: Mapping[tuple[str, str], SinkLag] = field(default_factory=dict)
     _current_at: float = 0.0
     _head: Trail = field(default_factory=Trail)
     _tables: dict[str, Trail] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Lags:
         for trail in (self._head, *self._tables.values()):
             trail.forget(lowest)
 
-    def _of_reader(self, moment: Moment) -> Lag:
+    def _of_reader(self, moment: Moment) -> SinkLag:
         source, watermark = _lsn(moment.capture.get("source_lsn")), _lsn(moment.capture.get("watermark"))
         now = datetime.fromtimestamp(moment.now, UTC)
         heard = age(moment.capture, now) <= SILENT_AFTER and moment.capture.get("state") == "streaming"
@@ -121,18 +121,18 @@ class Lags:
             self._current_at = moment.now
             return NO_LAG
         self._current_at = self._current_at or _seconds(moment.capture.get("looked_at"), moment.now)
-        return Lag(max(0, source - watermark), max(0.0, moment.now - self._current_at))
+        return SinkLag(max(0, source - watermark), max(0.0, moment.now - self._current_at))
 
-    def _of_table(self, moment: Moment, sink: str, table: str) -> Lag:
+    def _of_table(self, moment: Moment, sink: str, table: str) -> SinkLag:
         """A table of which nothing was heard yet may be among what the store lacks."""
         reached = moment.table_reached(sink, table)
         return self._of(moment, reached, self._tables.get(table, self._head))
 
-    def _of(self, moment: Moment, reached: Lsn, trail: Trail) -> Lag:
+    def _of(self, moment: Moment, reached: Lsn, trail: Trail) -> SinkLag:
         since = trail.beyond(reached)
         if since is None:
             return self.capture
-        return Lag(trail.after(reached), max(moment.now - since, self.capture.seconds))
+        return SinkLag(trail.after(reached), max(moment.now - since, self.capture.seconds))
 
 
 def _newest(moment: Moment) -> dict[str, tuple[Lsn, float]]:

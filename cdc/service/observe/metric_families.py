@@ -6,11 +6,11 @@ from importlib.metadata import version
 
 from cdc.service.observe.health import nested
 from cdc.service.observe.metrics import Buckets, Family, Sample, numbers
-from cdc.service.observe.observer import Seen
+from cdc.service.observe.observer import Observation
 from cdc.service.state.status import Facts
 from sinks.apply.timings import BOUNDS
 
-Read = Callable[[Seen], Iterable[Sample | Buckets]]
+Read = Callable[[Observation], Iterable[Sample | Buckets]]
 
 
 def _one(value: float | None) -> Iterator[Sample]:
@@ -25,33 +25,33 @@ def _number(value: object) -> float | None:
 def _said(part: str, *path: str) -> Read:
     """One number of a part's status file; no sample where it has not said it."""
 
-    def read(seen: Seen) -> Iterator[Sample]:
+    def read(seen: Observation) -> Iterator[Sample]:
         yield from _one(_number(nested(_facts(seen, part), *path[:-1]).get(path[-1])))
 
     return read
 
 
-def _facts(seen: Seen, part: str) -> Facts:
+def _facts(seen: Observation, part: str) -> Facts:
     facts: Facts = getattr(seen, part)
     return facts
 
 
-def _of_sinks(seen: Seen, name: str) -> Iterator[Sample]:
+def _of_sinks(seen: Observation, name: str) -> Iterator[Sample]:
     for sink in sorted(nested(seen.apply, "sinks")):
         yield (sink,), _number(nested(seen.apply, "sinks", sink).get(name)) or 0
 
 
-def _states(seen: Seen, state: str) -> Iterator[Sample]:
+def _states(seen: Observation, state: str) -> Iterator[Sample]:
     for sink in sorted(nested(seen.apply, "sinks")):
         yield (sink,), float(nested(seen.apply, "sinks", sink).get("state") == state)
 
 
-def _of_parts(seen: Seen, name: str) -> Iterator[Sample]:
+def _of_parts(seen: Observation, name: str) -> Iterator[Sample]:
     for part in sorted(nested(seen.daemon, "parts")):
         yield (part,), _number(nested(seen.daemon, "parts", part).get(name)) or 0
 
 
-def _histograms(seen: Seen, name: str) -> Iterator[Buckets]:
+def _histograms(seen: Observation, name: str) -> Iterator[Buckets]:
     for sink in sorted(nested(seen.apply, "sinks")):
         facts = nested(seen.apply, "sinks", sink, name)
         counts = facts.get("counts")
@@ -59,29 +59,29 @@ def _histograms(seen: Seen, name: str) -> Iterator[Buckets]:
             yield Buckets((sink,), BOUNDS, tuple(map(int, counts)), _number(facts.get("total")) or 0.0)
 
 
-def _applied(seen: Seen) -> Iterator[Sample]:
+def _applied(seen: Observation) -> Iterator[Sample]:
     for sink in sorted(nested(seen.apply, "sinks")):
         for table, count in numbers(nested(seen.apply, "sinks", sink, "changes")):
             yield (sink, table), count
 
 
-def _captured(seen: Seen) -> Iterator[Sample]:
+def _captured(seen: Observation) -> Iterator[Sample]:
     for table in sorted(nested(seen.capture, "changes")):
         for op, count in numbers(nested(seen.capture, "changes", table)):
             yield (table, op), count
 
 
-def _sink_lag(seen: Seen, unit: str) -> Iterator[Sample]:
+def _sink_lag(seen: Observation, unit: str) -> Iterator[Sample]:
     for sink, lag in sorted(seen.sink_lags.items()):
         yield (sink,), getattr(lag, unit)
 
 
-def _table_lag(seen: Seen, unit: str) -> Iterator[Sample]:
+def _table_lag(seen: Observation, unit: str) -> Iterator[Sample]:
     for place, lag in sorted(seen.table_lags.items()):
         yield place, getattr(lag, unit)
 
 
-def _waiting(seen: Seen) -> Iterator[Sample]:
+def _waiting(seen: Observation) -> Iterator[Sample]:
     for table in sorted(nested(seen.capture, "tables_waiting")):
         yield ("", table), 1.0
     for sink in sorted(nested(seen.apply, "sinks")):
@@ -89,20 +89,20 @@ def _waiting(seen: Seen) -> Iterator[Sample]:
             yield (sink, table), 1.0
 
 
-def _lost(seen: Seen) -> Iterator[Sample]:
+def _lost(seen: Observation) -> Iterator[Sample]:
     for sink in sorted(nested(seen.apply, "sinks")):
         for table in sorted(nested(seen.apply, "sinks", sink, "losses")):
             yield (sink, table), 1.0
 
 
-def _skipped(seen: Seen) -> Iterator[Sample]:
+def _skipped(seen: Observation) -> Iterator[Sample]:
     for sink in sorted(nested(seen.apply, "sinks")):
         tables = nested(seen.apply, "sinks", sink).get("tables_skipped")
         for table in tables if isinstance(tables, list) else ():
             yield (sink, str(table)), 1.0
 
 
-def _ready(seen: Seen) -> Iterator[Sample]:
+def _ready(seen: Observation) -> Iterator[Sample]:
     yield (), float(not seen.reasons(tuple(seen.places)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cdc.service.observe.observer import Seen
+from cdc.service.observe.observer import Observation
 
 OTHERS = "(others)"
 MOST_TABLES = 200
@@ -35,15 +35,15 @@ class Family:
     kind: Literal["gauge", "counter", "histogram"]
     labels: tuple[str, ...]
     meaning: str
-    read: Callable[[Seen], Iterable[Sample | Buckets]]
+    read: Callable[[Observation], Iterable[Sample | Buckets]]
 
 
-def exposition(seen: Seen, families: Iterable[Family]) -> str:
+def exposition(seen: Observation, families: Iterable[Family]) -> str:
     """All families, in Prometheus's text format."""
     return "".join(f"{line}\n" for family in families for line in _lines(family, seen))
 
 
-def _lines(family: Family, seen: Seen) -> Iterator[str]:
+def _lines(family: Family, seen: Observation) -> Iterator[str]:
     yield f"# HELP {family.name} {family.meaning}"
     yield f"# TYPE {family.name} {family.kind}"
     plain: list[Sample] = []

@@ -17,13 +17,13 @@ from cdc.config.settings import Settings
 from cdc.errors import LogError, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
-from cdc.service.observe.disk_forecast import Outlook
-from cdc.service.observe.exceptions import Standing
+from cdc.service.observe.disk_forecast import DiskForecast
 from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
-from cdc.service.observe.lag import NO_LAG, Lag, Lags, Moment
+from cdc.service.observe.lag import NO_LAG, Lags, Moment, SinkLag
 from cdc.service.observe.positions import Positions, open_log, watermark_of
+from cdc.service.observe.uncovered import Standing
 from cdc.service.state import status
-from cdc.service.state.sink_positions import Place
+from cdc.service.state.sink_positions import SinkPosition
 
 _EVERY = 1.0
 _HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What the last look found. `slot_seconds` and `disk_seconds` are the time until the source drops our WAL and
     until the state folder's disk is full."""
 
@@ -41,11 +41,11 @@ class Seen:
     apply: status.Facts = field(default_factory=dict)
     daemon: status.Facts = field(default_factory=dict)
     head: Lsn = ZERO_LSN
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, SinkPosition] = field(default_factory=dict)
     letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    capture_lag: Lag = NO_LAG
-    sink_lags: Mapping[str, Lag] = field(default_factory=dict)
-    table_lags: Mapping[tuple[str, str], Lag] = field(default_factory=dict)
+    capture_lag: SinkLag = NO_LAG
+    sink_lags: Mapping[str, SinkLag] = field(default_factory=dict)
+    table_lags: Mapping[tuple[str, str], SinkLag] = field(default_factory=dict)
     slot_room: int | None = None
     slot_seconds: float = float("inf")
     disk_free: int = 0
@@ -82,10 +82,10 @@ class Observer:
     """Looks once a second, and fifty times a second while somebody waits. `changed` is called when a position moved."""
 
     def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
-        self.seen = Seen()
+        self.seen = Observation()
         self.changed = changed
-        self.samplers: list[Callable[[Seen], None]] = []
-        self._slot, self._disk, self._lags = Outlook(), Outlook(), Lags()
+        self.samplers: list[Callable[[Observation], None]] = []
+        self._slot, self._disk, self._lags = DiskForecast(), DiskForecast(), Lags()
         self._waiting = 0
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)

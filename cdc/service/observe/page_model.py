@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from cdc.model import format_lsn
 from cdc.service.observe.health import nested
 from cdc.service.observe.lag import NO_LAG
-from cdc.service.observe.observer import Seen
+from cdc.service.observe.observer import Observation
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SlotView:
     """What the source keeps for us; `room` and `seconds_to_full` are None where no limit is known or near."""
 
     bytes: int
@@ -21,7 +21,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkFlow:
+class SinkView:
     """One store."""
 
     name: str
@@ -40,7 +40,7 @@ class SinkFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class TableFlow:
+class TableView:
     """One table: what was captured of it by operation, what each sink applied, and how old what it lacks is."""
 
     captured: Mapping[str, int]
@@ -49,7 +49,7 @@ class TableFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class PageModel:
     """Source, log, stores. `queued_bytes` is what capture has read and the log has not taken yet; `waiting` are the
     tables that capture does not follow for now, each with its message and remedy, and a sink's those that it cannot
     take."""
@@ -59,22 +59,22 @@ class Flow:
     captured: int
     per_second: float
     queued_bytes: int
-    slot: Slot
+    slot: SlotView
     head: str
     disk_free: int
     disk_seconds_to_full: int | None
     snapshot: Mapping[str, object]
     backfills: tuple[Mapping[str, object], ...]
     waiting: Mapping[str, object]
-    sinks: tuple[SinkFlow, ...]
-    tables: Mapping[str, TableFlow]
+    sinks: tuple[SinkView, ...]
+    tables: Mapping[str, TableView]
 
 
-def flow(seen: Seen) -> Flow:
+def flow(seen: Observation) -> PageModel:
     """The picture of one moment."""
     capture = seen.capture
     backfills = capture.get("backfills")
-    return Flow(
+    return PageModel(
         str(capture.get("state", "not running")),
         str(capture.get("trouble") or ""),
         count(capture.get("changes_total")),
@@ -92,14 +92,14 @@ def flow(seen: Seen) -> Flow:
     )
 
 
-def _slot(seen: Seen) -> Slot:
+def _slot(seen: Observation) -> SlotView:
     retained, state = seen.capture.get("slot_retained_bytes"), seen.capture.get("slot_wal_status")
-    return Slot(count(retained), str(state or ""), seen.slot_room, _finite(seen.slot_seconds))
+    return SlotView(count(retained), str(state or ""), seen.slot_room, _finite(seen.slot_seconds))
 
 
-def _sink(seen: Seen, name: str) -> SinkFlow:
+def _sink(seen: Observation, name: str) -> SinkView:
     facts, lag = nested(seen.apply, "sinks", name), seen.sink_lags.get(name, NO_LAG)
-    return SinkFlow(
+    return SinkView(
         name,
         str(facts.get("state", "not running")),
         str(facts.get("error") or ""),
@@ -120,17 +120,17 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-def _tables(seen: Seen) -> dict[str, TableFlow]:
+def _tables(seen: Observation) -> dict[str, TableView]:
     sinks = tuple(seen.places)
     names = {table for name in sinks for table in nested(seen.apply, "sinks", name, "changes")}
     names |= set(nested(seen.capture, "changes")) | {table for _, table in seen.table_lags}
     return {table: _table(seen, table, sinks) for table in sorted(names)}
 
 
-def _table(seen: Seen, table: str, sinks: tuple[str, ...]) -> TableFlow:
+def _table(seen: Observation, table: str, sinks: tuple[str, ...]) -> TableView:
     applied = {name: nested(seen.apply, "sinks", name, "changes").get(table) for name in sinks}
     lags = {name: seen.table_lags.get((name, table), NO_LAG).seconds for name in sinks}
-    return TableFlow(
+    return TableView(
         {op: count(value) for op, value in nested(seen.capture, "changes", table).items()},
         {name: count(value) for name, value in applied.items()},
         {name: round(seconds, 1) for name, seconds in lags.items()},

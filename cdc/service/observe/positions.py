@@ -10,11 +10,11 @@ from cdc.errors import ConfigError, LogLost, MillraceError
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service.daemon.process import LOG_SECONDS
-from cdc.service.observe.dead_letter_counts import LetterCounts
-from cdc.service.observe.exceptions import Asked, Standing
+from cdc.service.observe.dead_letter_counts import DeadLetterCounts
 from cdc.service.observe.health import nested
+from cdc.service.observe.uncovered import Asked, Standing
 from cdc.service.state import status
-from cdc.service.state.sink_positions import NOWHERE, Place, place_of
+from cdc.service.state.sink_positions import NOWHERE, SinkPosition, place_of
 from cdc.service.state.store_files import StoreFiles
 
 
@@ -31,7 +31,7 @@ class Positions:
         self._state = settings.state
         self._reader = reader or open_log(settings)
         self._sinks = {sink.name: settings.tables_of(sink) for sink in settings.sinks}
-        self._letters = LetterCounts(settings.state, self._sinks)
+        self._letters = DeadLetterCounts(settings.state, self._sinks)
 
     def known(self, asked: Sequence[str]) -> tuple[str, ...]:
         """The asked sinks, or all; raises ConfigError for a name that does not exist."""
@@ -40,14 +40,14 @@ class Positions:
                 raise ConfigError(f"No sink is called {name}.", f"Sinks: {', '.join(self._sinks)}.")
         return tuple(asked) or tuple(self._sinks)
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, SinkPosition]:
         """How far each sink is, and its tables that are held back. 0 until it has the whole first snapshot: older rows
         may be anywhere in it. A table that its store lost is held back from the beginning on."""
         consumers, exact = self._reader.consumers(), exact_from(status.read(self._state, "capture"))
         found = {name: place_of(name, tables, consumers) for name, tables in self._sinks.items()}
         return {name: self._without_losses(name, _since(place, exact)) for name, place in found.items()}
 
-    def _without_losses(self, sink: str, place: Place) -> Place:
+    def _without_losses(self, sink: str, place: SinkPosition) -> SinkPosition:
         lost = {str(table) for table in StoreFiles(self._state, sink).losses()}
         return replace(place, held={**place.held, **dict.fromkeys(lost, ZERO_LSN)}) if lost else place
 
@@ -87,7 +87,7 @@ class Known:
     parts last said of themselves, and 0 where they said nothing."""
 
     head: Lsn
-    places: Mapping[str, Place]
+    places: Mapping[str, SinkPosition]
     trouble: LogLost | None = None
 
     @property
@@ -111,7 +111,9 @@ def last_said(settings: Settings, trouble: LogLost) -> Known:
     durable = status.read(settings.state, "capture").get("durable")
     said = {sink.name: nested(apply, "sinks", sink.name).get("reached") for sink in settings.sinks}
     whole = {name: text for name, text in said.items() if not StoreFiles(settings.state, name).any_loss()}
-    places = {name: Place(parse_lsn(text)) if isinstance(text := whole.get(name), str) else NOWHERE for name in said}
+    places = {
+        name: SinkPosition(parse_lsn(text)) if isinstance(text := whole.get(name), str) else NOWHERE for name in said
+    }
     return Known(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, places, trouble)
 
 
@@ -130,7 +132,7 @@ def watermark_of(capture: Mapping[str, object]) -> Lsn:
     return Lsn(known) if isinstance(known, int) and not status.gone(capture) else ZERO_LSN
 
 
-def _since(place: Place, exact: Lsn | None) -> Place:
+def _since(place: SinkPosition, exact: Lsn | None) -> SinkPosition:
     if exact is None or place.flowing < exact:
         return replace(place, flowing=ZERO_LSN)
     return replace(place, held={table: at if at >= exact else ZERO_LSN for table, at in place.held.items()})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc.service.observe.health import nested
-from cdc.service.observe.observer import Seen
+from cdc.service.observe.observer import Observation
 from cdc.service.observe.page_model import count
 from sinks.apply.timings import BOUNDS
 
@@ -28,7 +28,7 @@ class Sample:
     slow: tuple[float | None, ...]
 
 
-class History:
+class SampleHistory:
     """Takes a sample of what is seen every five seconds."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class History:
         """Oldest first."""
         return list(self._samples)
 
-    def offer(self, seen: Seen) -> None:
+    def offer(self, seen: Observation) -> None:
         """Take a sample if it is time for one."""
         if not self._samples or seen.at - self._samples[-1].time >= _EVERY:
             self._samples.append(self._sample(seen))
 
-    def _sample(self, seen: Seen) -> Sample:
+    def _sample(self, seen: Observation) -> Sample:
         sinks = tuple(seen.reached)
         lags = [seen.sink_lags.get(name) for name in sinks]
         return Sample(
@@ -58,7 +58,7 @@ class History:
             tuple(self._slow(seen, name) for name in sinks),
         )
 
-    def _slow(self, seen: Seen, sink: str) -> float | None:
+    def _slow(self, seen: Observation, sink: str) -> float | None:
         counts = nested(seen.apply, "sinks", sink, "visible").get("counts")
         if not isinstance(counts, list) or len(counts) != len(BOUNDS) + 1:
             return None

@@ -21,7 +21,7 @@ _LARGEST = 2 << 20  # some 20,000 lines; twice that is kept
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedBatch:
     """The batch that applied an entry, and when. A range where chunks share an LSN, or a crash had it done twice."""
 
     first: int
@@ -30,7 +30,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchRecord:
     """One batch: it brought the sink from `after` to `reached`, but for the tables that were held back."""
 
     batch: int
@@ -44,7 +44,7 @@ class Line:
         return self.after < end <= self.reached or self.after == self.reached == end
 
 
-class Batches:
+class BatchHistory:
     """The book of one sink, written by the process that applies."""
 
     def __init__(self, state: Path, sink: str, position: Callable[[], Lsn]) -> None:
@@ -70,16 +70,16 @@ class Batches:
                 _log.debug("a batch is not noted: %s", type(error).__name__)
 
 
-class Book:
+class BatchHistoryReader:
     """What is recorded of one sink."""
 
     def __init__(self, state: Path, sink: str) -> None:
         self._found = sorted(_lines(_paths(state, sink)), key=lambda line: (line.reached, line.batch))
         self._reached = [line.reached for line in self._found]
 
-    def of(self, end: Lsn, table: str) -> Applied | None:
+    def of(self, end: Lsn, table: str) -> AppliedBatch | None:
         """The batch that applied an entry of a table; None if that is not recorded."""
-        covering: list[Line] = []
+        covering: list[BatchRecord] = []
         for line in self._found[bisect_left(self._reached, end) :]:
             if not line.covers(end):
                 break
@@ -88,7 +88,7 @@ class Book:
         if not covering:
             return None
         first = min(covering, key=lambda line: line.batch)
-        return Applied(first.batch, max(line.batch for line in covering), first.at)
+        return AppliedBatch(first.batch, max(line.batch for line in covering), first.at)
 
 
 def _paths(state: Path, sink: str) -> tuple[Path, Path]:
@@ -112,7 +112,7 @@ def _newest(paths: tuple[Path, Path]) -> int:
     return next((line.batch for line in lines), 0)
 
 
-def _lines(paths: tuple[Path, Path]) -> Iterator[Line]:
+def _lines(paths: tuple[Path, Path]) -> Iterator[BatchRecord]:
     for path in paths:
         yield from filter(None, map(_parsed, _texts(path)))
 
@@ -121,11 +121,11 @@ def _texts(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def _parsed(text: str) -> Line | None:
+def _parsed(text: str) -> BatchRecord | None:
     """A line that a crash cut short is passed over."""
     try:
         facts = json.loads(text)
         after, reached = parse_lsn(facts["after"]), parse_lsn(facts["reached"])
-        return Line(int(facts["batch"]), after, reached, facts["at"], facts["held"])
+        return BatchRecord(int(facts["batch"]), after, reached, facts["at"], facts["held"])
     except (ValueError, KeyError, TypeError):
         return None

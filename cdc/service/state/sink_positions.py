@@ -9,7 +9,7 @@ from cdc.ports import Consumer
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SinkPosition:
     """Up to where a sink has applied the log (`flowing`), and each table that is held back from it.
 
     `tables` are those that it is given; none: all.
@@ -34,17 +34,17 @@ class Place:
         return not self.tables or table in self.tables
 
 
-NOWHERE = Place(ZERO_LSN)
+NOWHERE = SinkPosition(ZERO_LSN)
 
 
-def place_of(sink: str, tables: Sequence[TableId], consumers: Iterable[Consumer]) -> Place:
+def place_of(sink: str, tables: Sequence[TableId], consumers: Iterable[Consumer]) -> SinkPosition:
     """A sink's place. The trap: one that left the pipeline may have a place yet, and counts no more."""
     at = {consumer.name: consumer.reached for consumer in consumers}
     names = {consumer_name(sink, table): str(table) for table in tables}
     prefix = _prefix(sink)
     held = {names.get(name, name): reached for name, reached in at.items() if name.startswith(prefix)}
     known = held if not tables else {table: reached for table, reached in held.items() if table in names.values()}
-    return Place(at.get(sink, ZERO_LSN), known, frozenset(map(str, tables)))
+    return SinkPosition(at.get(sink, ZERO_LSN), known, frozenset(map(str, tables)))
 
 
 def consumer_name(sink: str, table: TableId) -> str:

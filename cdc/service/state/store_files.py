@@ -18,7 +18,7 @@ State = Literal["lost", "renewing", "asking", "refilling", "rewinding"]
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogPosition:
     """Where a sink was in the log."""
 
     reached: Lsn = ZERO_LSN
@@ -26,11 +26,11 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StoredMark:
     """What a table last showed when it was well, and where the sink was then."""
 
     mark: Mark
-    place: LogPlace
+    place: LogPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Loss:
 
     message: str
     remedy: str
-    place: LogPlace
+    place: LogPosition
     state: State = "lost"
     refill: bool = True
     final: bool = False
     """What the store shows from now on proves nothing: only a refill makes it good."""
     backfill: str = ""
-    until: LogPlace | None = None
+    until: LogPosition | None = None
     """The end of the log when everything that is missing was in it: the sink has to pass it."""
 
     @property
@@ -82,11 +82,11 @@ class StoreFiles:
         else:
             durable_files.remove(self._losses)
 
-    def marks(self) -> dict[TableId, Seen]:
+    def marks(self) -> dict[TableId, StoredMark]:
         """What each table last showed."""
         return {TableId.parse(name): _seen(said) for name, said in _read(self._marks).items()}
 
-    def write_marks(self, marks: Mapping[TableId, Seen]) -> None:
+    def write_marks(self, marks: Mapping[TableId, StoredMark]) -> None:
         """Durable on return. Raises LogFull."""
         self._write(self._marks, {str(table): asdict(seen) for table, seen in marks.items()})
 
@@ -115,14 +115,14 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _seen(said: Mapping[str, Any]) -> Seen:
-    return Seen(said["mark"], _place(said["place"]) or LogPlace())
+def _seen(said: Mapping[str, Any]) -> StoredMark:
+    return StoredMark(said["mark"], _place(said["place"]) or LogPosition())
 
 
 def _loss(said: Mapping[str, Any]) -> Loss:
-    place = _place(said["place"]) or LogPlace()
+    place = _place(said["place"]) or LogPosition()
     return Loss(**{**said, "place": place, "until": _place(said["until"])})
 
 
-def _place(said: Mapping[str, Any] | None) -> LogPlace | None:
-    return LogPlace(Lsn(said["reached"]), said["offset"]) if said else None
+def _place(said: Mapping[str, Any] | None) -> LogPosition | None:
+    return LogPosition(Lsn(said["reached"]), said["offset"]) if said else None

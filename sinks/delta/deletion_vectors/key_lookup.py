@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from cdc.json_text.columns import AnyArray
 from sinks.delta.deletion_vectors.key_cache import KeyCache, SortedKeys
-from sinks.delta.rows.changes import Changes
+from sinks.delta.rows.changes import TypedChanges
 from sinks.delta.rows.images import no_values
 from sinks.delta.schema.layout import DELETED, VERSION
 from sinks.delta.transaction_log import Action
@@ -54,7 +54,7 @@ class Table:
     cache: KeyCache
 
 
-def look_up(table: Table, given: Changes, stored: Files) -> Found:
+def look_up(table: Table, given: TypedChanges, stored: Files) -> Found:
     """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
     layout = given.layout
     columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])

@@ -27,9 +27,9 @@ from cdc.failpoint import reached
 from sinks.delta.deletion_vectors.bitmap import inline
 from sinks.delta.deletion_vectors.key_cache import KeyCache
 from sinks.delta.deletion_vectors.key_lookup import Found, Table, look_up, read
-from sinks.delta.rows.changes import STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta.rows.changes import STORED_ROW_MISSING, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import decide, fresh
-from sinks.delta.schema.layout import Layout
+from sinks.delta.schema.layout import TableLayout
 from sinks.delta.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
 from sinks.delta.write.merge import marks
 from sinks.delta.write.region import Files, Region
@@ -56,7 +56,7 @@ _PROPERTY = "delta.enableDeletionVectors"
 _EVERY_CHECKPOINT = 100
 
 
-class Marker:
+class VectorWriter:
     """One table's way with deletion vectors. Not for two threads at once."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Marker:
         self._able: bool | None = None
         self._keys = KeyCache()
 
-    def pays(self, given: Changes, region: Region | None) -> bool:
+    def pays(self, given: TypedChanges, region: Region | None) -> bool:
         """Whether marking is cheaper than rewriting the files that the batch touches."""
         if region is None or region.bytes < LEAST_REGION or region.rows < LEAST_RATIO * given.rows.num_rows:
             return False
@@ -74,7 +74,7 @@ class Marker:
             self._able = _links(self._folder)
         return self._able
 
-    def write(self, table: DeltaTable, given: Changes, stored: Files, small: int) -> Changes | None:
+    def write(self, table: DeltaTable, given: TypedChanges, stored: Files, small: int) -> TypedChanges | None:
         """Write the batch in one commit, or in none if nothing changes; None if the table's log cannot be read here."""
         if not self._live.follow(table.version()) or not self._known(stored) or not _understood(self._live.protocol):
             return None
@@ -142,7 +142,7 @@ class Marker:
         self._gone = {path: (wanted[path], rows) for path, rows in known.items()}
         return known
 
-    def _rows(self, path: str, layout: Layout, dead: Ints | None) -> pa.Table:
+    def _rows(self, path: str, layout: TableLayout, dead: Ints | None) -> pa.Table:
         """The live rows of a file, in all columns."""
         rows = read(self._folder / unquote(path), layout.arrow)
         if dead is None:
@@ -219,7 +219,7 @@ def _identity(add: Action) -> str:
     return f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
 
 
-def _staged(folder: Path, rows: pa.Table, layout: Layout, file_size: int) -> list[Action]:
+def _staged(folder: Path, rows: pa.Table, layout: TableLayout, file_size: int) -> list[Action]:
     """The rows as files of the table, not yet part of it; `deltalake` itself writes them and their statistics."""
     stage = folder / STAGING / uuid4().hex
     rows = sorted_by(rows, layout.key).cast(layout.arrow)

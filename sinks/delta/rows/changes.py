@@ -19,7 +19,7 @@ from cdc.json_text.columns import AnyArray
 from cdc.model import TableSchema
 from cdc.ports import Batch
 from sinks.delta.rows.images import no_values, typed
-from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, Layout
+from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, TableLayout
 
 PARTIAL = PREFIX + "partial"
 """Source-side only: the row lacks columns whose stored values must stay."""
@@ -33,10 +33,10 @@ def keep_flag(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TypedChanges:
     """Rows of `layout.arrow` plus PARTIAL and a flag for each of `kept`; at most one row per key."""
 
-    layout: Layout
+    layout: TableLayout
     rows: pa.Table
     keys: AnyArray
     """The key of each row as JSON, for the dead letters."""
@@ -50,13 +50,13 @@ class Changes:
         """Whether any row lacks columns."""
         return bool(self.kept)
 
-    def after_truncate(self, floor: int) -> "Changes":
+    def after_truncate(self, floor: int) -> "TypedChanges":
         """What is left to do in a table that has seen the truncate `floor`: nothing below it, nor that one again."""
         truncated = self.truncated if self.truncated > floor else 0
         young = pa.array(self.rows[VERSION].to_numpy() >= max(floor, truncated))
         return replace(self, rows=self.rows.filter(young), keys=self.keys.filter(young), truncated=truncated)
 
-    def without(self, rows: npt.NDArray[np.bool_], reason: str) -> "Changes":
+    def without(self, rows: npt.NDArray[np.bool_], reason: str) -> "TypedChanges":
         """The changes with these rows set aside."""
         if not rows.any():
             return self
@@ -70,13 +70,13 @@ class Changes:
             rejected=self.rejected + items,
         )
 
-    def halves(self) -> tuple["Changes", "Changes"]:
+    def halves(self) -> tuple["TypedChanges", "TypedChanges"]:
         """The lower and the upper half by key, for a batch that touches too much at once."""
         order = sorted_places(self.rows, self.layout.key)
         half = self.rows.num_rows // 2
         return self._picked(order[:half]), self._picked(order[half:])
 
-    def pieces(self, counted: npt.NDArray[np.bool_], most: int) -> tuple["Changes", ...]:
+    def pieces(self, counted: npt.NDArray[np.bool_], most: int) -> tuple["TypedChanges", ...]:
         """Neighbours by key with at most so many of the counted rows each; none, if all of them may stay together."""
         total = int(counted.sum())
         if total <= most:
@@ -87,22 +87,22 @@ class Changes:
         cuts = [0, *starts[1:].tolist(), len(order)]
         return tuple(self._picked(order.slice(start, end - start)) for start, end in pairwise(cuts))
 
-    def with_rejected(self, *parts: "Changes") -> "Changes":
+    def with_rejected(self, *parts: "TypedChanges") -> "TypedChanges":
         """These changes with what was set aside while their parts were written."""
         new = (item for part in parts for item in part.rejected[len(self.rejected) :])
         return replace(self, rejected=self.rejected + tuple(new))
 
-    def _picked(self, places: AnyArray) -> "Changes":
+    def _picked(self, places: AnyArray) -> "TypedChanges":
         return replace(self, rows=self.rows.take(places), keys=self.keys.take(places))
 
 
-def rejected_items(layout: Layout, keys: AnyArray, versions: AnyArray, reason: str) -> tuple[RejectedItem, ...]:
+def rejected_items(layout: TableLayout, keys: AnyArray, versions: AnyArray, reason: str) -> tuple[RejectedItem, ...]:
     """One item per row, all with the same reason."""
     pairs = zip(keys.to_pylist(), versions.to_pylist(), strict=True)
     return tuple(RejectedItem(str(layout.table), key, version, reason) for key, version in pairs)
 
 
-def changes(batch: Batch, layout: Layout) -> Changes:
+def changes(batch: Batch, layout: TableLayout) -> TypedChanges:
     """Type a batch; rows with a value that does not fit are set aside."""
     rows = batch.rows.combine_chunks()
     if pc.count_distinct(rows["key"]).as_py() != rows.num_rows:
@@ -130,12 +130,12 @@ def changes(batch: Batch, layout: Layout) -> Changes:
     )
     if layout.changelog:
         kept, table = (), as_log(table, rows)
-    typed_rows = Changes(layout, table, _plain(rows["key"]), kept, (), batch.truncated, lsn)
+    typed_rows = TypedChanges(layout, table, _plain(rows["key"]), kept, (), batch.truncated, lsn)
     return _without_misfits(typed_rows, misfits)
 
 
 def _softly_deleted(
-    layout: Layout, columns: Mapping[str, AnyArray], deleted: AnyArray
+    layout: TableLayout, columns: Mapping[str, AnyArray], deleted: AnyArray
 ) -> tuple[dict[str, AnyArray], AnyArray]:
     """Rows that count as deleted, as deletes are: the key alone is left of them."""
     gone: AnyArray = pc.or_(deleted, pa.array(_counts_as_deleted(layout, columns)))
@@ -147,7 +147,7 @@ def _softly_deleted(
     return emptied, gone
 
 
-def _counts_as_deleted(layout: Layout, columns: Mapping[str, AnyArray]) -> npt.NDArray[np.bool_]:
+def _counts_as_deleted(layout: TableLayout, columns: Mapping[str, AnyArray]) -> npt.NDArray[np.bool_]:
     if layout.deletes is None:
         return np.zeros(len(next(iter(columns.values()))), np.bool_)
     return layout.deletes.holds({one.column.name: columns[one.name] for one in layout.placed})
@@ -161,7 +161,7 @@ def as_log(table: pa.Table, rows: pa.Table) -> pa.Table:
     return table.set_column(table.column_names.index(PARTIAL), PARTIAL, pa.array(flags))
 
 
-def expected(schema: TableSchema, layout: Layout, images: pa.Table) -> pa.Table:
+def expected(schema: TableSchema, layout: TableLayout, images: pa.Table) -> pa.Table:
     """The rows of these images (columns key, after) as `stored` gives them: named as in the source, by key.
 
     A value that does not fit is null here, while the store refused its row: verify must see the difference.
@@ -171,7 +171,7 @@ def expected(schema: TableSchema, layout: Layout, images: pa.Table) -> pa.Table:
     return in_source_order(schema, layout, pa.table(read).filter(live))
 
 
-def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.Table:
+def in_source_order(schema: TableSchema, layout: TableLayout, rows: pa.Table) -> pa.Table:
     """`named_as_source`, ordered by key."""
     table = named_as_source(schema, layout, rows)
     if not table.num_rows:
@@ -179,7 +179,7 @@ def in_source_order(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.T
     return sorted_by(table, [column.name for column in schema.key]).combine_chunks()
 
 
-def named_as_source(schema: TableSchema, layout: Layout, rows: pa.Table) -> pa.Table:
+def named_as_source(schema: TableSchema, layout: TableLayout, rows: pa.Table) -> pa.Table:
     """Delta's columns under the source's names, in the source's column order.
 
     Floats are given as their shortest exact text: NaN would not equal itself, and -0 would equal 0.
@@ -203,7 +203,7 @@ def _comparable(column: AnyArray) -> AnyArray:
     return column.cast(pa.string()) if pa.types.is_floating(column.type) else column
 
 
-def _columns(layout: Layout, rows: pa.Table) -> tuple[dict[str, AnyArray], dict[int, str]]:
+def _columns(layout: TableLayout, rows: pa.Table) -> tuple[dict[str, AnyArray], dict[int, str]]:
     """Key columns are read from `key`: a key may be too large to be sent again, and a delete has nothing else."""
     types = {one.column: one.type for one in layout.placed}
     keys = typed({column: types[column] for column in types if column.key}, _plain(rows["key"]))
@@ -217,7 +217,7 @@ def _plain(column: AnyArray) -> AnyArray:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _without_misfits(rows: Changes, misfits: Mapping[int, str]) -> Changes:
+def _without_misfits(rows: TypedChanges, misfits: Mapping[int, str]) -> TypedChanges:
     """Set misfits aside by reason, keeping row numbers valid while doing so."""
     if not misfits:
         return rows
@@ -230,7 +230,7 @@ def _without_misfits(rows: Changes, misfits: Mapping[int, str]) -> Changes:
     return rows
 
 
-def _kept(layout: Layout, rows: pa.Table) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
+def _kept(layout: TableLayout, rows: pa.Table) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
     """Columns that some row does not bring, each with its flags."""
     unchanged = _plain(rows["unchanged"])
     parents: AnyArray = pc.list_parent_indices(unchanged)

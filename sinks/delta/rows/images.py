@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.json_text.columns import AnyArray, RawColumn, members
 from cdc.model import Column
-from sinks.delta.schema.types import Form, form
+from sinks.delta.schema.types import ValueForm, form
 
 NOT_AN_OBJECT = "the row image is not a JSON object"
 
@@ -86,11 +86,11 @@ def _is_object(image: AnyArray) -> bool:
     return True
 
 
-def _column(values: RawColumn, type_: pa.DataType, how: Form) -> tuple[AnyArray, list[int]]:
-    if how is Form.JSON:
+def _column(values: RawColumn, type_: pa.DataType, how: ValueForm) -> tuple[AnyArray, list[int]]:
+    if how is ValueForm.JSON:
         return values.json().cast(pa.string()), []
     texts = values.text()
-    if how is Form.BASE64:
+    if how is ValueForm.BASE64:
         return _decoded(texts)
     if type_ == pa.string():
         return texts.cast(pa.string()), []

@@ -14,23 +14,23 @@ from deltalake import DeltaTable
 from cdc.json_text.columns import AnyArray
 from cdc.key_range import Level, Removal
 from sinks.delta.changelog import newest
-from sinks.delta.rows.changes import PARTIAL, Changes
+from sinks.delta.rows.changes import PARTIAL, TypedChanges
 from sinks.delta.rows.images import no_values
-from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, Layout
+from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, TableLayout
 from sinks.delta.write.merge import quoted
 
 AT_ONCE = 500_000
 """Deletes in one commit: what a merge may hold in memory beside the files that it writes again."""
 
 
-def deletes(table: DeltaTable, layout: Layout, removal: Removal) -> Iterator[Changes]:
+def deletes(table: DeltaTable, layout: TableLayout, removal: Removal) -> Iterator[TypedChanges]:
     """A delete of every live row of the range that is older, some of them at a time."""
     gone = removed_rows(table, layout, removal)
     for start in range(0, gone.num_rows, AT_ONCE):
         yield _as_deletes(gone.slice(start, AT_ONCE).combine_chunks(), layout, removal)
 
 
-def removed_rows(table: DeltaTable, layout: Layout, removal: Removal) -> pa.Table:
+def removed_rows(table: DeltaTable, layout: TableLayout, removal: Removal) -> pa.Table:
     """The columns of the key of the live rows that the removal takes; read in pieces, of which only those stay."""
     own = [*layout.key, *(one.name for one in layout.placed if one.column.key)]
     names = [name for name in dict.fromkeys(own) if name != VERSION]
@@ -48,7 +48,7 @@ def removed_rows(table: DeltaTable, layout: Layout, removal: Removal) -> pa.Tabl
     return pa.concat_tables(found).select(names)
 
 
-def taken(rows: pa.Table, layout: Layout, removal: Removal) -> npt.NDArray[np.bool_]:
+def taken(rows: pa.Table, layout: TableLayout, removal: Removal) -> npt.NDArray[np.bool_]:
     """Which of these rows the removal takes; they have the layout's key columns and versions."""
     names = {one.column.name: one.name for one in layout.placed}
     values = {name: rows[names[name]].combine_chunks() for name in removal.range.columns}
@@ -57,7 +57,7 @@ def taken(rows: pa.Table, layout: Layout, removal: Removal) -> npt.NDArray[np.bo
     return flags
 
 
-def _near(layout: Layout, removal: Removal) -> Iterator[str]:
+def _near(layout: TableLayout, removal: Removal) -> Iterator[str]:
     """Conditions by which files without a row of the range are left unread."""
     placed = {one.column.name: one for one in layout.placed}
     for level in removal.range.levels:
@@ -75,7 +75,7 @@ def _ends(level: Level) -> Iterator[tuple[str, str]]:
             yield sign, bounds[0]
 
 
-def _as_deletes(keys: pa.Table, layout: Layout, removal: Removal) -> Changes:
+def _as_deletes(keys: pa.Table, layout: TableLayout, removal: Removal) -> TypedChanges:
     count = keys.num_rows
     ours: dict[str, AnyArray] = {
         VERSION: pa.array(np.full(count, removal.version, np.int64)),
@@ -91,4 +91,4 @@ def _as_deletes(keys: pa.Table, layout: Layout, removal: Removal) -> Changes:
         for field in layout.arrow
     }
     rows = pa.table({**columns, PARTIAL: pa.array(np.zeros(count, np.bool_))})
-    return Changes(layout, rows, pa.nulls(count, pa.string()), (), (), 0, removal.commit_lsn)
+    return TypedChanges(layout, rows, pa.nulls(count, pa.string()), (), (), 0, removal.commit_lsn)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.json_text.columns import AnyArray
-from sinks.delta.rows.changes import PARTIAL, Changes, keep_flag, sorted_by
+from sinks.delta.rows.changes import PARTIAL, TypedChanges, keep_flag, sorted_by
 from sinks.delta.schema.layout import DELETED, VERSION
 
 Ints = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class Rewritten:
     orphans: Bools
 
 
-def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
+def rewrite(stored: pa.Table, changes: TypedChanges) -> Rewritten:
     """`stored` are all rows of the region, tombstones too, in the columns of `changes.layout.arrow`."""
     decided = decide(stored, changes)
     if not decided.winners.any():
@@ -56,7 +56,7 @@ def rewrite(stored: pa.Table, changes: Changes) -> Rewritten:
     return Rewritten(sorted_by(rows, changes.layout.key), int(decided.winners.sum()), decided.orphans)
 
 
-def decide(stored: pa.Table, changes: Changes) -> Decided:
+def decide(stored: pa.Table, changes: TypedChanges) -> Decided:
     """Which changes win; `stored` needs the key, VERSION and DELETED."""
     below = places(stored, changes.rows, changes.layout.key)
     version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
@@ -65,7 +65,7 @@ def decide(stored: pa.Table, changes: Changes) -> Decided:
     return Decided(below, newer & ~orphans, orphans)
 
 
-def fresh(stored: pa.Table, changes: Changes, decided: Decided) -> pa.Table:
+def fresh(stored: pa.Table, changes: TypedChanges, decided: Decided) -> pa.Table:
     """The new rows of the winners, whole."""
     rows = filled(stored, changes, decided.below).filter(pa.array(decided.winners))
     return rows.select(changes.layout.arrow.names)
@@ -99,7 +99,7 @@ def taken(column: AnyArray, below: Ints, missing: int | bool) -> npt.NDArray[Any
     return values
 
 
-def filled(stored: pa.Table, changes: Changes, below: Ints) -> pa.Table:
+def filled(stored: pa.Table, changes: TypedChanges, below: Ints) -> pa.Table:
     """The changes with the columns that they lack taken from the rows below them."""
     rows = changes.rows
     at: AnyArray = pa.array(below, mask=below < 0)

@@ -48,7 +48,7 @@ SequenceBy = Literal["version", "commit_ts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedColumn:
     """A source column and the Delta column that holds it."""
 
     column: Column
@@ -57,11 +57,11 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """Where each column of a schema lies in a Delta table, and by which columns rows are told apart."""
 
     table: TableId
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedColumn, ...]
     key: tuple[str, ...]
     history: tuple["AnyField", ...] = ()
     """Type 2: where each version of a row begins and ends. Changelog: which columns a change did not bring."""
@@ -102,7 +102,7 @@ class Layout:
 class Evolution:
     """What an existing table needs before rows of a layout fit: new columns, and columns to rewrite."""
 
-    layout: Layout
+    layout: TableLayout
     added: tuple["AnyField", ...] = ()
     rewritten: Mapping[str, "AnyField | None"] = field(default_factory=dict)
     """By stored name: the column as it shall be (wider, renamed), or None if it shall go."""
@@ -118,7 +118,7 @@ def _safe(part: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LayoutOptions:
     """What the settings ask of a table's layout."""
 
     as_text: AbstractSet[str] = frozenset()
@@ -142,15 +142,15 @@ class Wishes:
         return pa.field(START_AT, type_), pa.field(END_AT, type_)
 
 
-def new_layout(schema: TableSchema, wishes: Wishes = Wishes()) -> Layout:  # noqa: B008 - frozen
+def new_layout(schema: TableSchema, wishes: LayoutOptions = LayoutOptions()) -> TableLayout:  # noqa: B008 - frozen
     """The layout of a table that does not exist yet."""
     _check(schema)
-    placed = tuple(Placed(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
+    placed = tuple(PlacedColumn(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
     key = _key(schema, schema.keyed_by_row, wishes)
-    return Layout(schema.table, placed, key, wishes.history, deletes=_deletes(schema, wishes))
+    return TableLayout(schema.table, placed, key, wishes.history, deletes=_deletes(schema, wishes))
 
 
-def evolve(schema: TableSchema, stored: pa.Schema, wishes: Wishes = Wishes()) -> Evolution:  # noqa: B008 - frozen
+def evolve(schema: TableSchema, stored: pa.Schema, wishes: LayoutOptions = LayoutOptions()) -> Evolution:  # noqa: B008 - frozen
     """How rows of this schema fit into a table that exists. Raises SinkError if the wishes forbid it."""
     _check(schema)
     if {one.name: one.type for one in wishes.history} != _history(stored):
@@ -174,11 +174,11 @@ def evolve(schema: TableSchema, stored: pa.Schema, wishes: Wishes = Wishes()) ->
         rewritten |= {one.name: None for one in leftover}
         leftover = ()
     key = _key(schema, KEY_TEXT in stored.names, wishes)
-    layout = Layout(schema.table, tuple(placed), key, wishes.history, leftover, _deletes(schema, wishes))
+    layout = TableLayout(schema.table, tuple(placed), key, wishes.history, leftover, _deletes(schema, wishes))
     return Evolution(layout, tuple(added), rewritten)
 
 
-def known_columns(schema: TableSchema, stored: pa.Schema, wishes: Wishes) -> TableSchema:
+def known_columns(schema: TableSchema, stored: pa.Schema, wishes: LayoutOptions) -> TableSchema:
     """An older schema without the columns that were removed from the table since."""
     names = {*stored.names, *(old for old, new in wishes.renamed.items() if new in stored.names)}
     return replace(schema, columns=tuple(column for column in schema.columns if column.key or column.name in names))
@@ -205,7 +205,7 @@ def _old_name(name: str, rewritten: Mapping[str, "AnyField | None"]) -> str:
     return next((old for old, new in rewritten.items() if new is not None and new.name == name), name)
 
 
-def _deletes(schema: TableSchema, wishes: Wishes) -> DeleteCondition | None:
+def _deletes(schema: TableSchema, wishes: LayoutOptions) -> DeleteCondition | None:
     condition = wishes.deletes
     if condition is not None and condition.column not in {column.name for column in schema.columns}:
         raise SinkError(
@@ -215,27 +215,27 @@ def _deletes(schema: TableSchema, wishes: Wishes) -> DeleteCondition | None:
     return condition
 
 
-def _wanted(column: Column, wishes: Wishes) -> pa.DataType:
+def _wanted(column: Column, wishes: LayoutOptions) -> pa.DataType:
     return pa.string() if column.name in wishes.as_text else arrow_type(column)
 
 
 def _place(
     table: TableId, named: tuple[Column, str], wanted: pa.DataType, stored: pa.Schema, policy: TypeChange
-) -> tuple[Placed, bool, bool]:
+) -> tuple[PlacedColumn, bool, bool]:
     column, name = named
     if name not in stored.names:
-        return Placed(column, name, wanted), True, False
+        return PlacedColumn(column, name, wanted), True, False
     have = stored.field(name).type
     if holds(have, wanted):
-        return Placed(column, name, have), False, False
+        return PlacedColumn(column, name, have), False, False
     if widens(have, wanted):
-        return Placed(column, name, wanted), False, True
+        return PlacedColumn(column, name, wanted), False, True
     if policy == "stop" or column.key:
         raise _type_changed(table, column, have, wanted)
     beside = f"{name}__{re.sub('[^a-z0-9]+', '_', type_name(wanted)).strip('_')}"
     if beside not in stored.names:
-        return Placed(column, beside, wanted), True, False
-    return Placed(column, beside, stored.field(beside).type), False, False
+        return PlacedColumn(column, beside, wanted), True, False
+    return PlacedColumn(column, beside, stored.field(beside).type), False, False
 
 
 def _type_changed(table: TableId, column: Column, have: pa.DataType, wanted: pa.DataType) -> SinkError:
@@ -250,7 +250,7 @@ def _keys_first(schema: TableSchema) -> Sequence[Column]:
     return [*schema.key, *(column for column in schema.columns if not column.key)]
 
 
-def _key(schema: TableSchema, by_text: bool, wishes: Wishes) -> tuple[str, ...]:
+def _key(schema: TableSchema, by_text: bool, wishes: LayoutOptions) -> tuple[str, ...]:
     key = (KEY_TEXT,) if by_text else tuple(column.name for column in schema.key)
     return (*key, VERSION) if wishes.append_only else key
 

@@ -32,7 +32,7 @@ MAX_PRECISION = 38
 INSTANT = pa.timestamp("us", tz="UTC")
 
 
-class Form(StrEnum):
+class ValueForm(StrEnum):
     """How a JSON value becomes a value of the column's type."""
 
     CAST = "cast"
@@ -92,14 +92,14 @@ def _decimal(modifier: int) -> pa.DataType:
     return pa.string()
 
 
-def form(column: Column, stored: pa.DataType) -> Form:
+def form(column: Column, stored: pa.DataType) -> ValueForm:
     """How this column's JSON values are read into a column of the stored type."""
     type_ = root(column.type)
     if (type_.kind is TypeKind.ARRAY and type_.name not in _VECTORS) or type_.name in _JSON:
-        return Form.JSON
+        return ValueForm.JSON
     if stored == pa.binary():
-        return Form.BASE64
-    return Form.CAST
+        return ValueForm.BASE64
+    return ValueForm.CAST
 
 
 _WIDER = {

@@ -7,8 +7,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.table import TableMerger
 
-from sinks.delta.rows.changes import PARTIAL, Changes, keep_flag
-from sinks.delta.schema.layout import DELETED, END_AT, KEY_TEXT, VERSION, Layout
+from sinks.delta.rows.changes import PARTIAL, TypedChanges, keep_flag
+from sinks.delta.schema.layout import DELETED, END_AT, KEY_TEXT, VERSION, TableLayout
 
 WRITER = "millrace.lsn"
 """The application id of every commit by Millrace; its number is the LSN that the commit brings the table to.
@@ -21,7 +21,7 @@ TRUNCATED = "millrace.truncated"
 """The application id that remembers the newest truncate: changes below it are gone, also those of keys never seen."""
 
 
-def merge(table: DeltaTable, changes: Changes, within: str = "", *, tombstones: bool = True) -> dict[str, int]:
+def merge(table: DeltaTable, changes: TypedChanges, within: str = "", *, tombstones: bool = True) -> dict[str, int]:
     """Merge in one commit, or in none if nothing changes. `within` narrows which target files are looked at.
 
     Rows that a truncate removes leave tombstones, or nothing: its version alone keeps out what is older, too.
@@ -40,7 +40,7 @@ def merge(table: DeltaTable, changes: Changes, within: str = "", *, tombstones: 
     return _clauses(merger, changes, tombstones).execute()
 
 
-def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
+def append(table: DeltaTable, changes: TypedChanges, file_size: int) -> None:
     """Add rows whose keys are known to be new, in one commit; without rows, the commit only marks. Never partial."""
     rows = changes.rows.select(changes.layout.arrow.names)
     write_deltalake(
@@ -54,7 +54,7 @@ def append(table: DeltaTable, changes: Changes, file_size: int) -> None:
 
 
 def overwrite(
-    table: DeltaTable, rows: pa.Table, condition: str, layout: Layout, *, file_size: int, own: CommitProperties
+    table: DeltaTable, rows: pa.Table, condition: str, layout: TableLayout, *, file_size: int, own: CommitProperties
 ) -> None:
     """Replace the rows that meet the condition (all, if it is empty) in one commit. Every new row must meet it too."""
     write_deltalake(
@@ -73,7 +73,7 @@ def floor(table: DeltaTable) -> int:
     return table.transaction_version(TRUNCATED) or 0
 
 
-def marks(table: DeltaTable, changes: Changes) -> CommitProperties:
+def marks(table: DeltaTable, changes: TypedChanges) -> CommitProperties:
     """What each commit says of itself; neither number ever goes back."""
     lsn = max(changes.lsn, table.transaction_version(WRITER) or 0)
     ids = [Transaction(WRITER, lsn)]
@@ -82,7 +82,7 @@ def marks(table: DeltaTable, changes: Changes) -> CommitProperties:
     return CommitProperties(custom_metadata={WRITER: str(lsn)}, app_transactions=ids)
 
 
-def end_truncated(table: DeltaTable, changes: Changes, end: str) -> None:
+def end_truncated(table: DeltaTable, changes: TypedChanges, end: str) -> None:
     """Type 2: end every live row that is older than the truncate, in one commit."""
     result = table.update(
         predicate=f"NOT {DELETED} AND {VERSION} < {changes.truncated}",
@@ -104,7 +104,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _clauses(merger: TableMerger, changes: Changes, tombstones: bool) -> TableMerger:
+def _clauses(merger: TableMerger, changes: TypedChanges, tombstones: bool) -> TableMerger:
     newer = f"source.{VERSION} > target.{VERSION}"
     whole = f"NOT source.{PARTIAL}"
     if changes.partial:
@@ -122,7 +122,7 @@ def _clauses(merger: TableMerger, changes: Changes, tombstones: bool) -> TableMe
     return merger
 
 
-def _updates(changes: Changes) -> dict[str, str]:
+def _updates(changes: TypedChanges) -> dict[str, str]:
     updates = _inserts(changes)
     for number, name in enumerate(changes.kept):
         column = quoted(name)
@@ -131,16 +131,16 @@ def _updates(changes: Changes) -> dict[str, str]:
     return updates
 
 
-def _inserts(changes: Changes) -> dict[str, str]:
+def _inserts(changes: TypedChanges) -> dict[str, str]:
     return {quoted(name): f"source.{quoted(name)}" for name in changes.layout.arrow.names}
 
 
-def _tombstone(layout: Layout, version: int) -> dict[str, str]:
+def _tombstone(layout: TableLayout, version: int) -> dict[str, str]:
     """A truncated row keeps its key and forgets the rest."""
     gone = {quoted(name): "NULL" for name in _forgotten(layout)}
     return {**gone, quoted(VERSION): str(version), quoted(DELETED): "true"}
 
 
-def _forgotten(layout: Layout) -> Iterable[str]:
+def _forgotten(layout: TableLayout) -> Iterable[str]:
     spared = {*layout.key, KEY_TEXT, VERSION, DELETED}
     return (name for name in layout.arrow.names if name not in spared)

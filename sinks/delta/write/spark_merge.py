@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from sinks.delta.rows.changes import PARTIAL, Changes, keep_flag
+from sinks.delta.rows.changes import PARTIAL, TypedChanges, keep_flag
 from sinks.delta.schema.layout import DELETED, VERSION
 from sinks.delta.write.merge import WRITER
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
-def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: Changes) -> None:
+def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: TypedChanges) -> None:
     """Merge in one commit. Orphans must have been set aside. Raises CommitFailedError where others won."""
     from delta.exceptions import DeltaConcurrentModificationException
     from delta.tables import DeltaTable as SparkTable
@@ -51,11 +51,11 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _inserts(changes: Changes) -> dict[str, "str | Column"]:
+def _inserts(changes: TypedChanges) -> dict[str, "str | Column"]:
     return {_quoted(name): f"source.{_quoted(name)}" for name in changes.layout.arrow.names}
 
 
-def _updates(changes: Changes) -> dict[str, "str | Column"]:
+def _updates(changes: TypedChanges) -> dict[str, "str | Column"]:
     kept = {
         _quoted(
             name

@@ -23,10 +23,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.json_text.columns import AnyArray
-from sinks.delta.deletion_vectors.writer import Marker
-from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, Changes, sorted_by
+from sinks.delta.deletion_vectors.writer import VectorWriter
+from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import places, rewrite, taken
-from sinks.delta.schema.layout import DELETED, VERSION, Layout
+from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
 from sinks.delta.write.merge import append, floor, marks, merge, overwrite
 from sinks.delta.write.region import Files, Region
 from sinks.delta.write.region import region as key_region
@@ -56,18 +56,18 @@ LOAD_ROWS = 10_000
 """From here on it pays to read keys and versions first: new keys in random order (a snapshot by UUID) would rewrite the
 table once per batch."""
 
-MergeBySpark = Callable[[DeltaTable, Changes], None]
+MergeBySpark = Callable[[DeltaTable, TypedChanges], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class WriteOptions:
     """What a table has beyond `deltalake`: Spark, and a log on a local disk in which rows can be marked as gone."""
 
     by_spark: MergeBySpark | None = None
-    marker: Marker | None = None
+    marker: VectorWriter | None = None
 
 
-def write(table: DeltaTable, given: Changes, ways: Ways = Ways()) -> Changes:  # noqa: B008 - frozen
+def write(table: DeltaTable, given: TypedChanges, ways: WriteOptions = WriteOptions()) -> TypedChanges:  # noqa: B008 - frozen
     """Bring the table to these changes; returns them with what was set aside."""
     given = given.after_truncate(floor(table))
     if given.truncated:
@@ -87,7 +87,9 @@ def write(table: DeltaTable, given: Changes, ways: Ways = Ways()) -> Changes:  #
     return marked or _copy(table, given, stored, region, ways.by_spark)
 
 
-def _partial_pieces(table: DeltaTable, given: Changes, stored: Files, region: Region | None) -> tuple[Changes, ...]:
+def _partial_pieces(
+    table: DeltaTable, given: TypedChanges, stored: Files, region: Region | None
+) -> tuple[TypedChanges, ...]:
     """The batch in pieces by the size of the columns that its partial rows keep; none, if it may stay whole."""
     if not given.partial:
         return ()
@@ -107,8 +109,8 @@ def fits(table: DeltaTable, stored: Files, region: Region) -> bool:
 
 
 def _copy(
-    table: DeltaTable, given: Changes, stored: Files, region: Region | None, by_spark: MergeBySpark | None
-) -> Changes:
+    table: DeltaTable, given: TypedChanges, stored: Files, region: Region | None, by_spark: MergeBySpark | None
+) -> TypedChanges:
     """Without marks: the files that hold the old rows are written again."""
     target = target_size(int(stored.bytes.sum()))
     if _new_by_looking(table, given, region):
@@ -122,7 +124,7 @@ def _copy(
     return _merge(table, given, region, by_spark)
 
 
-def _halves(given: Changes, stored: Files, region: Region | None, target: int) -> tuple[Changes, ...]:
+def _halves(given: TypedChanges, stored: Files, region: Region | None, target: int) -> tuple[TypedChanges, ...]:
     """The batch in two, if that halves what it touches; not where files overlap and every key touches all of them."""
     if region is None or given.rows.num_rows < 2:
         return ()
@@ -137,14 +139,14 @@ def _clearly_new(region: Region | None) -> bool:
     return region is not None and region.new and not region.files
 
 
-def _new_by_looking(table: DeltaTable, given: Changes, region: Region | None) -> bool:
+def _new_by_looking(table: DeltaTable, given: TypedChanges, region: Region | None) -> bool:
     """Whether no key is stored; looked up only for many keys all over the table."""
     if given.rows.num_rows < LOAD_ROWS or (region is not None and region.rows <= given.rows.num_rows):
         return False
     return not _survey(table, given, region).found.any()
 
 
-def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
+def _append(table: DeltaTable, given: TypedChanges, target: int) -> TypedChanges:
     """No key is stored, so a partial row is an orphan."""
     given = given.without(given.rows[PARTIAL].to_numpy(), STORED_ROW_MISSING)
     if given.rows.num_rows:
@@ -152,7 +154,7 @@ def _append(table: DeltaTable, given: Changes, target: int) -> Changes:
     return given
 
 
-def _rewrite(table: DeltaTable, given: Changes, region: Region, target: int) -> Changes:
+def _rewrite(table: DeltaTable, given: TypedChanges, region: Region, target: int) -> TypedChanges:
     stored = scanned(table, given.layout, given.layout.arrow.names, region.condition())
     result = rewrite(stored, given)
     if result.changed:
@@ -161,7 +163,9 @@ def _rewrite(table: DeltaTable, given: Changes, region: Region, target: int) -> 
     return given.without(result.orphans, STORED_ROW_MISSING)
 
 
-def _merge(table: DeltaTable, given: Changes, region: Region | None, by_spark: MergeBySpark | None) -> Changes:
+def _merge(
+    table: DeltaTable, given: TypedChanges, region: Region | None, by_spark: MergeBySpark | None
+) -> TypedChanges:
     survey = _survey(table, given, region)
     given = given.without(survey.orphans, STORED_ROW_MISSING)
     if not survey.newer.any():
@@ -174,7 +178,7 @@ def _merge(table: DeltaTable, given: Changes, region: Region | None, by_spark: M
     return given
 
 
-def _truncate(table: DeltaTable, given: Changes) -> Changes:
+def _truncate(table: DeltaTable, given: TypedChanges) -> TypedChanges:
     """A table whose key was replaced has rows of before that are one under the new key, so no tombstones of them."""
     given = given.without(_survey(table, given, None).orphans, STORED_ROW_MISSING)
     key = list(given.layout.key)
@@ -195,7 +199,7 @@ class _Survey:
     orphans: npt.NDArray[np.bool_]
 
 
-def _survey(table: DeltaTable, given: Changes, region: Region | None) -> _Survey:
+def _survey(table: DeltaTable, given: TypedChanges, region: Region | None) -> _Survey:
     """Read keys and versions only, of the region or of the whole table."""
     columns = [*given.layout.key, VERSION, DELETED]
     stored = scanned(table, given.layout, columns, region.condition() if region else "")
@@ -206,12 +210,14 @@ def _survey(table: DeltaTable, given: Changes, region: Region | None) -> _Survey
     return _Survey(below >= 0, newer, given.rows[PARTIAL].to_numpy() & newer & gone)
 
 
-def scanned(table: DeltaTable, layout: Layout, columns: list[str], condition: str = "") -> pa.Table:
+def scanned(table: DeltaTable, layout: TableLayout, columns: list[str], condition: str = "") -> pa.Table:
     """Rows of one version of the table, in the layout's types; their order means nothing."""
     return _cast(_stream(table, columns, condition).read_all(), layout, columns)
 
 
-def scanned_pieces(table: DeltaTable, layout: Layout, columns: list[str], condition: str = "") -> Iterator[pa.Table]:
+def scanned_pieces(
+    table: DeltaTable, layout: TableLayout, columns: list[str], condition: str = ""
+) -> Iterator[pa.Table]:
     """`scanned`, a few thousand rows at a time."""
     for batch in _stream(table, columns, condition):
         yield _cast(pa.Table.from_batches([batch]), layout, columns)
@@ -222,17 +228,17 @@ def _stream(table: DeltaTable, columns: list[str], condition: str) -> pa.RecordB
     return pa.RecordBatchReader.from_stream(table.scan(columns=columns, predicate=condition or None))
 
 
-def _cast(rows: pa.Table, layout: Layout, columns: list[str]) -> pa.Table:
+def _cast(rows: pa.Table, layout: TableLayout, columns: list[str]) -> pa.Table:
     return rows.cast(pa.schema([layout.arrow.field(name).with_nullable(True) for name in columns]))
 
 
-def touched(given: Changes, stored: Files, target: int) -> Region | None:
+def touched(given: TypedChanges, stored: Files, target: int) -> Region | None:
     """The part of the table that the changes touch; None if it cannot be bounded."""
     names = given.layout.compared
     return key_region(names, given.rows.select(names), stored, target // 2) if names else None
 
 
-def files(table: DeltaTable, layout: Layout) -> Files:
+def files(table: DeltaTable, layout: TableLayout) -> Files:
     """The table's files as the log describes them."""
     actions = pa.table(table.get_add_actions(flatten=True))
     names = layout.compared

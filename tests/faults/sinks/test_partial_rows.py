@@ -17,7 +17,7 @@ from cdc.config.settings import RetrySettings
 from cdc.model import Lsn, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.apply.applier import Applier
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from sinks.context import SinkContext
 from sinks.delta.sink import DeltaSettings, DeltaSink
 from sinks.delta.write import writer
@@ -26,7 +26,7 @@ from sinks.memory import MemorySink
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.opensearch.sink import open_sink as open_opensearch
-from sinks.redis.row_formats import Held
+from sinks.redis.row_formats import StoredValue
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
 from sinks.redis.sink import open_sink as open_redis
@@ -80,7 +80,7 @@ def test_redis_reads_stored_rows_in_pieces_by_bytes(redis_url: str, monkeypatch:
     assert isinstance(sink, RedisSink)
     read, most = sink._read, 0
 
-    def watched(*args: Any) -> list[tuple[bytes, Held]]:
+    def watched(*args: Any) -> list[tuple[bytes, StoredValue]]:
         nonlocal most
         found = read(*args)
         most = max(most, sum(_size(held) for _, held in found))
@@ -91,7 +91,7 @@ def test_redis_reads_stored_rows_in_pieces_by_bytes(redis_url: str, monkeypatch:
     assert LARGE < most <= BOUND
 
 
-def _size(held: Held) -> int:
+def _size(held: StoredValue) -> int:
     return sum(map(len, held.values())) if isinstance(held, Mapping) else len(held or b"")
 
 
@@ -208,7 +208,7 @@ def test_rows_are_read_again_from_the_source_in_pieces_by_bytes(tmp_path: Path) 
 def test_dead_letters_are_read_in_pieces_by_bytes_and_only_those_of_the_batch(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     letters = [
-        Letter("public.items", key, "c", image, (), 10, 10, now, 1, "poison", now) for key, image in full().items()
+        DeadLetter("public.items", key, "c", image, (), 10, 10, now, 1, "poison", now) for key, image in full().items()
     ]
     DeadLetters(tmp_path / "letters").park(letters)
     sink = Rejecting("memory", {})

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.errors import SinkError
 from cdc.ports import Batch
-from cdc.service.apply.runner import Runner
+from cdc.service.apply.runner import SinkRunner
 from sinks.context import SinkContext
 from sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.fix_log import FilledLog
@@ -47,7 +47,7 @@ def pipeline(spark: "SparkSession", filled_log: FilledLog, state_dir: Path) -> I
 
 def tend(pipeline: Pipeline, spark: "SparkSession", end: int) -> None:
     """Start the query again as the apply process does, until it has reached an LSN."""
-    runner = Runner(pipeline.query)
+    runner = SinkRunner(pipeline.query)
 
     def reached() -> bool:
         runner.tend(spark)

@@ -12,7 +12,7 @@ import pytest
 from cdc.config.settings import RetrySettings, SinkSettings
 from cdc.errors import GaveUp
 from cdc.model import Lsn, TableId, TableSchema
-from cdc.service.apply.runner import Runner
+from cdc.service.apply.runner import SinkRunner
 from cdc.service.observe.health import reasons
 from sinks.apply.applier import Applier, SinkStatus
 from sinks.apply.dead_letters import DeadLetters
@@ -210,7 +210,7 @@ class Shown:
 @pytest.mark.parametrize(("state", "again"), [("stopped", False), ("waiting", True)])
 def test_only_a_stopped_sink_is_not_started_again_by_itself(state: str, again: bool) -> None:
     query = EndedQuery(applier=Shown(SinkStatus(state=state, error="gave up")))
-    runner = Runner(query)  # type: ignore[arg-type]
+    runner = SinkRunner(query)  # type: ignore[arg-type]
     runner.start(None)  # type: ignore[arg-type]
     runner.tend(None)  # type: ignore[arg-type]
     assert (runner.restart_at is not None and runner.restart_at < math.inf) == again

@@ -10,9 +10,9 @@ import pytest
 
 from cdc.capture.pgoutput.events import LogicalMessage
 from cdc.capture.replication.captured_tables import waiting
-from cdc.capture.replication.stream import Deaf
-from cdc.capture.source.schema_policy import PolicedLog, Policy
-from cdc.capture.transactions.assembly import Large
+from cdc.capture.replication.stream import NoListener
+from cdc.capture.source.schema_policy import Policy, SchemaCheckedLog
+from cdc.capture.transactions.assembly import SpilledTransaction
 from cdc.errors import MillraceError
 from cdc.model import LOG_SCHEMA, Entry, Op, TableId
 from tests.fix_capture import MakeRig, Rig
@@ -132,11 +132,11 @@ def test_a_streamed_transaction_with_aborted_savepoints_keeps_only_survivors(
     wait_until(lambda: items.ask(streamed, items.source["slot"]), 10, "the server's count of streamed transactions")
 
 
-class _Peeks(Deaf):
+class _Peeks(NoListener):
     """Looks at the beginning of each large transaction, as backfills do."""
 
-    def passed(self, item: Entry | Large) -> None:
-        if isinstance(item, Large):
+    def passed(self, item: Entry | SpilledTransaction) -> None:
+        if isinstance(item, SpilledTransaction):
             next(item.parts())
 
 
@@ -312,7 +312,7 @@ def test_views_and_unlogged_tables_beside_do_not_disturb(items: Rig) -> None:
     assert {row["table"] for row in items.rows()} == {"public.items"}
 
 
-class _Notes(Deaf):
+class _Notes(NoListener):
     """Writes down what it hears."""
 
     def __init__(self) -> None:
@@ -405,7 +405,7 @@ def test_a_change_of_columns_in_a_streamed_transaction_has_the_table_wait_and_st
         f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
     )
     fill = "insert into items select g, 'x' from generate_series({}, {}) g"
-    with items.following(wrap=lambda log: PolicedLog(log, policy)) as following:
+    with items.following(wrap=lambda log: SchemaCheckedLog(log, policy)) as following:
         items.database.execute(
             "insert into items values (0, 'before')",
             f"begin; {fill.format(1, 3000)}; alter table items drop column big; {fill.format(3001, 6000)}; {end}",

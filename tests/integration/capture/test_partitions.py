@@ -6,10 +6,10 @@ from typing import Any
 
 import cdc.log
 from cdc.capture.source.connect import connect
-from cdc.capture.source.partitions import Leaf, Partitions, events, mark, of_mark
+from cdc.capture.source.partitions import LeafPartition, Partitions, events, mark, of_mark
 from cdc.config.settings import PartitionSettings
 from cdc.model import TableId
-from cdc.service.apply.replay import Range, replay
+from cdc.service.apply.replay import ReplayRange, replay
 from cdc.service.inspect import why
 from sinks.context import SinkContext
 from sinks.delta.sink import DeltaSettings
@@ -121,7 +121,7 @@ def test_a_subtree_that_is_attached_is_no_newborn(rig: Rig) -> None:
 
 
 def test_a_root_that_is_new_or_no_longer_captured_is_no_news() -> None:
-    leaves = {1: Leaf("public.a_1", 10)}
+    leaves = {1: LeafPartition("public.a_1", 10)}
     assert list(events({"public.a": leaves}, {"public.b": leaves})) == []
     assert of_mark(mark({"public.a": leaves})) == {"public.a": leaves}
     assert of_mark('{"public.a":{"1":["public.a_1",10]}}') == {"public.a": leaves}, "as older versions wrote it"
@@ -185,7 +185,7 @@ def test_rows_of_partitions_that_went_are_deleted_in_the_log_and_in_the_stores(
     wait_until(lambda: "partitions" in _marks(rig), 30, "the first look")
     rig.database.execute(*FILLED)
     rig.wait_caught_up(program)
-    replay(rig.settings, stores, Range(), lambda _progress: None, dry_run=False)
+    replay(rig.settings, stores, ReplayRange(), lambda _progress: None, dry_run=False)
     rig.database.execute(*GONE, "drop table hashed_1")
     _wait_refilled(rig, program, {"public.events", "public.sales", "public.pairs", "public.loose"})
     rig.database.execute("insert into events values (101, '2026-03-13', 'after')", "vacuum full sales_south")
@@ -197,7 +197,7 @@ def test_rows_of_partitions_that_went_are_deleted_in_the_log_and_in_the_stores(
     said = [text for text in _notices(rig) if "public.hashed_1" in text]
     assert "its rows stay in the stores, because it is a HASH partition" in said[0]
     for _ in range(2):
-        replay(rig.settings, stores, Range(), lambda _progress: None, dry_run=False)
+        replay(rig.settings, stores, ReplayRange(), lambda _progress: None, dry_run=False)
         for table in ("public.events", "public.sales", "public.pairs", "public.loose"):
             _assert_held(rig, redis_url, tmp_path / "lake", table)
 

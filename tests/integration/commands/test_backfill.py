@@ -17,7 +17,7 @@ import yaml
 from cdc.cli import main
 from cdc.errors import ConfigError
 from cdc.model import TableId
-from snapshots.backfill.requests import Request, Steer, understand
+from snapshots.backfill.requests import JobControl, Request, understand
 from snapshots.backfill.signing_key import control_key
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, RunProgram, wait_until
@@ -100,7 +100,7 @@ def test_a_wrong_request_is_refused_before_it_is_sent(tmp_path: Path, arguments:
     [
         (("public.items", "--keys", "17"), Request(TableId("public", "items"), keys=(("17",),))),
         (("public.items", "--where", "v = 'it''s'"), Request(TableId("public", "items"), where="v = 'it''s'")),
-        (("--cancel", "all"), Steer("cancel", "all")),
+        (("--cancel", "all"), JobControl("cancel", "all")),
     ],
     ids=["keys", "condition", "cancel"],
 )

@@ -15,7 +15,7 @@ from cdc.service.http.server import Server
 from cdc.service.state import status
 from cdc.service.state.sink_positions import consumer_name
 from deploy.local import ports
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from tests.fix_servers import Database
 
 
@@ -54,7 +54,7 @@ def test_what_the_answer_does_not_cover_is_at_hand(settings: Settings) -> None:
     said = {"message": "no key", "remedy": "give it one"}
     status.publish(settings.state, "apply", {"sinks": {"redis": {"tables_waiting": {"public.t": said}}}})
     now = datetime.now(UTC)
-    letters = [Letter("public.u", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
+    letters = [DeadLetter("public.u", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
     DeadLetters(settings.state / "dead-letters" / "redis").park(letters)
     cdc.log.open_reader(settings).commit(consumer_name("redis", TableId.parse("public.t")), Lsn(500))
     append(settings, 600)

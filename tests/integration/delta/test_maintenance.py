@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.model import Column, TableId, TableSchema
-from sinks.delta.maintenance import Care, maintain
+from sinks.delta.maintenance import MaintenancePolicy, maintain
 from sinks.delta.schema import layout as delta_layout
 from sinks.delta.write import writer
 from tests.fix_delta import OpenLake, numbers, stored_table
@@ -54,7 +54,7 @@ def test_a_deleted_row_is_in_no_file_once_history_has_passed(lake: Path, open_la
     sink.apply(numbers(LABELLED, range(10), 5))
     sink.apply(batch(LABELLED, [change("d", '{"id":7}', 6)]))
     layout = delta_layout.evolve(LABELLED, sink.store(LABELLED.table).schema()).layout
-    at_once = Care(timedelta(days=36_500), timedelta(0))
+    at_once = MaintenancePolicy(timedelta(days=36_500), timedelta(0))
     store = sink.store(LABELLED.table)
     maintain(store.current(), layout, at_once, datetime.now(UTC), store.set_properties)
     left = [label for file in lake.rglob("*.parquet") if "_delta_log" not in str(file) for label in _labels(file)]

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 from cdc.config.settings import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
 from cdc.log.kafka.client import Cluster, greet
-from cdc.log.kafka.position import Place
+from cdc.log.kafka.position import KafkaPosition
 from cdc.log.kafka.read.between import ranges
 from cdc.log.kafka.read.ranges import RangeReader
 from cdc.log.kafka.read.reader import KafkaReader
@@ -69,7 +69,7 @@ def test_who_runs_ahead_gives_exactly_what_is_asked_for(
         large = change(77, lsn, note="x" * 50_000)  # spread over several messages
         log.append(entry(lsn, *(change(number, lsn, "d" if number % 5 else "u") for number in range(30)), large))
     reader = KafkaReader(settings)
-    places = [Place(), *reader.places()]
+    places = [KafkaPosition(), *reader.places()]
     eager = RangeReader(reader._cluster, ahead=True)
     for after, until in [*pairwise(places), (places[2], places[5]), (places[5], places[6]), (places[1], places[2])]:
         found = eager.read(ranges(after, until))

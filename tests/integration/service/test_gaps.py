@@ -12,7 +12,7 @@ from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaSettings
 from cdc.log.segments.log import SegmentWriter
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
-from cdc.service.apply.sink_workers import Lane
+from cdc.service.apply.sink_workers import SinkWorker
 from cdc.service.observe.health import reasons
 from cdc.service.state import status
 from cdc.service.state.gaps import GapFile
@@ -81,7 +81,7 @@ def test_health_says_so_until_it_is_made_good(pipeline: Settings, trimmed: Fille
 
 
 def test_a_running_sink_has_it_in_its_status(pipeline: Settings, trimmed: FilledLog) -> None:
-    lane = Lane(pipeline, pipeline.sinks[0], trimmed.reader, no_spark)
+    lane = SinkWorker(pipeline, pipeline.sinks[0], trimmed.reader, no_spark)
     try:
         assert "lacks the rows of public.items" in str(lane.facts()["gap"])
         tell(pipeline, history_exact_from=format_lsn(parse_lsn("1/0")))

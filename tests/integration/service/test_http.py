@@ -17,12 +17,12 @@ from cdc.errors import ConfigError, EnvironmentFault
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.service.http.guard import guard
 from cdc.service.http.server import Server
-from cdc.service.observe.observer import Seen
+from cdc.service.observe.observer import Observation
 from cdc.service.observe.positions import Positions
 from cdc.service.state import status
 from cdc.service.state.sink_positions import consumer_name
 from deploy.local import ports
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from tests.fix_processes import wait_until
 
 MakeSettings = Callable[..., Settings]
@@ -100,7 +100,7 @@ def waiting(settings: Settings) -> str:
     said = {"message": "column id has another type.", "remedy": "Change it back."}
     sink = {"state": "running", "tables_waiting": {"public.orders": said}}
     now = datetime.now(UTC)
-    letters = [Letter("public.users", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
+    letters = [DeadLetter("public.users", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
     DeadLetters(settings.state / "dead-letters" / "lake").park(letters)
     status.publish(settings.state, "capture", {"state": "streaming", "watermark": 0})
     status.publish(settings.state, "apply", {"state": "running", "sinks": {"lake": sink}})
@@ -280,8 +280,8 @@ def test_a_log_that_hangs_delays_neither_life_nor_metrics(
 def test_a_look_that_is_old_blames_the_log_and_not_the_parts() -> None:
     now = datetime.now(UTC)
     capture, apply = ({"state": state, "at": now.isoformat()} for state in ("streaming", "running"))
-    assert Seen(now.timestamp() - 5, capture, apply).reasons(()) == []
-    blamed = Seen(now.timestamp() - 60, capture, apply).reasons(())
+    assert Observation(now.timestamp() - 5, capture, apply).reasons(()) == []
+    blamed = Observation(now.timestamp() - 60, capture, apply).reasons(())
     assert [(reason.part, "has not answered for 6" in reason.message) for reason in blamed] == [("log", True)]
 
 

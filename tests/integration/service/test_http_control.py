@@ -11,7 +11,7 @@ from cdc.config.settings import Settings
 from cdc.service.http.server import Server
 from cdc.service.state import pauses
 from deploy.local import ports
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
 MakeSettings = Callable[..., Settings]
 _VALUE = "planted-cell-value"
@@ -34,7 +34,7 @@ def park(settings: Settings, version: int) -> DeadLetters:
     box = DeadLetters(settings.state / "dead-letters" / "redis")
     now = datetime.now(UTC)
     image = f'{{"id":"{_VALUE}-{version}"}}'
-    box.park([Letter("public.orders", image, "u", image, (), version, version, now, 1, "too deep", now)])
+    box.park([DeadLetter("public.orders", image, "u", image, (), version, version, now, 1, "too deep", now)])
     return box
 
 

@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from cdc.config.settings import Settings
 from cdc.ports import Sink
 from cdc.service.apply import lost_tables
-from cdc.service.apply.paused_tables import Wishes
-from cdc.service.observe.exceptions import Asked, Standing
+from cdc.service.apply.paused_tables import TableRequests
 from cdc.service.observe.health import reasons
 from cdc.service.observe.positions import Positions
+from cdc.service.observe.uncovered import Asked, Standing
 from cdc.service.state import status
 from sinks import memory, registry
 from sinks.context import SinkContext
@@ -88,7 +88,7 @@ def test_what_is_lost_of_a_table_that_was_skipped_is_nobodys_concern(make: Make)
     scene.both("one")
     del memory._STORES["memory"]["public.items"]
     scene.attend()
-    scene.losses.follow(Wishes(skipped=frozenset({ITEMS.table})))
+    scene.losses.follow(TableRequests(skipped=frozenset({ITEMS.table})))
     scene.attend()
     assert scene.said() == {}
 

@@ -13,9 +13,9 @@ from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 from cdc.service.http.server import Server
 from cdc.service.state import pauses, status
-from cdc.service.state.batch_history import Batches
+from cdc.service.state.batch_history import BatchHistory
 from deploy.local import ports
-from sinks.apply.dead_letters import DeadLetters, Letter
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from tests.fix_browser import Page
 from tests.fix_processes import wait_until
 
@@ -51,7 +51,7 @@ def park(settings: Settings) -> DeadLetters:
     box = DeadLetters(settings.state / "dead-letters" / "redis")
     now = datetime.now(UTC)
     image = f'{{"id":"{_VALUE}"}}'
-    box.park([Letter(_TABLE, image, "u", image, (), 7, 7, now, 1, "nested too deeply", now)])
+    box.park([DeadLetter(_TABLE, image, "u", image, (), 7, 7, now, 1, "nested too deeply", now)])
     return box
 
 
@@ -154,7 +154,7 @@ def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) ->
     writer = cdc.log.open_writer(settings)
     writer.append(Entry(pa.Table.from_pylist([{**row, **rest}], schema=LOG_SCHEMA), Lsn(9)))
     writer.close()
-    Batches(settings.state, "redis", lambda: ZERO_LSN).note(Lsn(9), ())
+    BatchHistory(settings.state, "redis", lambda: ZERO_LSN).note(Lsn(9), ())
     cdc.log.open_reader(settings).commit("redis", Lsn(9))
     httpx.get(f"{address(settings)}v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
     shown(tab, settings)

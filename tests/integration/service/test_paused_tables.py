@@ -13,7 +13,7 @@ import pytest
 from cdc.errors import SinkError, StoreRefused
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
-from cdc.service.apply.paused_tables import Holds, Wishes
+from cdc.service.apply.paused_tables import PausedTables, TableRequests
 from cdc.service.state.sink_positions import consumer_name, place_of
 from cdc.service.state.skipped_tables import SkippedTables
 from sinks.apply.applier import Applier
@@ -25,9 +25,9 @@ from tests.fix_log import FilledLog
 from tests.scenes.histories import INTEGERS, History, Row, change, cut, images, log_table, table
 
 ITEMS, OTHERS = table(), table("others")
-NONE = Wishes()
-HELD = Wishes(paused=frozenset({ITEMS.table}))
-SKIPPED = Wishes(skipped=frozenset({ITEMS.table}))
+NONE = TableRequests()
+HELD = TableRequests(paused=frozenset({ITEMS.table}))
+SKIPPED = TableRequests(skipped=frozenset({ITEMS.table}))
 BOTH = frozenset({ITEMS.table, OTHERS.table})
 
 
@@ -89,7 +89,7 @@ class Scene:
             stop=threading.Event(),
         )
         skipped = SkippedTables(self._state, "store")
-        self.holds = Holds(self.log.reader, self.applier, skipped, self.source, NONE)
+        self.holds = PausedTables(self.log.reader, self.applier, skipped, self.source, NONE)
         self.holds.restore()
 
     def live(self, rows: Sequence[Row]) -> Lsn:
@@ -216,7 +216,7 @@ def test_a_table_that_the_store_cannot_take_waits_alone_and_loses_nothing(scene:
     for part in ("Change it back.", "millrace resume public.items --sink store", "millrace skip public.items"):
         assert part in str(said["remedy"])
     scene.refused.clear()
-    scene.holds.follow(Wishes(resumed=1))
+    scene.holds.follow(TableRequests(resumed=1))
     assert scene.labels() == {1: "two", 2: "new"}
     assert scene.holds.waiting == {}
     assert scene.reached() is None
@@ -241,7 +241,7 @@ def test_the_time_between_two_tries_grows(scene: Scene) -> None:
     scene.live([row(1, 10, "one")])
     pauses = []
     for resumed in range(1, 12):
-        scene.holds.follow(Wishes(resumed=resumed))
+        scene.holds.follow(TableRequests(resumed=resumed))
         pauses.append(round(scene.holds.waiting[ITEMS.table].due - time.monotonic()))
     assert pauses == sorted(pauses)
     assert 290 < pauses[-1] <= 300
@@ -266,10 +266,10 @@ def test_a_table_without_rows_that_cannot_be_prepared_is_named_too(scene: Scene)
     scene.refused.add(ITEMS.table)
     scene.applier.greet()
     assert list(scene.holds.waiting) == [ITEMS.table]
-    scene.holds.follow(Wishes(resumed=1))
+    scene.holds.follow(TableRequests(resumed=1))
     assert scene.holds.waiting[ITEMS.table].tries == 2, "nothing to catch up with is no reason to go on"
     scene.refused.clear()
-    scene.holds.follow(Wishes(resumed=2))
+    scene.holds.follow(TableRequests(resumed=2))
     assert scene.holds.waiting == {}
 
 
@@ -306,11 +306,11 @@ def test_a_skipped_table_keeps_nothing_back_and_comes_back_by_a_backfill_without
     scene.live([row(1, 40, "four")])
     assert scene.labels() == {1: "one", 2: "deleted while nobody looked"}
     scene.refused.clear()
-    scene.holds.follow(Wishes(resumed=1))
+    scene.holds.follow(TableRequests(resumed=1))
     assert "open since before" in scene.holds.waiting[ITEMS.table].message
     assert scene.source.asked == []
     scene.source.restart_lsn = Lsn(end + 100)
-    scene.holds.follow(Wishes(resumed=2))
+    scene.holds.follow(TableRequests(resumed=2))
     assert scene.labels() == {}
     assert scene.source.asked == [ITEMS.table]
     assert list(scene.holds.skipped.all()) == [ITEMS.table], "until the backfill has ended"
@@ -325,7 +325,7 @@ def test_a_skipped_table_that_the_store_still_cannot_take_waits_again_and_loses_
     scene.refused.add(ITEMS.table)
     scene.holds.follow(SKIPPED)
     scene.source.restart_lsn = Lsn(1000)
-    scene.holds.follow(Wishes(resumed=1))
+    scene.holds.follow(TableRequests(resumed=1))
     assert "another type" in scene.holds.waiting[ITEMS.table].message
     assert scene.source.asked == [ITEMS.table], "the backfill tells the log what the table is now"
     scene.live([row(2, 2000, "kept")])
@@ -342,7 +342,7 @@ def test_a_held_table_that_left_the_pipeline_holds_nothing_and_stops_nothing(sce
     scene.holds.follow(HELD if paused else NONE)
     scene.live([row(1, 20, "two")])
     assert scene.reached() is not None
-    left = Wishes(given=frozenset({OTHERS.table}))
+    left = TableRequests(given=frozenset({OTHERS.table}))
     scene.holds.follow(left)
     assert (scene.reached(), scene.holds.waiting) == (None, {})
     scene.start()
@@ -351,12 +351,12 @@ def test_a_held_table_that_left_the_pipeline_holds_nothing_and_stops_nothing(sce
     assert (scene.labels(), scene.labels(OTHERS)) == ({1: "one"}, {1: "beside"})
     scene.source.restart_lsn = Lsn(1000)
     scene.refused.clear()
-    scene.holds.follow(Wishes(given=BOTH))
+    scene.holds.follow(TableRequests(given=BOTH))
     assert scene.source.asked == [ITEMS.table], "back in the pipeline, it is read again"
 
 
 def test_a_table_that_left_and_is_refused_only_then_is_passed_over(scene: Scene) -> None:
-    scene.holds.follow(Wishes(given=frozenset({OTHERS.table})))
+    scene.holds.follow(TableRequests(given=frozenset({OTHERS.table})))
     scene.refused.add(ITEMS.table)
     scene.live([row(1, 10, "one"), row(1, 11, "beside", "public.others")])
     assert (scene.reached(), scene.labels(OTHERS)) == (None, {1: "beside"})

@@ -15,7 +15,7 @@ import pytest
 from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, StoreRefused
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
-from cdc.service.apply.runner import Runner
+from cdc.service.apply.runner import SinkRunner
 from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
 from sinks.memory import MemorySettings, MemorySink, Store
@@ -190,7 +190,7 @@ def test_a_failed_query_is_started_again_and_does_the_batch_over(pipeline: Pipel
     reach(pipeline, pipeline.log.append([row(1, 10, "one")]))
     pipeline.sink.broken = True
     end = pipeline.log.append([row(1, 20, "two")])
-    runner = Runner(pipeline.query)
+    runner = SinkRunner(pipeline.query)
     wait_until(lambda: pipeline.query.failure() == "the store refuses these credentials.", 30)
     runner.tend(spark)
     assert pipeline.applier.status.state == "failed"

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.config.settings import Settings
 from cdc.model import Entry, Lsn
-from cdc.service.apply.sink_workers import Lanes
+from cdc.service.apply.sink_workers import SinkWorkers
 from cdc.service.state.pauses import Paused
 from sinks import memory
 from sinks.apply import batch_schedule
@@ -39,8 +39,8 @@ class Fleet:
         self._spark = spark
         self.lanes = self._made()
 
-    def _made(self) -> Lanes:
-        return Lanes(self._settings, self.log.reader, lambda: self._spark)
+    def _made(self) -> SinkWorkers:
+        return SinkWorkers(self._settings, self.log.reader, lambda: self._spark)
 
     def start(self) -> None:
         self.lanes.want(self._settings, Paused())

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cdc.model import TableId
-from cdc.service.observe.exceptions import unfinished
+from cdc.service.observe.uncovered import unfinished
 from snapshots.backfill import pace
 from snapshots.backfill.chunk_reader import TableReader
 from snapshots.backfill.requests import Request, steer

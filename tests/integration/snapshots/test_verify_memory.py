@@ -9,7 +9,7 @@ import pytest
 
 from cdc.config.settings import SourceSettings, TableSettings
 from cdc.model import TableId, TableSchema
-from sinks.memory import MemorySink, Row, Store, Stored
+from sinks.memory import MemorySink, Row, Store, StoredRow
 from snapshots.tables import copy
 from snapshots.verify import comparison
 from snapshots.verify.comparison import Compared, verify_table
@@ -105,7 +105,7 @@ def test_equal_rows_of_a_table_without_a_key_are_one_row_in_the_store(
         "alter table items replica identity full",
         f"insert into items select 7 from generate_series(1, {ROWS})",
     )
-    store = {"public.items": Stored({'{"n":7}': Row(1, '{"n":7}')})}
+    store = {"public.items": StoredRow({'{"n":7}': Row(1, '{"n":7}')})}
     held: list[int] = []
 
     def compared(schema: TableSchema, expected: pa.Table, stored: pa.Table) -> Comparison:

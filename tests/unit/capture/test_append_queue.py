@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from cdc.capture.replication.append_counts import Tally
-from cdc.capture.replication.append_queue import Handoff
-from cdc.capture.transactions.assembly import Large
+from cdc.capture.replication.append_counts import AppendCounts
+from cdc.capture.replication.append_queue import AppendQueue
+from cdc.capture.transactions.assembly import SpilledTransaction
 from cdc.clock import SystemClock
 from cdc.errors import LogFenced, LogFull
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
@@ -93,8 +93,8 @@ def log() -> Memory:
 
 
 @pytest.fixture
-def handoff(log: Memory) -> Iterator[Handoff]:
-    made = Handoff(log, 1000, Tally(), SystemClock())
+def handoff(log: Memory) -> Iterator[AppendQueue]:
+    made = AppendQueue(log, 1000, AppendCounts(), SystemClock())
     yield made
     log.gate.set()
     made.close()
@@ -104,7 +104,7 @@ def _versions(log: Memory) -> list[int]:
     return [int(row) for entry in log.entries for row in entry.rows["version"].to_numpy()]
 
 
-def test_what_waits_is_merged_and_stays_in_order(log: Memory, handoff: Handoff) -> None:
+def test_what_waits_is_merged_and_stays_in_order(log: Memory, handoff: AppendQueue) -> None:
     log.gate.clear()
     for number in range(1, 101):
         handoff.put([_entry(number)])
@@ -115,7 +115,7 @@ def test_what_waits_is_merged_and_stays_in_order(log: Memory, handoff: Handoff) 
     assert handoff.confirmed == 100 and handoff.held == 0
 
 
-def test_marks_of_merged_entries_all_arrive_and_the_newest_counts(log: Memory, handoff: Handoff) -> None:
+def test_marks_of_merged_entries_all_arrive_and_the_newest_counts(log: Memory, handoff: AppendQueue) -> None:
     log.gate.clear()
     handoff.put([_entry(1), _entry(2, a="old", b="kept"), _entry(3, a="new")])
     log.gate.set()
@@ -124,10 +124,10 @@ def test_marks_of_merged_entries_all_arrive_and_the_newest_counts(log: Memory, h
     assert found == {"a": "new", "b": "kept"}
 
 
-def test_a_large_transaction_keeps_its_place(log: Memory, handoff: Handoff) -> None:
+def test_a_large_transaction_keeps_its_place(log: Memory, handoff: AppendQueue) -> None:
     aside = Disk([rows_of([(1, 2)]), rows_of([(1, 3)])])
     log.gate.clear()
-    handoff.put([_entry(1), Large(Lsn(3), aside), _entry(4)])
+    handoff.put([_entry(1), SpilledTransaction(Lsn(3), aside), _entry(4)])
     log.gate.set()
     assert handoff.settle(10)
     assert _versions(log) == [1, 2, 3, 4]
@@ -135,7 +135,7 @@ def test_a_large_transaction_keeps_its_place(log: Memory, handoff: Handoff) -> N
     assert aside.held == []
 
 
-def test_nothing_is_confirmed_that_is_not_durable(log: Memory, handoff: Handoff) -> None:
+def test_nothing_is_confirmed_that_is_not_durable(log: Memory, handoff: AppendQueue) -> None:
     log.gate.clear()
     handoff.put([_entry(1)])
     assert not handoff.settle(0.1)
@@ -149,7 +149,7 @@ def test_nothing_is_confirmed_that_is_not_durable(log: Memory, handoff: Handoff)
 
 def test_a_full_log_is_waited_for() -> None:
     log = Memory(LogFull("no room"))
-    handoff = Handoff(log, 1000, Tally(), SystemClock())
+    handoff = AppendQueue(log, 1000, AppendCounts(), SystemClock())
     handoff.put([_entry(1)])
     wait_until(lambda: handoff.trouble, 5, "the trouble to be told")
     assert handoff.settle(10)
@@ -158,12 +158,12 @@ def test_a_full_log_is_waited_for() -> None:
 
 
 def test_a_large_transaction_that_finds_no_room_goes_on_where_it_stopped(
-    log: Memory, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+    log: Memory, handoff: AppendQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.capture.replication.append_queue._RETRY_SECONDS", 0.01)
     log.crowded = True
     aside = Disk([rows_of([(1, 1)]), rows_of([(1, 2)]), rows_of([(1, 3)])])
-    handoff.put([Large(Lsn(3), aside)])
+    handoff.put([SpilledTransaction(Lsn(3), aside)])
     assert handoff.settle(10)
     assert _versions(log) == [1, 2, 3] and not handoff.trouble
     assert log.spools == 1, "what was set aside before the disk was full is not written again"
@@ -172,7 +172,7 @@ def test_a_large_transaction_that_finds_no_room_goes_on_where_it_stopped(
 def test_what_the_appending_thread_dies_of_is_raised_in_the_reading_one() -> None:
     log = Memory(LogFenced("another writer"))
     woken = threading.Event()
-    handoff = Handoff(log, 1000, Tally(), SystemClock())
+    handoff = AppendQueue(log, 1000, AppendCounts(), SystemClock())
     handoff.call_when_durable(woken.set)
     handoff.put([_entry(1)])
     assert woken.wait(5)
@@ -184,7 +184,7 @@ def test_what_the_appending_thread_dies_of_is_raised_in_the_reading_one() -> Non
     handoff.close()
 
 
-def test_an_entry_without_rows_moves_the_position_alone(log: Memory, handoff: Handoff) -> None:
+def test_an_entry_without_rows_moves_the_position_alone(log: Memory, handoff: AppendQueue) -> None:
     handoff.put([Entry(LOG_SCHEMA.empty_table(), Lsn(77))])
     assert handoff.settle(10)
     assert handoff.confirmed == 77 and _versions(log) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.source.schema_policy import PolicedSchemas, Policy, standing
+from cdc.capture.source.schema_policy import CheckedSchemas, Policy, standing
 from cdc.errors import SchemaRefused
 from cdc.model import Column, PgType, TableId, TableSchema
 from tests.corpus.registry import Registry
@@ -42,10 +42,10 @@ HARMFUL = [
 REKEYED = _schema(Column("id", INT4), Column("label", VARCHAR, 14, key=True), _numeric(10, 2))
 
 
-def _policed(policy: Policy) -> PolicedSchemas:
+def _policed(policy: Policy) -> CheckedSchemas:
     registry = Registry()
     registry.record(BEFORE)
-    return PolicedSchemas(registry, policy)
+    return CheckedSchemas(registry, policy)
 
 
 @pytest.mark.parametrize("after", HARMLESS + HARMFUL)

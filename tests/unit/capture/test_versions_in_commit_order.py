@@ -2,7 +2,7 @@
 
 from cdc.capture.pgoutput.decoder import Decoder
 from cdc.capture.pgoutput.events import StreamCommit
-from cdc.capture.transactions.assembly import Assembler, Large
+from cdc.capture.transactions.assembly import Assembler, SpilledTransaction
 from cdc.model import Entry, Lsn
 from tests.corpus import pgoutput_encoder as pg
 from tests.corpus.registry import Registry, enum_of
@@ -20,7 +20,7 @@ def _versions(frames: list[bytes], cuts: tuple[int, ...] = (), after: Lsn = AFTE
     for start, end in zip((0, *cuts), (*cuts, len(frames)), strict=True):
         decoded = decoder.feed(frames[start:end])
         for item in assembler.take(decoded.rows, decoded.events, decoded.subxids):
-            assert isinstance(item, (Entry, Large))
+            assert isinstance(item, (Entry, SpilledTransaction))
             for part in [item.rows] if isinstance(item, Entry) else item.parts():
                 found += part["version"].to_numpy().tolist()
     return found

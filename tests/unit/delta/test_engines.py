@@ -8,7 +8,7 @@ import pytest
 from sinks.context import SinkContext
 from sinks.delta.sink import DeltaSettings, DeltaSink
 from sinks.delta.write import writer
-from sinks.delta.write.writer import Ways
+from sinks.delta.write.writer import WriteOptions
 from tests.scenes.histories import batch, change, table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_a_batch_that_touches_more_than_spark_is_for_is_merged_by_deltalake_wher
     monkeypatch.setattr(writer, "SPARK_LIMIT", -1)
     monkeypatch.setattr(writer, "REGION_LIMIT", -1)
     sink = DeltaSink(DeltaSettings(path=str(tmp_path), deletion_vectors=False), SinkContext(tmp_path, no_session))
-    monkeypatch.setattr(sink, "_by_spark", lambda _: Ways().by_spark)
+    monkeypatch.setattr(sink, "_by_spark", lambda _: WriteOptions().by_spark)
     sink.prepare(ITEMS)
     for version, label in ((10, "old"), (20, "new")):
         rows = [change("u", f'{{"id":{key}}}', version, f'{{"id":{key},"label":"{label}"}}') for key in (1, 2)]

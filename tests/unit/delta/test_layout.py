@@ -5,7 +5,7 @@ import pytest
 
 from cdc.errors import SinkError
 from cdc.model import Column, PgType, TableId, TableSchema
-from sinks.delta.schema.layout import KEY_TEXT, Wishes, evolve, folder, new_layout
+from sinks.delta.schema.layout import KEY_TEXT, LayoutOptions, evolve, folder, new_layout
 
 INT2, INT4, INT8 = PgType(21, "int2"), PgType(23, "int4"), PgType(20, "int8")
 TEXT, NUMERIC = PgType(25, "text"), PgType(1700, "numeric")
@@ -76,9 +76,9 @@ def test_another_kind_of_type_stops_by_default_and_names_the_column_and_the_reme
 def test_another_kind_of_type_can_go_on_in_a_new_column_and_finds_it_again() -> None:
     stored = new_layout(table(ID, Column("n", INT4))).arrow
     changed = table(ID, Column("n", TEXT))
-    first = evolve(changed, stored, Wishes(type_change="new_column"))
+    first = evolve(changed, stored, LayoutOptions(type_change="new_column"))
     assert [field.name for field in first.added] == ["n__string"]
-    again = evolve(changed, first.layout.arrow, Wishes(type_change="new_column"))
+    again = evolve(changed, first.layout.arrow, LayoutOptions(type_change="new_column"))
     assert not again.added
     assert [(one.column.name, one.name) for one in again.layout.placed] == [("id", "id"), ("n", "n__string")]
     assert [field.name for field in again.layout.leftover] == ["n"]
@@ -87,11 +87,11 @@ def test_another_kind_of_type_can_go_on_in_a_new_column_and_finds_it_again() -> 
 def test_a_key_never_moves_to_another_column() -> None:
     stored = new_layout(table(ID)).arrow
     with pytest.raises(SinkError, match="column id is integer"):
-        evolve(table(Column("id", TEXT, key=True)), stored, Wishes(type_change="new_column"))
+        evolve(table(Column("id", TEXT, key=True)), stored, LayoutOptions(type_change="new_column"))
 
 
 def test_a_column_kept_as_text_holds_what_no_type_does() -> None:
-    layout = new_layout(table(ID, Column("at", PgType(1184, "timestamptz"))), Wishes(frozenset({"at"})))
+    layout = new_layout(table(ID, Column("at", PgType(1184, "timestamptz"))), LayoutOptions(frozenset({"at"})))
     assert layout.arrow.field("at").type == pa.string()
 
 

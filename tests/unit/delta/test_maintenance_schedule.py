@@ -4,8 +4,8 @@ import threading
 
 from cdc.errors import SinkError
 from cdc.model import TableId, TableSchema
-from sinks.delta.maintenance import Cared
-from sinks.delta.maintenance_schedule import Caretaker
+from sinks.delta.maintenance import MaintenanceResult
+from sinks.delta.maintenance_schedule import MaintenanceSchedule
 
 ITEMS = TableSchema(TableId("public", "items"), ())
 OTHER = TableSchema(TableId("public", "other"), ())
@@ -18,18 +18,18 @@ class Care:
         self.hold = threading.Event()
         self.hold.set()
 
-    def __call__(self, schema: TableSchema) -> Cared:
+    def __call__(self, schema: TableSchema) -> MaintenanceResult:
         self.hold.wait(10)
         self.rounds.append(schema.table.name)
         if schema is OTHER:
             raise SinkError("refused")
-        return Cared()
+        return MaintenanceResult()
 
-    def caretaker(self, every: float) -> Caretaker:
-        return Caretaker(every, self, lambda: self.now)
+    def caretaker(self, every: float) -> MaintenanceSchedule:
+        return MaintenanceSchedule(every, self, lambda: self.now)
 
 
-def written(caretaker: Caretaker, *schemas: TableSchema) -> None:
+def written(caretaker: MaintenanceSchedule, *schemas: TableSchema) -> None:
     for schema in schemas:
         caretaker.written(schema)
         caretaker.finish(10)

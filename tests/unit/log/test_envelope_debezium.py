@@ -15,7 +15,7 @@ from cdc.log.debezium.schemas import guessed
 from cdc.log.debezium.seek import offset_before
 from cdc.log.debezium.types import declared_types
 from cdc.log.kafka.envelope.decode import NotAnEnvelope
-from cdc.log.kafka.read.ranges import Part, Range
+from cdc.log.kafka.read.ranges import OffsetRange, RangeRows
 from cdc.model import TableId
 from tests.corpus import golden
 
@@ -114,14 +114,14 @@ def test_seeking_an_lsn_never_passes_a_transaction_that_ends_beyond_it(runs: lis
             kept.append((offset, 2 * number))
             offset += 1 + gap
 
-    def read(ranges: Iterable[Range]) -> list[Part]:
+    def read(ranges: Iterable[OffsetRange]) -> list[RangeRows]:
         (wanted,) = ranges
         found = [each for each in kept if (wanted.start or 0) <= each[0] < wanted.end]
         table = pa.table({"commit_lsn": pa.array([commit for _, commit in found], pa.int64())})
         where = np.array([at for at, _ in found], np.int64)
-        return [Part(wanted, table, where, where)] if found else []
+        return [RangeRows(wanted, table, where, where)] if found else []
 
-    begin = offset_before(read, Range("t", 0, 0, offset), point)
+    begin = offset_before(read, OffsetRange("t", 0, 0, offset), point)
     assert all(at >= begin for at, before in kept if before + 2 > point)
     passed = [at for at, before in kept if before + 2 <= point - 2]
     assert all(at < begin for at in passed if any(before <= point < before + 2 for _, before in kept))

@@ -10,7 +10,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.segments import segment_file
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.reader import SegmentReader, offset_of
-from cdc.log.spark.splits import Piece, advance, pieces, progress_row, reached, read, spread
+from cdc.log.spark.splits import Split, advance, pieces, progress_row, reached, read, spread
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Entry
 from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history
@@ -36,7 +36,7 @@ def writer(root: Path) -> Iterator[SegmentWriter]:
     opened.close()
 
 
-def table(root: Path, whole: list[Piece]) -> pa.Table:
+def table(root: Path, whole: list[Split]) -> pa.Table:
     return pa.concat_tables([LOG_SCHEMA.empty_table(), *(rows for piece in whole for rows in read(root, piece))])
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.transactions.spill import Scratch
+from cdc.capture.transactions.spill import SpillFolder
 from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
 from cdc.model import Entry, Lsn
 from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, WaitingLog, folder_bytes, resident_bytes
-from cdc.service.daemon.supervisor import Part, Supervisor
+from cdc.service.daemon.supervisor import ChildProcess, Supervisor
 from tests.fix_processes import wait_until
 from tests.properties.test_assembly import _table as rows_of
 from tests.unit.capture.test_append_queue import Memory
@@ -48,7 +48,7 @@ def test_too_large_a_state_folder_is_a_full_log_until_it_shrinks(
 
 
 def test_large_transactions_in_files_without_a_name_count_against_the_budget(tmp_path: Path) -> None:
-    scratch = Scratch(tmp_path / "scratch")
+    scratch = SpillFolder(tmp_path / "scratch")
     budget = DiskBudget(tmp_path, BudgetSettings(free_mb=0, state_gb=1e-6), lambda: scratch.size)
     scratch.check = budget.check
     large = scratch.open()
@@ -111,9 +111,9 @@ def test_the_memory_of_a_part_counts_its_children() -> None:
 
 
 @contextmanager
-def supervised(code: str, grace: float) -> Iterator[tuple[Supervisor, Part]]:
+def supervised(code: str, grace: float) -> Iterator[tuple[Supervisor, ChildProcess]]:
     """A part that runs this code, started and in the end stopped."""
-    part = Part("part", [sys.executable, "-c", code])
+    part = ChildProcess("part", [sys.executable, "-c", code])
     supervisor, stop = Supervisor([part], grace=grace), threading.Event()
     thread = threading.Thread(target=supervisor.run, args=(stop,))
     thread.start()
@@ -126,7 +126,7 @@ def supervised(code: str, grace: float) -> Iterator[tuple[Supervisor, Part]]:
     assert not thread.is_alive()
 
 
-def restarted(supervisor: Supervisor, part: Part, reason: str) -> None:
+def restarted(supervisor: Supervisor, part: ChildProcess, reason: str) -> None:
     first = part.process
     supervisor.restart("part", reason)
     wait_until(lambda: part.process is not None and part.process is not first, 30)

@@ -9,19 +9,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.model import Lsn
-from cdc.service.observe.disk_forecast import Outlook
-from cdc.service.observe.lag import Lag, Lags, Moment
+from cdc.service.observe.disk_forecast import DiskForecast
+from cdc.service.observe.lag import Lags, Moment, SinkLag
 from cdc.service.observe.metric_families import FAMILIES
 from cdc.service.observe.metrics import MOST_TABLES, OTHERS, document, exposition
-from cdc.service.observe.observer import Seen
-from cdc.service.state.sink_positions import Place
+from cdc.service.observe.observer import Observation
+from cdc.service.state.sink_positions import SinkPosition
 from sinks.apply.timings import Histogram
 
 _DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 _START = 1_700_000_000.0
 
 
-def full(tables: int = 2) -> Seen:
+def full(tables: int = 2) -> Observation:
     """A pipeline that has said everything it can say."""
     visible = Histogram()
     visible.add([0.07, 0.3, 7200.0])
@@ -49,15 +49,15 @@ def full(tables: int = 2) -> Seen:
         "snapshot": {"rows": 1, "tables_done": 1},
     }
     parts = {"parts": {"capture": {"restarts": 1, "rss_bytes": 5}}}
-    lags = {("redis", name): Lag(1, 2.5) for name in names}
-    return Seen(
+    lags = {("redis", name): SinkLag(1, 2.5) for name in names}
+    return Observation(
         at=1.0,
         capture=capture,
         apply={"sinks": {"redis": sink}},
         daemon=parts,
         head=Lsn(800),
-        places={"redis": Place(Lsn(500))},
-        sink_lags={"redis": Lag(300, 2.5)},
+        places={"redis": SinkPosition(Lsn(500))},
+        sink_lags={"redis": SinkLag(300, 2.5)},
         table_lags=lags,
         slot_room=5,
     )
@@ -92,7 +92,7 @@ def test_names_end_in_their_unit() -> None:
 
 
 def test_an_empty_pipeline_is_measured_without_an_error() -> None:
-    assert "millrace_ready 0" in exposition(Seen(), FAMILIES)
+    assert "millrace_ready 0" in exposition(Observation(), FAMILIES)
 
 
 def test_a_thousand_tables_are_few_series_and_their_counts_are_not_lost() -> None:
@@ -110,7 +110,7 @@ def test_a_thousand_tables_are_few_series_and_their_counts_are_not_lost() -> Non
 
 
 def test_a_tables_name_cannot_forge_a_line() -> None:
-    seen = Seen(capture={"changes": {'a"} 1\nmillrace_ready 1\\': {"c": 1}}})
+    seen = Observation(capture={"changes": {'a"} 1\nmillrace_ready 1\\': {"c": 1}}})
     (family,) = [
         family
         for family in text_string_to_metric_families(exposition(seen, FAMILIES))
@@ -142,7 +142,7 @@ def test_an_idle_pipeline_that_holds_everything_is_not_behind() -> None:
     lags = Lags()
     for second in range(100):
         lags.look(moment(_START + second, said(_START + second)))
-    assert (lags.capture, lags.sinks["redis"]) == (Lag(), Lag())
+    assert (lags.capture, lags.sinks["redis"]) == (SinkLag(), SinkLag())
 
 
 def test_a_sink_that_stands_still_is_further_behind_each_second() -> None:
@@ -162,7 +162,7 @@ def test_a_sink_with_nothing_yet_is_not_behind_by_all_the_wal_there_ever_was() -
     lags = Lags()
     for second, head in ((0, 500), (10, 520)):
         lags.look(moment(_START + second, said(_START + second), head=head, reached=0))
-    assert lags.sinks["redis"] == Lag(20, 10)
+    assert lags.sinks["redis"] == SinkLag(20, 10)
 
 
 def test_a_table_that_has_everything_is_not_behind_though_its_neighbour_is() -> None:
@@ -171,7 +171,7 @@ def test_a_table_that_has_everything_is_not_behind_though_its_neighbour_is() -> 
     tables = {"public.a": {"lsn": 400, "at": stamp}, "public.b": {"lsn": 100, "at": stamp}}
     lags.look(moment(_START + 5, said(_START + 5, tables=tables), reached=200))
     assert lags.tables["redis", "public.a"].seconds == 5
-    assert lags.tables["redis", "public.b"] == Lag()
+    assert lags.tables["redis", "public.b"] == SinkLag()
 
 
 def test_new_changes_do_not_make_an_old_lag_look_young() -> None:
@@ -201,7 +201,7 @@ def test_a_sink_that_follows_at_a_distance_is_that_far_behind() -> None:
         facts = said(_START + second, last_commit_at=stamp, watermark=1000 + second, source_lsn=1000 + second)
         lags.look(moment(_START + second, facts, head=1000 + second, reached=max(1000, 990 + second)))
         if second > 20:
-            assert lags.sinks["redis"] == Lag(10, 9)
+            assert lags.sinks["redis"] == SinkLag(10, 9)
 
 
 @pytest.mark.parametrize("facts", [{"state": "reconnecting"}, {"source_lsn": 900}])
@@ -226,7 +226,7 @@ def test_a_reader_that_is_silent_is_behind() -> None:
 
 
 def test_a_disk_that_fills_has_a_time_and_one_that_does_not_has_none() -> None:
-    filling, steady = Outlook(), Outlook()
+    filling, steady = DiskForecast(), DiskForecast()
     for second in range(0, 121, 10):
         filling.add(second, 1000 - second)
         steady.add(second, 1000)

@@ -11,8 +11,8 @@ from cdc.config.settings import Settings
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId
 from cdc.ports import LogWriter
 from cdc.service.capture.status import CaptureStatus
-from cdc.service.observe.exceptions import Asked
 from cdc.service.observe.positions import Positions
+from cdc.service.observe.uncovered import Asked
 from cdc.service.state import status
 from cdc.service.state.sink_positions import consumer_name
 from tests.contract.logs import rows

@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import EnvironmentFault
 from cdc.model import Lsn
 from cdc.service.daemon.restarts import Attempts, is_final
-from cdc.service.daemon.supervisor import Part, StateLock, Supervisor
+from cdc.service.daemon.supervisor import ChildProcess, StateLock, Supervisor
 from cdc.service.observe.health import has_reached, reasons
 from cdc.service.state import status
 from tests.fix_processes import wait_until
@@ -46,7 +46,7 @@ def test_a_killed_part_comes_back(tmp_path: Path) -> None:
     marks = tmp_path / "starts"
     code = f"import os, time; open({str(marks)!r}, 'a').write('x'); os.kill(os.getpid(), 9)"
     stop = threading.Event()
-    thread = threading.Thread(target=Supervisor([Part("part", python(code))]).run, args=(stop,))
+    thread = threading.Thread(target=Supervisor([ChildProcess("part", python(code))]).run, args=(stop,))
     thread.start()
     wait_until(lambda: marks.exists() and len(marks.read_text()) >= 2, 20)
     stop.set()
@@ -80,14 +80,14 @@ while not pathlib.Path({str(mark)!r}).exists() or not pathlib.Path({str(mark)!r}
 
 
 def test_a_final_error_stops_the_others_and_gives_its_code() -> None:
-    sleeper = Part("sleeper", python("import time; time.sleep(600)"))
-    supervisor = Supervisor([sleeper, Part("refused", python("raise SystemExit(3)"))])
+    sleeper = ChildProcess("sleeper", python("import time; time.sleep(600)"))
+    supervisor = Supervisor([sleeper, ChildProcess("refused", python("raise SystemExit(3)"))])
     assert supervisor.run(threading.Event()) == 3
     assert sleeper.process is None
 
 
 def test_a_part_that_ignores_the_request_to_stop_is_killed_at_the_deadline() -> None:
-    deaf = Part("deaf", python("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"))
+    deaf = ChildProcess("deaf", python("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"))
     stop = threading.Event()
     stop.set()
     deaf.start()
@@ -115,7 +115,7 @@ if not starts.exists():
     os.kill(os.getpid(), 9)
 time.sleep(600)
 """
-    part, stop = Part("part", python(code)), threading.Event()
+    part, stop = ChildProcess("part", python(code)), threading.Event()
     thread = threading.Thread(target=Supervisor([part], grace=0.5).run, args=(stop,))
     thread.start()
     wait_until(lambda: part.restarts == 1 and part.process is not None, 20, "a second start")

@@ -11,7 +11,7 @@ from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.apply import batch_schedule
 from sinks.apply.applier import Stopped
-from sinks.apply.batch_buffer import KEPT, Link, Ring
+from sinks.apply.batch_buffer import KEPT, BatchBuffer, BufferedBatch
 from sinks.fold.folded import Folded
 from sinks.fold.spark import FOLDED
 from sinks.spark.shared_query import size
@@ -36,8 +36,8 @@ def ends(taken: list[Folded]) -> list[int]:
 
 
 @pytest.fixture
-def ring() -> Ring:
-    made = Ring(Lsn(10))
+def ring() -> BatchBuffer:
+    made = BatchBuffer(Lsn(10))
     made.board("cache")
     return made
 
@@ -48,7 +48,7 @@ def beside(action: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def fed(ring: Ring, *numbers: int, size: int = 1) -> list[int]:
+def fed(ring: BatchBuffer, *numbers: int, size: int = 1) -> list[int]:
     """Put batches as the query does; returns what the cache took meanwhile."""
 
     def put() -> None:
@@ -66,14 +66,14 @@ def fed(ring: Ring, *numbers: int, size: int = 1) -> list[int]:
     return taken
 
 
-def test_every_sink_takes_every_batch_and_a_slow_one_several_at_once(ring: Ring) -> None:
+def test_every_sink_takes_every_batch_and_a_slow_one_several_at_once(ring: BatchBuffer) -> None:
     ring.board("lake")
     assert fed(ring, 20, 30) == [20, 30]
     assert ends(ring.take("lake")) == [20, 30]
     ring.close()
 
 
-def test_the_query_waits_while_every_sink_is_busy(ring: Ring) -> None:
+def test_the_query_waits_while_every_sink_is_busy(ring: BatchBuffer) -> None:
     ring.put(batch(20), 1)
     thread = beside(lambda: ring.put(batch(30), 1))
     thread.join(0.2)
@@ -86,7 +86,7 @@ def test_the_query_waits_while_every_sink_is_busy(ring: Ring) -> None:
 
 
 def test_a_sink_that_is_too_far_behind_is_left_and_the_others_go_on(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
+    ring: BatchBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_schedule, "PATIENCE", 0.0)
     monkeypatch.setattr(batch_schedule, "BUDGET", 5)
@@ -98,7 +98,7 @@ def test_a_sink_that_is_too_far_behind_is_left_and_the_others_go_on(
 
 
 def test_a_sink_comes_back_only_if_nothing_that_it_lacks_is_forgotten(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
+    ring: BatchBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sinks.apply.batch_buffer.BUDGET", 2)
     fed(ring, 20, 30, 40, 50)
@@ -109,7 +109,7 @@ def test_a_sink_comes_back_only_if_nothing_that_it_lacks_is_forgotten(
 
 
 def test_a_hundred_thousand_tiny_batches_leave_nothing_behind_and_cost_the_same_each(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
+    ring: BatchBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted, not timed: what is kept, what is alive, and how many batches are looked at for each one."""
     monkeypatch.setattr(
@@ -118,8 +118,8 @@ def test_a_hundred_thousand_tiny_batches_leave_nothing_behind_and_cost_the_same_
     alive: weakref.WeakSet[Watched] = weakref.WeakSet()
     looked = 0
 
-    class Counting(dict[int, Link]):
-        def __getitem__(self, number: int) -> Link:
+    class Counting(dict[int, BufferedBatch]):
+        def __getitem__(self, number: int) -> BufferedBatch:
             nonlocal looked
             looked += 1
             return super().__getitem__(number)
@@ -146,7 +146,7 @@ def test_a_tiny_batch_is_counted_with_what_it_costs_besides_its_rows() -> None:
     assert size(Folded(Lsn(1), None, [Batch(ITEMS, FOLDED.empty_table())])) > 8_000
 
 
-def test_entries_that_share_an_lsn_are_not_taken_for_applied(ring: Ring) -> None:
+def test_entries_that_share_an_lsn_are_not_taken_for_applied(ring: BatchBuffer) -> None:
     """Chunks of a snapshot: whoever has reached 20 may have had only the first of them."""
     fed(ring, 20, 20, 20, 30)
     assert ring.join("lake", Lsn(20))
@@ -154,7 +154,7 @@ def test_entries_that_share_an_lsn_are_not_taken_for_applied(ring: Ring) -> None
     ring.close()
 
 
-def test_closing_ends_every_wait(ring: Ring) -> None:
+def test_closing_ends_every_wait(ring: BatchBuffer) -> None:
     outcome: list[str] = []
 
     def put() -> None:
@@ -164,7 +164,7 @@ def test_closing_ends_every_wait(ring: Ring) -> None:
         outcome.append("stopped")
 
     thread = beside(put)
-    other = Ring(Lsn(0))
+    other = BatchBuffer(Lsn(0))
     other.board("cache")
     taker = beside(lambda: outcome.append(f"took {other.take('cache')}"))
     ring.close()

@@ -4,28 +4,34 @@ import pytest
 
 from cdc.ports import Lag
 from sinks.apply import batch_schedule
-from sinks.apply.batch_schedule import BUDGET, NEAR, PATIENCE, Verdict, Waiting, crew, next_batch
+from sinks.apply.batch_schedule import BUDGET, NEAR, PATIENCE, ScheduleDecision, SinkBacklog, crew, next_batch
 
-IDLE = Waiting(0, 0)
-BUSY = Waiting(1, 1000)
-LATE = Waiting(2, 2000)
-LOST = Waiting(40, BUDGET + 1)
+IDLE = SinkBacklog(0, 0)
+BUSY = SinkBacklog(1, 1000)
+LATE = SinkBacklog(2, 2000)
+LOST = SinkBacklog(40, BUDGET + 1)
 
 
 @pytest.mark.parametrize(
     ("waiting", "waited", "verdict"),
     [
-        pytest.param({}, 0.0, Verdict(False), id="nobody is aboard"),
-        pytest.param({"cache": IDLE, "lake": IDLE}, 0.0, Verdict(True), id="idle: at once"),
-        pytest.param({"cache": BUSY, "lake": BUSY}, 0.0, Verdict(True), id="one in hand, the next may be folded"),
-        pytest.param({"cache": LATE, "lake": LATE}, 60.0, Verdict(False), id="all are busy: the batch grows"),
-        pytest.param({"cache": IDLE, "lake": LATE}, 0.0, Verdict(True), id="a slow one holds nobody back"),
-        pytest.param({"cache": IDLE, "lake": LOST}, 0.0, Verdict(False), id="too slow: a moment of patience"),
-        pytest.param({"cache": IDLE, "lake": LOST}, PATIENCE, Verdict(True, frozenset({"lake"})), id="then without it"),
-        pytest.param({"lake": Waiting(1, BUDGET * 2)}, 0.0, Verdict(True), id="one huge batch is nobody's fault"),
+        pytest.param({}, 0.0, ScheduleDecision(False), id="nobody is aboard"),
+        pytest.param({"cache": IDLE, "lake": IDLE}, 0.0, ScheduleDecision(True), id="idle: at once"),
+        pytest.param(
+            {"cache": BUSY, "lake": BUSY}, 0.0, ScheduleDecision(True), id="one in hand, the next may be folded"
+        ),
+        pytest.param({"cache": LATE, "lake": LATE}, 60.0, ScheduleDecision(False), id="all are busy: the batch grows"),
+        pytest.param({"cache": IDLE, "lake": LATE}, 0.0, ScheduleDecision(True), id="a slow one holds nobody back"),
+        pytest.param({"cache": IDLE, "lake": LOST}, 0.0, ScheduleDecision(False), id="too slow: a moment of patience"),
+        pytest.param(
+            {"cache": IDLE, "lake": LOST}, PATIENCE, ScheduleDecision(True, frozenset({"lake"})), id="then without it"
+        ),
+        pytest.param(
+            {"lake": SinkBacklog(1, BUDGET * 2)}, 0.0, ScheduleDecision(True), id="one huge batch is nobody's fault"
+        ),
     ],
 )
-def test_the_next_batch_begins(waiting: dict[str, Waiting], waited: float, verdict: Verdict) -> None:
+def test_the_next_batch_begins(waiting: dict[str, SinkBacklog], waited: float, verdict: ScheduleDecision) -> None:
     assert next_batch(waiting, waited) == verdict
 
 

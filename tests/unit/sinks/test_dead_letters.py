@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from cdc.cli.operate import dlq
 from cdc.errors import ConfigError
 from cdc.key_range import KeyRange, Level, Removal
-from cdc.service.observe.dead_letter_counts import LetterCounts
-from sinks.apply.dead_letters import DeadLetters, Letter
+from cdc.service.observe.dead_letter_counts import DeadLetterCounts
+from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from tests.scenes.histories import WHEN
 
-LETTER = Letter(
+LETTER = DeadLetter(
     table="public.items",
     key='{"id":1}',
     op="u",
@@ -136,7 +136,7 @@ def test_an_unknown_sink_is_named(config: str) -> None:
 
 
 def test_the_counts_of_a_pipeline_follow_its_files_at_once(tmp_path: Path) -> None:
-    counts = LetterCounts(tmp_path, ("redis", "lake"))
+    counts = DeadLetterCounts(tmp_path, ("redis", "lake"))
     assert counts.read() == {"redis": {}, "lake": {}}
     box = DeadLetters(tmp_path / "dead-letters" / "redis")
     for count in range(1, 20):

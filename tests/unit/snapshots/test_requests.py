@@ -9,8 +9,19 @@ from hypothesis import strategies as st
 from cdc.config.settings import TableSettings
 from cdc.key_range import KeyRange, Level
 from cdc.model import TableId
-from snapshots.backfill.jobs import Job, State, known, missing, own_id
-from snapshots.backfill.requests import Edge, Ended, Refused, Request, Steer, ask, edge, ended, steer, understand
+from snapshots.backfill.jobs import Job, JobState, known, missing, own_id
+from snapshots.backfill.requests import (
+    ChunkMark,
+    Ended,
+    JobControl,
+    RefusedRequest,
+    Request,
+    ask,
+    edge,
+    ended,
+    steer,
+    understand,
+)
 from snapshots.initial.plan import Leaf, TablePlan, mark_name
 
 KEY = b"k" * 32
@@ -34,22 +45,24 @@ def test_a_signed_request_is_understood_as_it_was_meant(request: Request) -> Non
 
 @given(requests)
 def test_a_request_needs_our_signature(request: Request) -> None:
-    assert isinstance(understand(ask(request, b"another").encode(), KEY), Refused)
-    assert isinstance(understand(json.dumps({"backfill": request.facts()}).encode(), KEY), Refused)
+    assert isinstance(understand(ask(request, b"another").encode(), KEY), RefusedRequest)
+    assert isinstance(understand(json.dumps({"backfill": request.facts()}).encode(), KEY), RefusedRequest)
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])
 def test_steering_needs_our_signature(verb: str) -> None:
-    assert isinstance(understand(json.dumps({verb: "all"}).encode(), KEY), Refused)
-    assert isinstance(understand(steer(verb, "all", b"another").encode(), KEY), Refused)
+    assert isinstance(understand(json.dumps({verb: "all"}).encode(), KEY), RefusedRequest)
+    assert isinstance(understand(steer(verb, "all", b"another").encode(), KEY), RefusedRequest)
     said = json.loads(steer("pause", "1F", KEY))
-    assert isinstance(understand(json.dumps({verb: "all", "signature": said["signature"]}).encode(), KEY), Refused)
+    assert isinstance(
+        understand(json.dumps({verb: "all", "signature": said["signature"]}).encode(), KEY), RefusedRequest
+    )
 
 
 def test_a_condition_put_into_a_signed_request_is_refused() -> None:
     said = json.loads(ask(Request(ITEM, keys=(("1",),)), KEY))
     said["backfill"]["where"] = "true"
-    assert isinstance(understand(json.dumps(said).encode(), KEY), Refused)
+    assert isinstance(understand(json.dumps(said).encode(), KEY), RefusedRequest)
 
 
 @given(
@@ -61,44 +74,44 @@ def test_no_message_does_harm(content: bytes) -> None:
 
 
 def test_every_message_of_ours_is_understood() -> None:
-    assert understand(edge(True, "t").encode(), KEY) == Edge(True, "t")
-    assert understand(edge(False, "t").encode(), KEY) == Edge(False, "t")
-    assert understand(steer("pause", "all", KEY).encode(), KEY) == Steer("pause", "all")
+    assert understand(edge(True, "t").encode(), KEY) == ChunkMark(True, "t")
+    assert understand(edge(False, "t").encode(), KEY) == ChunkMark(False, "t")
+    assert understand(steer("pause", "all", KEY).encode(), KEY) == JobControl("pause", "all")
     assert understand(ended("1", "t", "why").encode(), KEY) == Ended("1", "t", "why")
 
 
 @given(
     requests,
-    st.sampled_from([State.RUNNING, State.PAUSED, State.FAILED]),
+    st.sampled_from([JobState.RUNNING, JobState.PAUSED, JobState.FAILED]),
     st.none() | st.lists(texts, max_size=2).map(tuple),
     st.integers(0),
     st.booleans(),
 )
 def test_a_job_is_the_same_after_being_marked_and_read(
-    request: Request, state: State, place: tuple[str, ...] | None, rows: int, fresh: bool
+    request: Request, state: JobState, place: tuple[str, ...] | None, rows: int, fresh: bool
 ) -> None:
     job = Job("1F", request, state, place, rows, "why", fresh)
     assert known(dict([job.mark(), ("snapshot", "{}")])) == {"1F": job}
 
 
 def test_of_a_backfill_that_is_over_only_the_outcome_is_kept() -> None:
-    job = Job("1F", Request(ITEM, "a = 1", keys=(("1",),) * 1000), State.DONE, ("7",), 12)
-    assert known(dict([job.mark()])) == {"1F": Job("1F", Request(ITEM), State.DONE, None, 12, part=True)}
+    job = Job("1F", Request(ITEM, "a = 1", keys=(("1",),) * 1000), JobState.DONE, ("7",), 12)
+    assert known(dict([job.mark()])) == {"1F": Job("1F", Request(ITEM), JobState.DONE, None, 12, part=True)}
 
 
 @pytest.mark.parametrize(
     ("verb", "before", "after"),
     [
-        ("pause", State.RUNNING, State.PAUSED),
-        ("resume", State.PAUSED, State.RUNNING),
-        ("resume", State.FAILED, State.RUNNING),
-        ("cancel", State.PAUSED, State.CANCELLED),
-        ("pause", State.DONE, State.DONE),
-        ("resume", State.CANCELLED, State.CANCELLED),
-        ("cancel", State.DONE, State.DONE),
+        ("pause", JobState.RUNNING, JobState.PAUSED),
+        ("resume", JobState.PAUSED, JobState.RUNNING),
+        ("resume", JobState.FAILED, JobState.RUNNING),
+        ("cancel", JobState.PAUSED, JobState.CANCELLED),
+        ("pause", JobState.DONE, JobState.DONE),
+        ("resume", JobState.CANCELLED, JobState.CANCELLED),
+        ("cancel", JobState.DONE, JobState.DONE),
     ],
 )
-def test_steering_changes_only_what_can_be_changed(verb: str, before: State, after: State) -> None:
+def test_steering_changes_only_what_can_be_changed(verb: str, before: JobState, after: JobState) -> None:
     assert Job("1", Request(ITEM), before).steered(verb).state is after
 
 
@@ -127,5 +140,5 @@ def test_tables_that_lack_their_first_snapshot_are_found(
 
 
 def test_a_backfill_that_the_log_knows_is_not_begun_again() -> None:
-    job = Job(own_id(ITEM), Request(ITEM), State.DONE)
+    job = Job(own_id(ITEM), Request(ITEM), JobState.DONE)
     assert missing([TableSettings(name=ITEM, snapshot="incremental")], dict([job.mark()])) == []

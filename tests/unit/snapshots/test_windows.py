@@ -8,7 +8,7 @@ import pytest
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from snapshots.backfill.pace import Pace
 from snapshots.backfill.reconcile import Chunk, Merged, PgSnapshot, Reread
-from snapshots.backfill.windows import Pending, Windows
+from snapshots.backfill.windows import PendingChunk, Windows
 
 SCHEMA = TableSchema(TableId("public", "t"), (), id=1)
 ROWS = pa.table({"key": ["1", "2"], "after": ["{}", "{}"]})
@@ -30,8 +30,8 @@ def change(key: str, xid: int, table: str = "public.t") -> pa.Table:
     return pa.Table.from_pylist([row], schema=LOG_SCHEMA)
 
 
-def expecting(windows: Windows) -> Pending:
-    pending = Pending("job", SCHEMA, chunk=Chunk(ROWS, PgSnapshot.parse("100:100:"), Lsn(1), 1))
+def expecting(windows: Windows) -> PendingChunk:
+    pending = PendingChunk("job", SCHEMA, chunk=Chunk(ROWS, PgSnapshot.parse("100:100:"), Lsn(1), 1))
     windows.expect("token", pending)
     return pending
 

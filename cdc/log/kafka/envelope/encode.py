@@ -47,7 +47,7 @@ LENGTH = 11
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class EnvelopeField:
     """A fixed-width piece of the tail: the text before it, its name, its width."""
 
     opens: bytes
@@ -55,21 +55,23 @@ class Field:
     width: int
 
 
-TAIL: tuple[Field, ...] = (
-    Field(b',"ts_ms":', "ts_ms", NUMBER),
-    Field(b',"ts_us":', "ts_us", NUMBER),
-    Field(b',"ts_ns":', "ts_ns", NUMBER + 3),
-    Field(b',"txId":', "xid", NUMBER),
-    Field(b',"lsn":', "version", NUMBER),
-    Field(b',"xmin":null,"origin":null,"origin_lsn":null,"millrace":{"format":1,"commit_lsn":', "commit_lsn", NUMBER),
-    Field(b',"ordinal":', "ordinal", NUMBER),
-    Field(b',"schema_id":', "schema_id", LENGTH),
-    Field(b',"before":', "before", LENGTH),
-    Field(b',"after":', "after", LENGTH),
-    Field(b',"unchanged":', "unchanged", LENGTH),
-    Field(b',"row":', "row", LENGTH),
-    Field(b'}},"transaction":null,"op":"', "op", 1),
-    Field(b'","ts_ms":', "now_ms", NUMBER),
+TAIL: tuple[EnvelopeField, ...] = (
+    EnvelopeField(b',"ts_ms":', "ts_ms", NUMBER),
+    EnvelopeField(b',"ts_us":', "ts_us", NUMBER),
+    EnvelopeField(b',"ts_ns":', "ts_ns", NUMBER + 3),
+    EnvelopeField(b',"txId":', "xid", NUMBER),
+    EnvelopeField(b',"lsn":', "version", NUMBER),
+    EnvelopeField(
+        b',"xmin":null,"origin":null,"origin_lsn":null,"millrace":{"format":1,"commit_lsn":', "commit_lsn", NUMBER
+    ),
+    EnvelopeField(b',"ordinal":', "ordinal", NUMBER),
+    EnvelopeField(b',"schema_id":', "schema_id", LENGTH),
+    EnvelopeField(b',"before":', "before", LENGTH),
+    EnvelopeField(b',"after":', "after", LENGTH),
+    EnvelopeField(b',"unchanged":', "unchanged", LENGTH),
+    EnvelopeField(b',"row":', "row", LENGTH),
+    EnvelopeField(b'}},"transaction":null,"op":"', "op", 1),
+    EnvelopeField(b'","ts_ms":', "now_ms", NUMBER),
 )
 TAIL_ENDS = b"}"
 _TAIL_TEXT = "".join(

@@ -1,17 +1,17 @@
 """What lies between two places of a log in Kafka."""
 
 from cdc.log.kafka.client import Cluster
-from cdc.log.kafka.position import Extent, Place
-from cdc.log.kafka.read.ranges import Range
+from cdc.log.kafka.position import KafkaPosition, TopicExtent
+from cdc.log.kafka.read.ranges import OffsetRange
 from cdc.log.kafka.topics import refuse_changed
 
 
-def distance(after: Place, until: Place) -> int:
+def distance(after: KafkaPosition, until: KafkaPosition) -> int:
     """How many offsets lie between two places: at least the number of rows."""
     return sum(item.end - (item.start or 0) for item in ranges(after, until))
 
 
-def ranges(after: Place, until: Place) -> list[Range]:
+def ranges(after: KafkaPosition, until: KafkaPosition) -> list[OffsetRange]:
     """What to read to come from one place to another.
 
     A topic that `after` does not know was made later, so its offset 0 must still be there; before the very first
@@ -19,14 +19,14 @@ def ranges(after: Place, until: Place) -> list[Range]:
     """
     found = []
     for topic, extent in until.topics.items():
-        known = after.topics.get(topic, Extent(extent.id, (0,) * len(extent.ends)))
+        known = after.topics.get(topic, TopicExtent(extent.id, (0,) * len(extent.ends)))
         for partition, (start, end) in enumerate(zip(known.ends, extent.ends, strict=True)):
             if start < end:
-                found.append(Range(topic, partition, None if after.marker < 0 else start, end))
+                found.append(OffsetRange(topic, partition, None if after.marker < 0 else start, end))
     return found
 
 
-def check(cluster: Cluster, after: Place, until: Place) -> None:
+def check(cluster: Cluster, after: KafkaPosition, until: KafkaPosition) -> None:
     """The topics of both places must be the ones that the cluster has: same id, same partitions."""
     found = cluster.admin.topics(list(until.topics)) if until.topics else {}
     for place in (after, until):

@@ -36,7 +36,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class OffsetRange:
     """Offsets `start` up to, not including, `end` of one partition. `start` None: whatever is kept."""
 
     topic: str
@@ -51,16 +51,16 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RangeRows:
     """The rows of one range, each with its offset and its number within its entry."""
 
-    range: Range
+    range: OffsetRange
     rows: pa.Table
     offsets: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
 
 
-class Refused(Exception):
+class RefusedByBroker(Exception):
     """What a broker says of a partition that trying again will not mend."""
 
     def __init__(self, address: Address, error: KafkaError) -> None:
@@ -70,7 +70,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionFeed:
     """One partition: `seen` is the offset up to which everything was delivered, `taken` up to which it was given."""
 
     address: Address
@@ -91,7 +91,7 @@ class _Lane:
         elif error.code() == KafkaError._PARTITION_EOF:
             self.seen = max(self.seen, offset)
         elif not error.retriable():
-            raise Refused(self.address, error)
+            raise RefusedByBroker(self.address, error)
         return 0
 
     def decode(self, below: int, least: int, how: "_Decoder") -> None:
@@ -102,7 +102,7 @@ class _Lane:
         self.chunks.append(how(self.records[:cut], self.address))
         del self.records[:cut]
 
-    def take(self, item: Range, how: "_Decoder") -> Part:
+    def take(self, item: OffsetRange, how: "_Decoder") -> RangeRows:
         """The rows of a range that was delivered."""
         self.decode(item.end, 0, how)
         found: list[Decoded] = []
@@ -151,7 +151,7 @@ class Feed:
     def __init__(self, consumer: Consumer, starts: Mapping[Address, int], decoded: Decode, foreign: str) -> None:
         self._consumer = consumer
         self._decoder = _Decoder(decoded, foreign)
-        self._lanes = {address: _Lane(address, start, start) for address, start in starts.items()}
+        self._lanes = {address: _PartitionFeed(address, start, start) for address, start in starts.items()}
         self._weight = 0
         consumer.assign([TopicPartition(*address, start) for address, start in starts.items()])
 
@@ -168,7 +168,7 @@ class Feed:
             self._weight += lane.note(message)
         return any(message.error() is None for message in messages)
 
-    def covers(self, ranges: Sequence[Range]) -> bool:
+    def covers(self, ranges: Sequence[OffsetRange]) -> bool:
         """Whether these ranges were delivered; decodes what came of them."""
         for item in ranges:
             self._lanes[item.address].decode(item.end, _CHUNK, self._decoder)
@@ -179,7 +179,7 @@ class Feed:
         for lane in self._lanes.values():
             lane.decode(lane.seen, _CHUNK, self._decoder)
 
-    def take(self, item: Range) -> Part:
+    def take(self, item: OffsetRange) -> RangeRows:
         """The rows of a range that was delivered."""
         return self._lanes[item.address].take(item, self._decoder)
 
@@ -209,11 +209,11 @@ def _slice(chunk: Decoded, low: int, high: int) -> Decoded:
     return Decoded(chunk.rows.slice(low, high - low), chunk.numbers[low:high], _offsets(chunk)[low:high])
 
 
-def _joined_part(item: Range, found: Sequence[Decoded]) -> Part:
+def _joined_part(item: OffsetRange, found: Sequence[Decoded]) -> RangeRows:
     rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *(chunk.rows for chunk in found if chunk.rows.num_rows)])
     none = np.zeros(0, np.int64)
     offsets = np.concatenate([none, *map(_offsets, found)])
-    return Part(item, rows, offsets, np.concatenate([none, *(chunk.numbers for chunk in found)]))
+    return RangeRows(item, rows, offsets, np.concatenate([none, *(chunk.numbers for chunk in found)]))
 
 
 def _is_piece(record: Record) -> bool:

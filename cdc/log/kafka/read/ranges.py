@@ -14,9 +14,9 @@ from confluent_kafka import Consumer
 from cdc.errors import LogCorrupt, LogError, LogLost
 from cdc.log.kafka.client import CALL_SECONDS, Cluster, in_our_words, speaking, watermarks
 from cdc.log.kafka.envelope.decode import Decoded, decode
-from cdc.log.kafka.read.feed import Address, Decode, Feed, Part, Range, Record, Refused
+from cdc.log.kafka.read.feed import Address, Decode, Feed, OffsetRange, RangeRows, Record, RefusedByBroker
 
-__all__ = ["Decode", "Part", "Range", "RangeReader", "envelopes"]
+__all__ = ["Decode", "OffsetRange", "RangeReader", "RangeRows", "envelopes"]
 
 _SILENCE_SECONDS = 30.0
 _MANY = 10_000
@@ -48,7 +48,7 @@ class RangeReader:
         self._runner: threading.Thread | None = None
         self._halt = threading.Event()
 
-    def read(self, ranges: Iterable[Range]) -> list[Part]:
+    def read(self, ranges: Iterable[OffsetRange]) -> list[RangeRows]:
         """Each range that has rows, in the order of the ranges."""
         wanted = [item for item in ranges if item.start is None or item.start < item.end]
         self._rest()
@@ -68,7 +68,7 @@ class RangeReader:
             self._consumer = None
             self._introduced.clear()
 
-    def _read(self, wanted: Sequence[Range]) -> list[Part]:
+    def _read(self, wanted: Sequence[OffsetRange]) -> list[RangeRows]:
         if self._consumer is None:
             # An empty fetch is answered after this long: it bounds how late the end of a range is noticed.
             self._consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 20})
@@ -114,7 +114,7 @@ class RangeReader:
             while not self._halt.is_set() and left > 0 and feed.ahead < _AHEAD_MESSAGES and feed.pump(0.05):
                 left -= feed.weighed()
                 feed.decode()
-        except (LogError, Refused):
+        except (LogError, RefusedByBroker):
             self._feed = None  # whoever asks for it meets it again, and says what is wrong
 
     def _rest(self) -> None:
@@ -124,18 +124,18 @@ class RangeReader:
             self._runner = None
 
 
-def _start(consumer: Consumer, item: Range) -> int:
+def _start(consumer: Consumer, item: OffsetRange) -> int:
     return watermarks(consumer, item.topic, item.partition)[0] if item.start is None else item.start
 
 
-def _await(feed: Feed, consumer: Consumer, wanted: Sequence[Range]) -> None:
+def _await(feed: Feed, consumer: Consumer, wanted: Sequence[OffsetRange]) -> None:
     """Until everything wanted was delivered."""
-    places: Mapping[Address, Range] = {item.address: item for item in wanted}
+    places: Mapping[Address, OffsetRange] = {item.address: item for item in wanted}
     quiet_until = time.monotonic() + _SILENCE_SECONDS
     while not feed.covers(wanted):
         try:
             came = feed.pump(0.2)
-        except Refused as refused:
+        except RefusedByBroker as refused:
             _refuse_lost(places[refused.address], consumer)
             topic, partition = refused.address
             raise in_our_words(refused.error, f"reading {topic}-{partition}") from None
@@ -147,7 +147,7 @@ def _await(feed: Feed, consumer: Consumer, wanted: Sequence[Range]) -> None:
             raise LogLost("Kafka delivered nothing for half a minute.", "Look at the brokers.")
 
 
-def _refuse_lost(item: Range, consumer: Consumer) -> None:
+def _refuse_lost(item: OffsetRange, consumer: Consumer) -> None:
     """Say what is missing, if something is."""
     place = f"{item.topic}-{item.partition}"
     low, high = watermarks(consumer, item.topic, item.partition)

@@ -9,14 +9,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.log.kafka.consumers import lag_of
-from cdc.log.kafka.position import EPOCH, MARKER_KEY, Extent, Place
+from cdc.log.kafka.position import EPOCH, MARKER_KEY, KafkaPosition, TopicExtent
 from cdc.log.kafka.read.between import check, distance, ranges
-from cdc.log.kafka.read.ranges import Part, envelopes
-from cdc.log.kafka.read.topic_reader import PlaceReader
+from cdc.log.kafka.read.ranges import RangeRows, envelopes
+from cdc.log.kafka.read.topic_reader import TopicReader
 from cdc.log.kafka.removed import removed
 from cdc.log.kafka.schemas import KafkaSchemas
 from cdc.log.kafka.settings import KafkaSettings
-from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.topic_tail import TopicTail
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.ports import Lag, Offset, Schemas, Slice
 
@@ -26,14 +26,14 @@ _KEPT_MARKERS = 50_000
 """Markers held in memory; beyond this every second of the older half is forgotten, which only makes slices longer."""
 
 
-class KafkaReader(PlaceReader):
+class KafkaReader(TopicReader):
     """Reads what our own writer wrote."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings, envelopes)
-        self._tail = Tail(self._cluster, settings.system_topic("position"))
-        self._schemas = KafkaSchemas(Tail(self._cluster, settings.system_topic("schemas")))
-        self._places: list[Place] = []
+        self._tail = TopicTail(self._cluster, settings.system_topic("position"))
+        self._schemas = KafkaSchemas(TopicTail(self._cluster, settings.system_topic("schemas")))
+        self._places: list[KafkaPosition] = []
         self._lock = threading.RLock()
 
     @property
@@ -45,15 +45,15 @@ class KafkaReader(PlaceReader):
         """The LSN up to which changes were removed from the topics."""
         return removed(self._cluster, self.newest(), self.places())
 
-    def newest(self) -> Place:
+    def newest(self) -> KafkaPosition:
         """The newest marker as a place."""
         places = self.places()
-        return places[-1] if places else Place()
+        return places[-1] if places else KafkaPosition()
 
     def seek(self, point: Lsn | datetime) -> Offset:
         """The last marker before the point; markers older than some hours are an hour apart."""
         micros = int((point - EPOCH).total_seconds() * 1_000_000) if isinstance(point, datetime) else 0
-        found = Place()
+        found = KafkaPosition()
         for place in self.places():
             if (place.newest >= micros) if isinstance(point, datetime) else (place.end > point):
                 break
@@ -62,8 +62,8 @@ class KafkaReader(PlaceReader):
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
         """Slices of about fifty thousand messages, cut between transactions only."""
-        before = Place.of(after)
-        last = Place.of(until) if until is not None else self.newest()
+        before = KafkaPosition.of(after)
+        last = KafkaPosition.of(until) if until is not None else self.newest()
         while before.marker < last.marker:
             place = self.next_place(before, _READ_MESSAGES)
             if place.marker > last.marker or place is before:
@@ -72,7 +72,7 @@ class KafkaReader(PlaceReader):
             yield from self._slices(before, [*between, place])
             before = place
 
-    def _slices(self, after: Place, places: Sequence[Place]) -> Iterator[Slice]:
+    def _slices(self, after: KafkaPosition, places: Sequence[KafkaPosition]) -> Iterator[Slice]:
         """Read up to the last of these places at once, and cut at each."""
         check(self._cluster, after, places[-1])
         parts = self._ranges.read(ranges(after, places[-1]))
@@ -94,7 +94,7 @@ class KafkaReader(PlaceReader):
         if offset is not None:
             self._consumers.commit(consumer, reached, offset)
             return
-        found = Place()
+        found = KafkaPosition()
         for place in self.places():
             if place.end <= reached:
                 found = place
@@ -107,18 +107,18 @@ class KafkaReader(PlaceReader):
         self._tail.close()
         super().close()
 
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[KafkaPosition]:
         """Every marker that is kept, oldest first."""
         with self._lock:
             for message in self._tail.drain():
                 if message.key.startswith(MARKER_KEY) and message.value is not None:
-                    self._places.append(Place.decoded(message.offset, message.value))
+                    self._places.append(KafkaPosition.decoded(message.offset, message.value))
             if len(self._places) > _KEPT_MARKERS:
                 half = _KEPT_MARKERS // 2
                 self._places = self._places[:half:2] + self._places[half:]
             return self._places
 
-    def next_place(self, after: Place, messages: int) -> Place:
+    def next_place(self, after: KafkaPosition, messages: int) -> KafkaPosition:
         """The furthest marker within so many messages, at least one marker on; `after` itself at the head."""
         found = after
         for place in self.places():
@@ -130,8 +130,8 @@ class KafkaReader(PlaceReader):
         return found
 
 
-def _entries(part: Part, places: Sequence[Place]) -> npt.NDArray[np.int64]:
+def _entries(part: RangeRows, places: Sequence[KafkaPosition]) -> npt.NDArray[np.int64]:
     """Which of the places each row of a part belongs to: the first that ends beyond its offset."""
-    none = Extent("", (0,) * (part.range.partition + 1))
+    none = TopicExtent("", (0,) * (part.range.partition + 1))
     ends = [place.topics.get(part.range.topic, none).ends[part.range.partition] for place in places]
     return np.searchsorted(np.array(ends, np.int64), part.offsets, side="right")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdc.log.kafka.client import Cluster
-from cdc.log.kafka.consumers import Positions
-from cdc.log.kafka.position import Place
+from cdc.log.kafka.consumers import ConsumerPositions
+from cdc.log.kafka.position import KafkaPosition
 from cdc.log.kafka.read.ranges import Decode, RangeReader
 from cdc.log.kafka.settings import KafkaConnectionSettings
 from cdc.model import Lsn, TableId
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from cdc.log.spark.source import LogSource
 
 
-class PlaceReader(ABC):
+class TopicReader(ABC):
     """Cheap to make: nothing is connected before the first question. One thread at a time asks."""
 
     def __init__(self, settings: KafkaConnectionSettings, decoded: Decode) -> None:
         self._cluster = Cluster(settings)
         self._ranges = RangeReader(self._cluster, decoded)
-        self._consumers = Positions(self._cluster)
+        self._consumers = ConsumerPositions(self._cluster)
 
     @abstractmethod
-    def newest(self) -> Place:
+    def newest(self) -> KafkaPosition:
         """After everything that can be read now."""
 
     def start(self) -> Offset:
         """Before whatever Kafka still keeps."""
-        return Place().offset()
+        return KafkaPosition().offset()
 
     def head(self) -> tuple[Offset, Lsn]:
         """The newest place, and the LSN it brings a reader to."""

@@ -45,7 +45,7 @@ class Undelivered(Exception):
         self.reason = reason
 
 
-class Outlet:
+class TransactionProducer:
     """Produces the messages of one transaction and sees that each came to lie where it should."""
 
     def __init__(self, producer: Producer, settings: KafkaSettings, offsets: Offsets, oversize: Topic) -> None:

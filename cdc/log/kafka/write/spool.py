@@ -19,7 +19,7 @@ from cdc.model import LOG_SCHEMA, Lsn
 from cdc.row_file import RowFile
 
 
-class Publisher(Protocol):
+class TransactionPublisher(Protocol):
     """What a spool needs of the writer."""
 
     def publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ class KafkaSpool:
     """Rows in a file of the state folder; removed with it, whatever happens. After LogFull the same call may be made
     again: what was set aside before stays."""
 
-    def __init__(self, writer: Publisher, folder: Path) -> None:
+    def __init__(self, writer: TransactionPublisher, folder: Path) -> None:
         make_folder(folder)
         self._writer = writer
         self._path = folder / f"spool-{secrets.token_hex(8)}.arrow"

@@ -21,14 +21,14 @@ from cdc import failpoint
 from cdc.errors import LogError, LogLost
 from cdc.log.kafka.client import Cluster, watermarks
 from cdc.log.kafka.envelope.encode import FEW, Origin, encode
-from cdc.log.kafka.position import MARK_KEY, Extent, Place, State, marker_key, recovered
-from cdc.log.kafka.retention import Retention
+from cdc.log.kafka.position import MARK_KEY, DurableState, KafkaPosition, TopicExtent, marker_key, recovered
+from cdc.log.kafka.retention import TopicRetention
 from cdc.log.kafka.schemas import KafkaSchemas
 from cdc.log.kafka.settings import KafkaSettings
-from cdc.log.kafka.topic_tail import Tail
+from cdc.log.kafka.topic_tail import TopicTail
 from cdc.log.kafka.topics import Topics
 from cdc.log.kafka.write.offsets import Ends, Offsets
-from cdc.log.kafka.write.producer import Outlet
+from cdc.log.kafka.write.producer import TransactionProducer
 from cdc.log.kafka.write.spool import KafkaSpool, discard_leftovers
 from cdc.log.kafka.write.transaction import Transactions
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
@@ -55,12 +55,12 @@ class KafkaWriter:
         self._position = self._topics.system("position")
         discard_leftovers(aside)
         self._watch = self._cluster.consumer()
-        self._retention = Retention(settings, self._cluster)
+        self._retention = TopicRetention(settings, self._cluster)
         self._transactions = Transactions(self._cluster, settings, self._offsets, self._check)
         self._state = self._recovered()
         self._topics.check(self._state.place)
         schemas = settings.system_topic("schemas")
-        self._schemas = KafkaSchemas(Tail(self._cluster, schemas), self._publish_schema)
+        self._schemas = KafkaSchemas(TopicTail(self._cluster, schemas), self._publish_schema)
         self._topics.claim([str(table) for table in self._schemas.tables()])
 
     def progress(self) -> Progress:
@@ -99,7 +99,7 @@ class KafkaWriter:
 
             self._transactions.run(fill, durable, f"appending up to {wanted}")
             if not self._is_repeat(end, marks):
-                self._state = State(place, {**self._state.marks, **marks})
+                self._state = DurableState(place, {**self._state.marks, **marks})
                 self._await_visible()
             failpoint.reached("log.after_append")
 
@@ -140,9 +140,11 @@ class KafkaWriter:
         known = self._state.marks
         return end <= self._state.place.end and all(known.get(key) == value for key, value in marks.items())
 
-    def _fill(self, producer: Producer, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> Place:
+    def _fill(
+        self, producer: Producer, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]
+    ) -> KafkaPosition:
         now = datetime.now(UTC)
-        outlet = Outlet(producer, self._settings, self._offsets, self._topics.system("oversize"))
+        outlet = TransactionProducer(producer, self._settings, self._offsets, self._topics.system("oversize"))
         newest, first = self._state.place.newest, 0
         for table in tables:
             for rows in _chunks(_checked(table)):
@@ -151,7 +153,7 @@ class KafkaWriter:
                     outlet.produce(self._topics.of(messages.table), messages)
                 first += rows.num_rows
         failpoint.reached("log.before_position")
-        place = Place(-1, end, newest, self._extents(outlet.ends()))
+        place = KafkaPosition(-1, end, newest, self._extents(outlet.ends()))
         for name, value in marks.items():
             outlet.put(self._position, MARK_KEY + name.encode(), value.encode())
         outlet.put(self._position, marker_key(now), place.encoded())
@@ -162,13 +164,13 @@ class KafkaWriter:
         failpoint.reached("log.before_commit")
         return place
 
-    def _extents(self, written: Ends) -> dict[str, Extent]:
+    def _extents(self, written: Ends) -> dict[str, TopicExtent]:
         extents = dict(self._state.place.topics)
         for topic, ends in written.items():
             if not self._topics.is_of_a_table(topic):
                 continue
-            known = extents.get(topic.name, Extent(topic.id, (0,) * topic.partitions))
-            extents[topic.name] = Extent(
+            known = extents.get(topic.name, TopicExtent(topic.id, (0,) * topic.partitions))
+            extents[topic.name] = TopicExtent(
                 known.id, tuple(ends.get(partition, end) for partition, end in enumerate(known.ends))
             )
         return extents
@@ -177,7 +179,7 @@ class KafkaWriter:
         topic = self._topics.system("schemas")
 
         def fill(producer: Producer) -> None:
-            outlet = Outlet(producer, self._settings, self._offsets, topic)
+            outlet = TransactionProducer(producer, self._settings, self._offsets, topic)
             outlet.put(topic, key, value)
             outlet.settle(self._settings.patience_seconds)
             self._offsets.expect(outlet.ends())
@@ -189,9 +191,9 @@ class KafkaWriter:
         """A topic that was deleted or altered meanwhile must stop us."""
         self._topics.check(self._state.place)
 
-    def _recovered(self) -> State:
+    def _recovered(self) -> DurableState:
         """Read the position back. Only after `init_transactions`: it settles what an earlier writer left open."""
-        tail = Tail(self._cluster, self._position.name)
+        tail = TopicTail(self._cluster, self._position.name)
         try:
             return recovered(tail.follow())
         finally:

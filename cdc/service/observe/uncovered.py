@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cdc.model import ZERO_LSN, Lsn
 from cdc.service.observe.health import has_reached, nested
-from cdc.service.state.sink_positions import NOWHERE, Place
+from cdc.service.state.sink_positions import NOWHERE, SinkPosition
 from cdc.service.state.status import Facts
 
 
@@ -45,7 +45,7 @@ class Standing:
 
     capture: Facts
     apply: Facts
-    places: Mapping[str, Place]
+    places: Mapping[str, SinkPosition]
     head: Lsn = ZERO_LSN
     watermark: Lsn = ZERO_LSN
     letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Standing:
         """Those of the asked sinks that do not yet hold everything up to an LSN."""
         return [name for name in asked.sinks if not self._reached(wanted, asked, self.places.get(name, NOWHERE))]
 
-    def _reached(self, wanted: Lsn, asked: Asked, place: Place) -> bool:
+    def _reached(self, wanted: Lsn, asked: Asked, place: SinkPosition) -> bool:
         waiting = nested(self.capture, "tables_waiting")
         not_followed = [table for table in waiting if place.given(table) and asked.about(table)]
         if not_followed and not asked.except_waiting:
@@ -81,7 +81,7 @@ def _letters(name: str, counts: Mapping[str, int]) -> Iterator[Excepted]:
         yield Excepted("dead letters", name, table, message, "See: millrace dlq list", count)
 
 
-def _of_sink(name: str, place: Place, apply: Facts) -> Iterator[Excepted]:
+def _of_sink(name: str, place: SinkPosition, apply: Facts) -> Iterator[Excepted]:
     facts = nested(apply, "sinks", name)
     waiting = nested(facts, "tables_waiting")
     for table in sorted({*place.held, *waiting} - set(nested(facts, "losses"))):

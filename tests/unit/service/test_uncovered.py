@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from cdc.model import Lsn
-from cdc.service.observe.exceptions import Asked, Excepted, Standing
 from cdc.service.observe.health import reasons
-from cdc.service.state.sink_positions import Place
+from cdc.service.observe.uncovered import Asked, Excepted, Standing
+from cdc.service.state.sink_positions import SinkPosition
 from tests.unit.service.test_supervision import NOW
 
 WANTED = Lsn(500)
@@ -18,7 +18,7 @@ SAID = {"message": "a column has another type", "remedy": "change it back"}
 def standing(
     held: dict[str, Lsn] | None = None, *, capture: Any = None, sink: Any = None, letters: Any = None
 ) -> Standing:
-    places = {"lake": Place(Lsn(500), held or {}, frozenset({ORDERS, USERS})), "cache": Place(Lsn(500))}
+    places = {"lake": SinkPosition(Lsn(500), held or {}, frozenset({ORDERS, USERS})), "cache": SinkPosition(Lsn(500))}
     return Standing(capture or {}, {"sinks": {"lake": sink or {}}}, places, Lsn(500), Lsn(600), letters or {})
 
 
