@@ -67,8 +67,8 @@ time.sleep(600)
 """
     supervisor = f"""
 import pathlib, sys
-from cdc.service.daemon.supervisor import Part
-Part("late", [sys.executable, "-c", {late!r}]).start()
+from cdc.service.daemon.supervisor import ChildProcess
+ChildProcess("late", [sys.executable, "-c", {late!r}]).start()
 while not pathlib.Path({str(mark)!r}).exists() or not pathlib.Path({str(mark)!r}).read_text():
     pass
 """
