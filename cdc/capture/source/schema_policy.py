@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 from cdc.errors import SchemaRefused
-from cdc.model import Column, Entry, Progress, TableId, TableSchema
-from cdc.ports import LogWriter, Schemas, Spool
+from cdc.model import Column, TableId, TableSchema
+from cdc.ports import Schemas
 
 Policy = Literal["evolve", "lenient", "ignore", "exception"]
 
@@ -129,41 +129,3 @@ def _holds(new: Column, old: Column) -> bool:
 
 def _numeric(modifier: int) -> tuple[int, int]:
     return (modifier - 4) >> 16, (modifier - 4) & 0x7FF
-
-
-class SchemaCheckedLog:
-    """A log whose registry keeps to the policy; everything else is the log's own."""
-
-    def __init__(self, log: LogWriter, policy: Policy) -> None:
-        self._log = log
-        self._schemas = CheckedSchemas(log.schemas, policy)
-
-    def progress(self) -> Progress:
-        """What is durable."""
-        return self._log.progress()
-
-    def append(self, entry: Entry) -> None:
-        """Durable on return."""
-        self._log.append(entry)
-
-    def spool(self) -> Spool:
-        """Begin a large transaction."""
-        return self._log.spool()
-
-    @property
-    def schemas(self) -> Schemas:
-        """The registry, policed."""
-        return self._schemas
-
-    @property
-    def pace(self) -> float:
-        """The log's own."""
-        return self._log.pace
-
-    def maintain(self) -> None:
-        """The log's upkeep."""
-        self._log.maintain()
-
-    def close(self) -> None:
-        """Let go of locks."""
-        self._log.close()

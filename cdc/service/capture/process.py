@@ -19,10 +19,12 @@ from cdc.capture.source import key_marks, monitor, publication, slot
 from cdc.capture.source.connect import Connection, connect
 from cdc.capture.source.partitions import PartitionRefill, Partitions
 from cdc.capture.source.publication import Publication
+from cdc.capture.source.schema_policy import CheckedSchemas
 from cdc.capture.transactions.spill import SpillFolder
 from cdc.clock import SystemClock
 from cdc.config.settings import Settings
 from cdc.errors import SourceError, SourceRefused
+from cdc.log.guarded import GuardedLog, WaitingLog
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service.capture import resync
@@ -30,7 +32,7 @@ from cdc.service.capture.status import CaptureStatus
 from cdc.service.capture.table_changes import TableChanges, publish, refuse_unready, unobstructed, waiting_of
 from cdc.service.capture.upkeep import Upkeep
 from cdc.service.daemon import footprint, process
-from cdc.service.daemon.budgets import BudgetedLog, DiskBudget, WaitingLog
+from cdc.service.daemon.budgets import DiskBudget
 from snapshots.backfill.coordinator import Backfills
 from snapshots.backfill.requests import Request, ask
 from snapshots.backfill.signing_key import control_key
@@ -52,7 +54,8 @@ def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
         scratch = SpillFolder(settings.state / "scratch")
         budget = DiskBudget(settings.state, settings.budgets, lambda: scratch.size)
         scratch.check = budget.check
-        Capture(settings, BudgetedLog(log, settings.source.schema_policy, budget), status, stop, news, scratch).run()
+        schemas = CheckedSchemas(log.schemas, settings.source.schema_policy)
+        Capture(settings, GuardedLog(log, schemas, budget.check), status, stop, news, scratch).run()
 
 
 def _status(settings: Settings, log: LogWriter) -> CaptureStatus:

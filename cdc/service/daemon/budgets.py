@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 
-from cdc.capture.source.schema_policy import Policy, SchemaCheckedLog
 from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
-from cdc.model import Entry, Lsn, Progress
-from cdc.ports import LogWriter, Schemas, Spool
 
 _LOOK_SECONDS = 5.0
-_RETRY_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 _MB, _GB = 2**20, 2**30
 
@@ -74,97 +69,6 @@ class DiskBudget:
             if time.monotonic() - self._looked > _LOOK_SECONDS:
                 self._used, self._looked = folder_bytes(self._state), time.monotonic()
             return self._used + self._unlisted()
-
-
-class BudgetedLog(SchemaCheckedLog):
-    """A policed log that takes nothing where the disk's budget is used up."""
-
-    def __init__(self, log: LogWriter, policy: Policy, budget: DiskBudget) -> None:
-        super().__init__(log, policy)
-        self._budget = budget
-
-    def append(self, entry: Entry) -> None:
-        """Durable on return. Raises LogFull for rows; a mark alone is always let in: it is what frees the slot."""
-        if entry.rows.num_rows:
-            self._budget.check()
-        super().append(entry)
-
-    def spool(self) -> Spool:
-        """A large transaction, within the budget."""
-        return _BudgetedSpool(super().spool(), self._budget)
-
-
-class _BudgetedSpool:
-    def __init__(self, spool: Spool, budget: DiskBudget) -> None:
-        self._spool = spool
-        self._budget = budget
-
-    def write(self, rows: pa.Table) -> None:
-        """Set rows aside, if there is room."""
-        self._budget.check()
-        self._spool.write(rows)
-
-    def publish(self, end: Lsn) -> None:
-        """Make all of it visible."""
-        self._spool.publish(end)
-
-    def discard(self) -> None:
-        """Forget it."""
-        self._spool.discard()
-
-
-class WaitingLog:
-    """A log whose appends wait until there is room, for those who cannot go on without; `say` is told why it waits."""
-
-    def __init__(self, log: LogWriter, stop: threading.Event, say: Callable[[str], None]) -> None:
-        self._log = log
-        self._stop = stop
-        self._say = say
-
-    def append(self, entry: Entry) -> None:
-        """Durable on return. Raises LogFull only when everything stops."""
-        waited = False
-        while True:
-            try:
-                self._log.append(entry)
-            except LogFull as error:
-                if not waited:
-                    _log.warning("%s It is waited for.", error)
-                waited = True
-                self._say(str(error))
-                if self._stop.wait(_RETRY_SECONDS):
-                    raise
-            else:
-                if waited:
-                    _log.info("There is room again in the log.")
-                    self._say("")
-                return
-
-    def progress(self) -> Progress:
-        """What is durable."""
-        return self._log.progress()
-
-    def spool(self) -> Spool:
-        """The log's own."""
-        return self._log.spool()
-
-    @property
-    def schemas(self) -> Schemas:
-        """The log's own."""
-        return self._log.schemas
-
-    @property
-    def pace(self) -> float:
-        """The log's own."""
-        return self._log.pace
-
-    def maintain(self) -> None:
-        """The log's own."""
-        self._log.maintain()
-
-    def close(self) -> None:
-        """The log's own."""
-        self._log.close()
 
 
 def folder_bytes(folder: Path) -> int:

@@ -11,9 +11,10 @@ import pytest
 from cdc.capture.pgoutput.events import LogicalMessage
 from cdc.capture.replication.captured_tables import waiting
 from cdc.capture.replication.stream import NoListener
-from cdc.capture.source.schema_policy import Policy, SchemaCheckedLog
+from cdc.capture.source.schema_policy import CheckedSchemas, Policy
 from cdc.capture.transactions.assembly import SpilledTransaction
 from cdc.errors import MillraceError
+from cdc.log.guarded import GuardedLog
 from cdc.model import LOG_SCHEMA, Entry, Op, TableId
 from tests.fix_capture import MakeRig, Rig
 from tests.fix_processes import wait_until
@@ -405,7 +406,7 @@ def test_a_change_of_columns_in_a_streamed_transaction_has_the_table_wait_and_st
         f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
     )
     fill = "insert into items select g, 'x' from generate_series({}, {}) g"
-    with items.following(wrap=lambda log: SchemaCheckedLog(log, policy)) as following:
+    with items.following(wrap=lambda log: GuardedLog(log, CheckedSchemas(log.schemas, policy))) as following:
         items.database.execute(
             "insert into items values (0, 'before')",
             f"begin; {fill.format(1, 3000)}; alter table items drop column big; {fill.format(3001, 6000)}; {end}",

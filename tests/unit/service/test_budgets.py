@@ -13,8 +13,9 @@ import pytest
 from cdc.capture.transactions.spill import SpillFolder
 from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
+from cdc.log.guarded import WaitingLog
 from cdc.model import Entry, Lsn
-from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, WaitingLog, folder_bytes, resident_bytes
+from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, folder_bytes, resident_bytes
 from cdc.service.daemon.supervisor import ChildProcess, Supervisor
 from tests.fix_processes import wait_until
 from tests.properties.test_assembly import _table as rows_of
