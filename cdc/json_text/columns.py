@@ -22,9 +22,16 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _QUOTE, _OPEN, _CLOSE, _COMMA, _COLON = 1, 2, 3, 4, 5
-_CLASS = np.zeros(256, np.uint8)
-for _characters, _number in ((b'"', _QUOTE), (b"{[", _OPEN), (b"}]", _CLOSE), (b",", _COMMA), (b":", _COLON)):
-    _CLASS[list(_characters)] = _number
+_CLASS = bytes(
+    {
+        ord('"'): _QUOTE,
+        **dict.fromkeys(b"{[", _OPEN),
+        **dict.fromkeys(b"}]", _CLOSE),
+        ord(","): _COMMA,
+        ord(":"): _COLON,
+    }.get(byte, 0)
+    for byte in range(256)
+)
 _BLANK = np.zeros(256, np.bool_)
 _BLANK[list(b" \t\r\n")] = True
 _BACKSLASH = 0x5C
@@ -85,11 +92,13 @@ def members(texts: AnyArray) -> dict[str, RawColumn]:
     """
     data, bounds = _joined(texts)
     escapes = np.flatnonzero(data == _BACKSLASH)
-    separators, colons = _top_level(data, escapes, bounds, texts.null_count)
-    at = np.searchsorted(separators, colons)
-    names = _trimmed(data, separators[at - 1] + 1, colons)
-    values = _trimmed(data, colons + 1, separators[at])
-    rows = np.searchsorted(bounds, colons, side="right") - 1
+    places, kinds = _top_level(data, escapes, bounds, texts.null_count)
+    colons = np.flatnonzero(kinds == _COLON)
+    if (kinds[colons - 1] == _COLON).any():
+        raise Malformed("a member has two values")
+    names = _trimmed(data, places[colons - 1] + 1, places[colons])
+    values = _trimmed(data, places[colons] + 1, places[colons + 1])
+    rows = np.flatnonzero(np.diff(bounds))[np.cumsum(kinds == _OPEN)[colons] - 1]
     coded = slices(data, names[0], names[1], None).dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False)
     found: dict[str, RawColumn] = {}
@@ -118,23 +127,24 @@ def _joined(texts: AnyArray) -> tuple[Bytes, Ints]:
     return data, bounds - bounds[0]
 
 
-def _top_level(data: Bytes, escapes: Ints, bounds: Ints, missing: int) -> tuple[Ints, Ints]:
-    """Places of what separates the members of each object, braces included, and of the colons inside them."""
-    classes = _CLASS[data]
+def _top_level(data: Bytes, escapes: Ints, bounds: Ints, missing: int) -> tuple[Ints, Bytes]:
+    """Places and kinds of the braces, commas and colons of each object, in order; none inside its values."""
+    classes = np.frombuffer(data.tobytes().translate(_CLASS), np.uint8)
     if len(escapes):
+        classes = classes.copy()
         classes[_escaped(escapes, len(data))] = 0
     places = np.flatnonzero(classes)
     kinds = classes[places]
     quoted = np.cumsum(kinds == _QUOTE, dtype=np.uint8) & 1  # parity survives the overflow
-    outside = (quoted == 0) & (kinds != _QUOTE)
+    outside = np.flatnonzero((quoted == 0) & (kinds != _QUOTE))
     places, kinds = places[outside], kinds[outside]
     depth = np.cumsum((kinds == _OPEN).astype(np.int8) - (kinds == _CLOSE), dtype=np.int32)
     if len(depth) and (depth.min() < 0 or depth[-1] != 0):
         raise Malformed("a text is not one JSON object")
     opening, closing = (kinds == _OPEN) & (depth == 1), (kinds == _CLOSE) & (depth == 0)
     _check(data, bounds, missing, places[opening], places[closing])
-    separators = places[opening | closing | ((kinds == _COMMA) & (depth == 1))]
-    return separators, places[(kinds == _COLON) & (depth == 1)]
+    own = np.flatnonzero(opening | closing | ((kinds >= _COMMA) & (depth == 1)))
+    return places[own], kinds[own]
 
 
 def _check(data: Bytes, bounds: Ints, missing: int, opens: Ints, closes: Ints) -> None:
