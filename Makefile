@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean
+.PHONY: help setup demo test test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -58,6 +58,9 @@ bench-sinks: .venv/ready ## The log into the stores, beside usual consumers (ROW
 
 bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a row (ROWS, RUNS, STORES, OUT)
 	@$(BIN)/python -m bench.verify
+
+bench-row-path: .venv/ready ## The path of a row, step by step: CPU per change (CHANGES, RUNS, OUT)
+	@$(BIN)/python -m bench.row_path
 
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import snapshot
+from bench import row_path, snapshot
 from bench.capture import run
 from bench.capture.contest import RESULTS, Contest
 from bench.capture.run import Sizes
@@ -68,3 +68,11 @@ def test_a_batch_is_measured_by_the_kind_of_its_keys_and_its_size(tmp_path: Path
     assert all(
         cost["seconds"] > 0 and cost["cpu_us_per_change"] > 0 for each in found.values() for cost in each.values()
     )
+
+
+def test_every_step_of_the_row_path_is_measured() -> None:
+    found = row_path.measure(1_000, runs=1)
+    assert [step.partition(":")[0] for step in found] == [
+        "decode", "assemble", "append", "read", "pack", "unpack", "fold", "type", "apply",
+    ]  # fmt: skip
+    assert all(cpu >= 0 for cpu in found.values())
