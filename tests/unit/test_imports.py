@@ -7,7 +7,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 LEVELS = [
-    ["cdc.model", "cdc.errors", "cdc.config.secret", "cdc.config.loopback", "cdc.key_range", "cdc.row_file"],
+    [
+        "cdc.model",
+        "cdc.errors",
+        "cdc.arrays",
+        "cdc.config.secret",
+        "cdc.config.loopback",
+        "cdc.key_range",
+        "cdc.row_file",
+    ],
     ["cdc.json_text", "cdc.durable_files", "cdc.discovery", "cdc.failpoint", "cdc.clock"],
     ["cdc.ports", "cdc.config", "cdc.log_output", "cdc.client"],
     ["cdc.capture", "cdc.log", "cdc.artifacts"],

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import AnyArray
 from cdc.errors import RejectedItem, SinkError
-from cdc.json_text.columns import AnyArray
 from cdc.model import TableSchema
 from cdc.ports import Batch
 from sinks.delta.rows.images import no_values, typed

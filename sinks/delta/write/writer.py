@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray
 from sinks.delta.deletion_vectors.writer import VectorWriter
 from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import places, rewrite, taken
