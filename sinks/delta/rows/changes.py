@@ -24,8 +24,6 @@ from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCH
 PARTIAL = PREFIX + "partial"
 """Source-side only: the row lacks columns whose stored values must stay."""
 
-STORED_ROW_MISSING = "stored row missing"
-
 
 def keep_flag(number: int) -> str:
     """Source-side only: the name of the flag that says whether the numbered kept column is absent from a row."""
