@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc import backoff
 from cdc.errors import MillraceError, TableRefused
 from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Batch, Consumer, LogReader, Offset, Slice
@@ -157,7 +158,7 @@ class PausedTables:
     def _wait(self, table: TableId, error: MillraceError) -> None:
         before = self.waiting.get(table)
         tries = before.tries + 1 if before else 1
-        due = time.monotonic() + min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(tries - 1, 10))
+        due = time.monotonic() + backoff.delay(tries, _FIRST_SECONDS, _LONGEST_SECONDS)
         since = before.since if before else datetime.now(UTC)
         with self._applier.turn:
             self.waiting = {**self.waiting, table: WaitingTable(error.message, error.remedy, since, tries, due)}
