@@ -23,7 +23,7 @@ from cdc.errors import MillraceError, TableRefused
 from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Batch, Consumer, LogReader, Offset, Slice
 from cdc.service.apply.refill import Refill
-from cdc.service.state.sink_positions import consumer_name
+from cdc.service.state.sink_positions import by_name, consumer_name
 from cdc.service.state.skipped_tables import SkippedTables
 from sinks.apply.applier import Applier
 from sinks.fold.arrow import ranked
@@ -225,7 +225,7 @@ class PausedTables:
         _log.info("sink %s: %s has caught up and goes on", self._sink, table)
 
     def _consumers(self) -> Mapping[str, Consumer]:
-        return {consumer.name: consumer for consumer in self._log.consumers()}
+        return by_name(self._log.consumers())
 
     def _catch_up(self, table: TableId, after: Offset) -> tuple[Offset, int]:
         """Apply what the log has of a table after a place; returns where that ends and how much it was."""
