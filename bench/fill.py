@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from redis import Redis
 
 from bench import cpu_meter
-from bench.sinks.batches import TABLE, Ints, batch_of, joined
-from cdc.json_text.columns import AnyArray
+from bench.sinks.batches import TABLE, batch_of, joined
+from cdc.arrays import AnyArray, Ints
 from cdc.ports import Sink
 from sinks.opensearch.documents import Documents
 from sinks.opensearch.mapping import index_name

@@ -48,9 +48,19 @@ def room(path: Path) -> Iterator[None]:
         ) from None
 
 
-def write_new(path: Path, data: bytes | memoryview) -> None:
+def open_new(path: Path, mode: int = FILE_MODE) -> int:
+    """A descriptor of a file that must not exist, to write and read."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def open_or_make(path: Path) -> int:
+    """A descriptor of a file that need not exist, such as one that is only locked. Refuses symbolic links (ELOOP)."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
+def write_new(path: Path, data: bytes | memoryview, mode: int = FILE_MODE) -> None:
     """Write and sync a file that must not exist. On any error nothing of it is left."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    descriptor = open_new(path, mode)
     try:
         try:
             view = memoryview(data)
@@ -66,7 +76,16 @@ def write_new(path: Path, data: bytes | memoryview) -> None:
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    _sync(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def sync_written(path: Path) -> None:
+    """Make a file or folder durable that another library wrote. Follows links: a table may lie behind one."""
+    _sync(path, 0)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -83,6 +102,31 @@ def replace(path: Path, data: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def replace_unsynced(path: Path, data: bytes) -> None:
+    """Exchange a file in one instant. It may be lost in a power cut: for what is written again by itself."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE), "wb") as file:
+            file.write(data)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def create(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
+    """Make a file whole or not at all. Raises FileExistsError: unlike a rename, a link never replaces.
+
+    Its content is durable on return, its name once the folder is synced.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_new(aside, data, mode)
+    try:
+        os.link(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def open_existing(path: Path) -> int:

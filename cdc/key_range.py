@@ -18,13 +18,10 @@ from functools import cache
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Array = Any
-"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
-Flags = npt.NDArray[np.bool_]
+from cdc.arrays import AnyArray, Bools
 
 Kind = Literal["number", "time", "word"]
 """How values compare: by value, by time, or by their text."""
@@ -88,7 +85,7 @@ class Level:
             return cls(columns, kinds, listed=tuple(said["in"]))
         return cls(columns, kinds, tuple(said["from"]), tuple(said["to"]))
 
-    def holds(self, columns: Mapping[str, Array]) -> Flags:
+    def holds(self, columns: Mapping[str, AnyArray]) -> Bools:
         """For each row, whether its values lie within."""
         if self.listed is not None:
             return self._lists(columns[self.columns[0]])
@@ -97,13 +94,13 @@ class Level:
             held &= _flags(columns[name].is_valid())
         return held
 
-    def _lists(self, values: Array) -> Flags:
+    def _lists(self, values: AnyArray) -> Bools:
         found = np.zeros(len(values), np.bool_)
         for one in self.listed or ():
             found |= _flags(values.is_null()) if one is None else _compared(values, self.kinds[0], one)[1]
         return found
 
-    def _beyond(self, columns: Mapping[str, Array], bounds: Sequence[Bound], *, below: bool) -> Flags:
+    def _beyond(self, columns: Mapping[str, AnyArray], bounds: Sequence[Bound], *, below: bool) -> Bools:
         """Rows below these bounds, or at and above them: the first column that differs decides."""
         count = len(columns[self.columns[0]])
         decided = np.full(count, not below)
@@ -158,12 +155,12 @@ class KeyRange:
         """The columns that decide, each once."""
         return list(dict.fromkeys(name for level in self.levels for name in level.columns))
 
-    def holds(self, columns: Mapping[str, Array]) -> Flags:
+    def holds(self, columns: Mapping[str, AnyArray]) -> Bools:
         """For each row, whether it is in the range. Columns are texts as the log writes them, or typed ones."""
-        flags: Flags = np.logical_and.reduce([level.holds(columns) for level in self.levels])
+        flags: Bools = np.logical_and.reduce([level.holds(columns) for level in self.levels])
         return flags
 
-    def holds_keys(self, keys: Array) -> Flags:
+    def holds_keys(self, keys: AnyArray) -> Bools:
         """For each of the log's keys, whether its row is in the range."""
         plain = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
         return self.holds({name: key_texts(plain, name) for name in self.columns})
@@ -182,7 +179,7 @@ class Removal:
     commit_lsn: int
     commit_ts: datetime
 
-    def takes(self, keys: Array, versions: Array) -> Flags:
+    def takes(self, keys: AnyArray, versions: AnyArray) -> Bools:
         """Which of these rows go."""
         older = _flags(pc.less(versions, pa.scalar(self.version, pa.int64())))
         if older.any():
@@ -190,7 +187,7 @@ class Removal:
         return older
 
 
-def key_texts(keys: Array, name: str) -> Array:
+def key_texts(keys: AnyArray, name: str) -> AnyArray:
     """The values of one column of the log's keys, as texts without quotes; null for NULL.
 
     Keys with a column of JSON are never given a range: an object inside could have a member of this name.
@@ -220,7 +217,7 @@ def _understood(bound: str, kind: Kind) -> bool:
     return kind == "word" or bool((_REGULAR_TIME if kind == "time" else _NUMBER).fullmatch(bound))
 
 
-def _compared(values: Array, kind: Kind, bound: str) -> tuple[Flags, Flags]:
+def _compared(values: AnyArray, kind: Kind, bound: str) -> tuple[Bools, Bools]:
     """Which values are less than the bound, and which equal it. NULL is neither."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return _COMPARISONS[kind](values, bound)
@@ -232,11 +229,11 @@ def _compared(values: Array, kind: Kind, bound: str) -> tuple[Flags, Flags]:
     return _flags(pc.less(values, typed)), _flags(pc.equal(values, typed))
 
 
-def _as_words(values: Array, bound: str) -> tuple[Flags, Flags]:
+def _as_words(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
     return _flags(pc.less(values, pa.scalar(bound))), _flags(pc.equal(values, pa.scalar(bound)))
 
 
-def _as_times(values: Array, bound: str) -> tuple[Flags, Flags]:
+def _as_times(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
     """ISO texts without their zone are in the order of time, but for years before 1 and after 9999, and infinity."""
     texts = pc.utf8_rtrim(values, "Z")
     regular = _flags(pc.match_substring_regex(texts, r"^\d{4}-[^B]*$"))
@@ -246,7 +243,7 @@ def _as_times(values: Array, bound: str) -> tuple[Flags, Flags]:
     return less, regular & _flags(pc.equal(texts, pa.scalar(bound)))
 
 
-def _as_numbers(values: Array, bound: str) -> tuple[Flags, Flags]:
+def _as_numbers(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
     try:
         numbers, limit = pc.cast(values, pa.int64()), pa.scalar(int(bound), pa.int64())
     except (pa.ArrowInvalid, ValueError, OverflowError):
@@ -254,27 +251,27 @@ def _as_numbers(values: Array, bound: str) -> tuple[Flags, Flags]:
     return _flags(pc.less(numbers, limit)), _flags(pc.equal(numbers, limit))
 
 
-def _as_decimals(values: Array, bound: str) -> tuple[Flags, Flags]:
+def _as_decimals(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
     """Numbers of any length, each distinct one by Python: keys by numeric are rare. NaN is above all of them."""
     coded = values.dictionary_encode()
     limit = Decimal(bound)
     numbers = [Decimal("Infinity" if text == "NaN" else text) for text in coded.dictionary.to_pylist()]
-    places: Array = coded.indices
+    places: AnyArray = coded.indices
     found = [pa.array([test(number) for number in numbers], pa.bool_()) for test in (limit.__gt__, limit.__eq__)]
     less, equal = (_flags(flags.take(places)) for flags in found)
     return less, equal
 
 
-_COMPARISONS: Mapping[Kind, Callable[[Array, str], tuple[Flags, Flags]]] = {
+_COMPARISONS: Mapping[Kind, Callable[[AnyArray, str], tuple[Bools, Bools]]] = {
     "word": _as_words,
     "time": _as_times,
     "number": _as_numbers,
 }
 
 
-def _flags(found: Array) -> Flags:
+def _flags(found: AnyArray) -> Bools:
     plain = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-    flags: Flags = plain.fill_null(False).to_numpy(zero_copy_only=False).copy()
+    flags: Bools = plain.fill_null(False).to_numpy(zero_copy_only=False).copy()
     return flags
 
 

@@ -19,8 +19,7 @@ from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
 from sinks.fingerprints import Difference, Mark, new_id
-
-MISSING = "stored row missing"
+from sinks.rows.images import IMAGES, STORED_ROW_MISSING
 
 
 class MemorySettings(SinkSettings):
@@ -104,17 +103,17 @@ class MemorySink:
         unchanged = row["unchanged"]
         if isinstance(unchanged, list) and unchanged:
             if held is None or held.image is None:
-                return RejectedItem(str(row["table"]), key, version, MISSING)
+                return RejectedItem(str(row["table"]), key, version, STORED_ROW_MISSING)
             image, lacking = splice(str(image), held.image, unchanged)
             if lacking:
-                return RejectedItem(str(row["table"]), key, version, MISSING)
+                return RejectedItem(str(row["table"]), key, version, STORED_ROW_MISSING)
         stored.rows[key] = Row(version, str(image))
         return None
 
     def stored(self, schema: TableSchema) -> pa.Table:
         rows = self._store.get(str(schema.table), StoredRow()).rows
         live = sorted((key, row.image) for key, row in rows.items() if row.image is not None)
-        return pa.table({"key": [key for key, _ in live], "after": [image for _, image in live]}, schema=_IMAGES)
+        return pa.table({"key": [key for key, _ in live], "after": [image for _, image in live]}, schema=IMAGES)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         return images.select(["key", "after"]).take(pc.sort_indices(images, sort_keys=[("key", "ascending")]))
@@ -134,6 +133,3 @@ class MemorySink:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-_IMAGES = pa.schema([pa.field("key", pa.string()), pa.field("after", pa.string())])

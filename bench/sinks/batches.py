@@ -12,16 +12,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray, Ints
 from cdc.model import Column, PgType, TableId, TableSchema
 from cdc.ports import Batch, Sink
 from sinks.fold.spark import FOLDED
 
-Ints = npt.NDArray[np.int64]
 Costs = dict[str, dict[str, dict[str, float]]]
 
 SIZES = (10, 1_000, 100_000)

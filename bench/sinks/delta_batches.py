@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import write_deltalake
 
-from bench.sinks.batches import SIZES, TABLE, WHEN, Costs, Ints, costs, filled, values
+from bench.sinks.batches import SIZES, TABLE, WHEN, Costs, costs, filled, values
+from cdc.arrays import Ints
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
 from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, new_layout

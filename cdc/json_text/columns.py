@@ -6,20 +6,14 @@ parity of quotes, take those at depth one; what lies between them are names and 
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-AnyArray: TypeAlias = Any
-"""An Arrow array of any type. Unchecked: the type stubs that exist describe another version of Arrow."""
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from cdc.arrays import AnyArray, Bools, Bytes, Ints
 
 _QUOTE, _OPEN, _CLOSE, _COMMA, _COLON = 1, 2, 3, 4, 5
 _CLASS = bytes(

@@ -1,6 +1,5 @@
 """The demo's pipeline: the shop's database, a least-privilege role, the publication and the pipeline file."""
 
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ import psycopg
 import yaml
 from psycopg import sql
 
+from cdc.durable_files import replace_unsynced, write_new
 from deploy.demo import shop
 from deploy.local import ports, postgres
 from deploy.local.servers import Servers
@@ -58,8 +58,7 @@ def _password(path: Path) -> str:
     if path.exists():
         return path.read_text(encoding="utf-8")
     word = secrets.token_urlsafe(24)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(word)
+    write_new(path, word.encode())
     return word
 
 
@@ -99,10 +98,7 @@ def _write(servers: Servers, password: str, opensearch_port: int) -> Path:
         "http": {"port": _http_port(config_path(servers.home))},
     }
     path = config_path(servers.home)
-    aside = path.with_suffix(".new")
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        yaml.safe_dump(facts, file, sort_keys=False)
-    aside.replace(path)
+    replace_unsynced(path, yaml.safe_dump(facts, sort_keys=False).encode())
     return path
 
 

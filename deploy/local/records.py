@@ -5,6 +5,7 @@ import json
 import signal
 from pathlib import Path
 
+from cdc.durable_files import replace_unsynced
 from deploy.local.process import Identity, alive
 from deploy.local.server import Running
 
@@ -18,10 +19,7 @@ class Records:
     def write(self, running: Running, stop: signal.Signals) -> None:
         """Note a server right after it was forked, with the signal that ends it tidily."""
         fields = {**dataclasses.asdict(running), "log": str(running.log), "data": str(running.data), "stop": int(stop)}
-        path = self._folder / f"{running.name}.json"
-        aside = path.with_suffix(".new")
-        aside.write_text(json.dumps(fields))
-        aside.rename(path)
+        replace_unsynced(self._folder / f"{running.name}.json", json.dumps(fields).encode())
 
     def last(self, name: str) -> Running | None:
         """The server as it was last started, whether or not it still runs."""

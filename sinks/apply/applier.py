@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc import failpoint
+from cdc import backoff, failpoint
 from cdc.config.settings import RetrySettings
 from cdc.errors import (
     Busy,
@@ -494,8 +494,8 @@ class Applier:
             _log.warning("sink %s waits: %s", self.name, error)
         self.status.state, self.status.error = "waiting", str(error)
         asked = error.retry_after if isinstance(error, Busy) else 0.0
-        growing = self._retry.first_seconds * 2 ** min(failures - 1, 30)
-        if self._stop.wait(max(asked, min(self._retry.longest_seconds, growing))):
+        growing = backoff.delay(failures, self._retry.first_seconds, self._retry.longest_seconds)
+        if self._stop.wait(max(asked, growing)):
             raise Stopped
 
     def _lose(self) -> None:

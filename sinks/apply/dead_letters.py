@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from cdc.durable_files import open_or_make
 from cdc.key_range import Removal
 
 _TABLE = """
@@ -51,7 +52,7 @@ class DeadLetters:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / "letters.db"
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
+        os.close(open_or_make(path))
         self._path = path
         with self._open() as database:
             database.execute(_TABLE)

@@ -4,13 +4,14 @@ Measured: 5 to 20 ms a commit. The trap: this comes after the commit, so it cove
 a power cut in the middle of a commit can still leave a commit whose files are empty (docs/adr/0004-delta-writes.md).
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
 import orjson
+
+from cdc.durable_files import sync_written
 
 
 def sync(folder: Path, after: int, until: int) -> None:
@@ -21,10 +22,10 @@ def sync(folder: Path, after: int, until: int) -> None:
         with suppress(FileNotFoundError):  # cleaned up, so long durable, or compacted away by another process
             for path in _added(commit):
                 with suppress(FileNotFoundError):
-                    _flush(folder / path)
-            _flush(commit)
+                    sync_written(folder / path)
+            sync_written(commit)
     for directory in (folder, log):
-        _flush(directory)
+        sync_written(directory)
 
 
 def _added(commit: Path) -> Iterator[str]:
@@ -34,11 +35,3 @@ def _added(commit: Path) -> Iterator[str]:
         added = orjson.loads(line).get("add")
         if added is not None and added.get("deletionVector") is None:  # else an old file, named again
             yield unquote(added["path"])
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

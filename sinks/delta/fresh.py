@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from cdc.arrays import AnyArray
 from cdc.errors import ConfigError, SinkError
-from cdc.json_text.columns import AnyArray
 from cdc.key_range import Removal
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Offset

@@ -11,20 +11,17 @@ from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from cdc.json_text.columns import AnyArray
-from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, TypedChanges, sorted_by
+from cdc.arrays import AnyArray, Bools, Ints
+from sinks.delta.rows.changes import PARTIAL, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import filled, places, taken
 from sinks.delta.schema.layout import COMMITTED, DELETED, END_AT, START_AT, VERSION
 from sinks.delta.write.merge import append, end_truncated, floor, marks, overwrite
 from sinks.delta.write.writer import files, fits, scanned, target_size, touched
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from sinks.rows.images import STORED_ROW_MISSING
 
 
 def write_history(table: DeltaTable, given: TypedChanges, now: datetime) -> TypedChanges:

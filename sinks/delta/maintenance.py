@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray
 from sinks.delta.rows.changes import sorted_by
 from sinks.delta.schema.layout import COMMITTED, DELETED, TableLayout
 from sinks.delta.transaction_log import file_name, selections

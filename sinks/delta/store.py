@@ -13,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 
+from cdc import backoff
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
 from sinks.delta.deletion_vectors.writer import VectorWriter
@@ -35,6 +36,7 @@ _APPEND_ONLY = "delta.appendOnly"
 ATTEMPTS = 6
 """A conflicting OPTIMIZE or writer is met again at most this often before the query is told to wait: each round
 reads the log anew, so six rounds outlast any single maintenance commit."""
+_FIRST_DELAY, _LONGEST_DELAY = 0.02, 0.64
 
 ROOM = 16 * 1024 * 1024
 """Bytes below which a failed write is taken as a full disk; a merge's smallest file is far smaller."""
@@ -184,7 +186,7 @@ class DeltaStore:
 
         Raises Busy when others keep winning, Lost when the table has gone, SinkError for what a person must see.
         """
-        for attempt in range(ATTEMPTS):
+        for failures in range(1, ATTEMPTS + 1):
             table = self.current()
             before = table.version()
             try:
@@ -193,7 +195,7 @@ class DeltaStore:
                 return result
             except CommitFailedError:
                 self._handle = None
-                self._wait(0.02 * 2**attempt)
+                self._wait(backoff.delay(failures, _FIRST_DELAY, _LONGEST_DELAY))
         raise Busy(f"table {self.table}: other writers of the Delta table kept winning {ATTEMPTS} times.")
 
     def _sync(self, table: DeltaTable, before: int) -> None:

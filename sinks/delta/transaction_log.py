@@ -4,13 +4,11 @@ Only what deletion vectors need. A log in a form that is not known here (checkpo
 to be unreadable, and the caller goes another way; nothing is guessed.
 """
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
-from uuid import uuid4
 
 import orjson
 import pyarrow as pa
@@ -18,8 +16,12 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from cdc.durable_files import create
+
 Action = dict[str, Any]
 """The content of one action, as the log writes it."""
+
+_MODE = 0o666  # less the umask, as `deltalake` writes: other users may read the table
 
 
 class LiveFiles:
@@ -110,18 +112,10 @@ def commit(folder: Path, version: int, operation: str, actions: Iterable[Action]
     """Write commit `version`, durable and whole. Raises CommitFailedError if another writer made it first."""
     info = {"timestamp": _now(), "operation": operation, "operationParameters": {}, "engineInfo": "millrace", **facts}
     lines = b"\n".join(orjson.dumps(action) for action in ({"commitInfo": info}, *actions))
-    log = folder / "_delta_log"
-    aside = log / f".{uuid4().hex}.tmp"
     try:
-        with aside.open("xb") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, log / f"{version:020}.json")  # unlike a rename, it never replaces
+        create(folder / "_delta_log" / f"{version:020}.json", lines, _MODE)
     except FileExistsError as error:
         raise CommitFailedError("another writer of the table won") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def selections(table: DeltaTable) -> dict[str, list[bool]]:

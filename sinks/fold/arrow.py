@@ -10,11 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray, Ints
 from cdc.model import PROGRESS_TABLE
 from sinks.fold.spark import FOLDED, READ_ORDINAL
-
-Ints = npt.NDArray[np.int64]
 
 
 def ranked(changes: pa.Table) -> pa.Table:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray
 from cdc.json_text.columns import members as key_members
 from cdc.json_text.members import members, quote, unquote
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind

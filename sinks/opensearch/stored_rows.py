@@ -19,7 +19,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray, slices
+from cdc.arrays import AnyArray
+from cdc.json_text.columns import slices
 from cdc.json_text.members import elements, members, quote, unquote
 from cdc.model import TableSchema
 from sinks.opensearch.client import Client, path_of

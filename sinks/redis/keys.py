@@ -13,13 +13,13 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from redis.crc import key_slot
 
+from cdc.arrays import AnyArray
 from cdc.json_text.columns import members as key_members
 from cdc.json_text.members import members, unquote
 from cdc.model import TableSchema
@@ -39,8 +39,6 @@ _INTEGERS = frozenset({"int2", "int4", "int8"})
 _LONGEST_VALUE = 512
 _NOT_PLAIN = r'["\\%:{}]'
 """Found in the text of a key that must be taken apart or encoded."""
-AnyArray: TypeAlias = Any
-"""An Arrow array of texts. Unchecked: the type stubs that exist describe another version of Arrow."""
 
 
 def encoded(part: str, special: re.Pattern[str] = _SPECIAL) -> str:

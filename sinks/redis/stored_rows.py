@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import redis
 
-from cdc.json_text.columns import AnyArray, members
+from cdc.arrays import AnyArray
+from cdc.json_text.columns import members
 from cdc.model import TableSchema
 from sinks.redis.keys import Names
 from sinks.redis.row_formats import RowFormat

@@ -11,7 +11,8 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray, Malformed, members
+from cdc.arrays import AnyArray
+from cdc.json_text.columns import Malformed, members
 from cdc.json_text.members import quote
 from cdc.model import TableSchema
 from sinks.rows.images import IMAGES, arranged

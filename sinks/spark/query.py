@@ -20,6 +20,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from cdc.config.settings import SinkSettings
+from cdc.durable_files import open_or_make
 from cdc.errors import EnvironmentFault, LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
@@ -62,7 +63,7 @@ class CheckpointLock:
     def take(cls, path: Path) -> "CheckpointLock":
         """Raises EnvironmentFault naming the process that has it. Let go of when the process ends, however it ends."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = open_or_make(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from cdc.artifacts.class_archive import note_classpath
 from cdc.artifacts.jars import spark_archive, spark_java
 from cdc.config.secret import Secret
+from cdc.durable_files import open_new
 from sinks.spark.worker_python import worker_python
 
 _OPTIONS = "spark.driver.extraJavaOptions"
@@ -115,8 +116,7 @@ def _unseen(secrets: Mapping[str, Secret], scratch: Path) -> Iterator[None]:
         yield
         return
     path = scratch / "secrets.properties"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+    with os.fdopen(open_new(path), "w", encoding="ascii") as file:
         file.writelines(f"{_property(name)}={_property(secret.reveal())}\n" for name, secret in secrets.items())
     os.environ[_SUBMIT] = f"--properties-file {shlex.quote(str(path))} pyspark-shell"
     try:

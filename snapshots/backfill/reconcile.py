@@ -9,10 +9,7 @@ at the high mark the log holds, for every key of the chunk, the state at the hig
   row yet, so the change is completed from the chunk and repeated, whole, with its own version.
 """
 
-import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from json import JSONDecoder, dumps
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cdc.json_text.members import build, members
 from cdc.model import LOG_SCHEMA, Lsn
 
 _WRAP = 0xFFFFFFFF
@@ -173,38 +171,12 @@ def _complete(history: list[dict[str, Any]], read: str) -> dict[str, Any] | None
     if last["op"] == "d" or not last["unchanged"]:
         return None
     born = max((at + 1 for at, change in enumerate(history) if change["op"] == "d"), default=0)
-    images = [dict(members(change["after"])) for change in reversed(history[born:]) if change["after"] is not None]
-    row = dict(members(read))
+    images = [members(change["after"]) for change in reversed(history[born:]) if change["after"] is not None]
+    row = members(read)
     if born and any(all(name not in held for held in images) for name in row):
         return None
     return {
         "key": last["key"],
-        "after": _image({name: next((held[name] for held in images if name in held), row[name]) for name in row}),
+        "after": build({name: next((held[name] for held in images if name in held), row[name]) for name in row}),
         "version": last["version"],
     }
-
-
-_DECODER = JSONDecoder(parse_int=str, parse_float=str)
-"""Only finds where a value ends. Made a number, an integer of more than 4300 digits would be refused by Python."""
-_BLANK = re.compile(r"[ \t\r\n]*")
-
-
-def members(image: str) -> Iterator[tuple[str, str]]:
-    """The members of a JSON object, each value as its own text: no digit is touched."""
-    at = _skip(image, 1)
-    while image[at] != "}":
-        name, at = _DECODER.raw_decode(image, at)
-        start = _skip(image, _skip(image, at) + 1)
-        _, end = _DECODER.raw_decode(image, start)
-        yield name, image[start:end]
-        at = _skip(image, end)
-        at = _skip(image, at + 1) if image[at] == "," else at
-
-
-def _skip(image: str, at: int) -> int:
-    blank = _BLANK.match(image, at)
-    return blank.end() if blank else at
-
-
-def _image(values: Mapping[str, str]) -> str:
-    return "{" + ",".join(f"{dumps(name, ensure_ascii=False)}:{value}" for name, value in values.items()) + "}"

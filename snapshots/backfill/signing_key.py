@@ -1,10 +1,10 @@
 """The key that signs requests, shared by those who may read the state folder."""
 
 import contextlib
-import os
 import secrets
 from pathlib import Path
 
+from cdc.durable_files import create
 from cdc.errors import ConfigError
 
 
@@ -27,12 +27,5 @@ def _make(place: Path) -> None:
     if place.exists():
         return
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = place.with_name(f".control.{secrets.token_hex(8)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-        file.flush()
-        os.fsync(file.fileno())
     with contextlib.suppress(FileExistsError):
-        os.link(aside, place)
-    aside.unlink()
+        create(place, secrets.token_hex(32).encode())

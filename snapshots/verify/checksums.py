@@ -10,18 +10,16 @@ collides, and no checksum may ever leave its process.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import AnyArray
 from snapshots.verify.row_comparison import texts
 
 Hashes = npt.NDArray[np.uint64]
-AnyArray: TypeAlias = Any
-"""An Arrow array of any type. Unchecked: the type stubs that exist describe another version of Arrow."""
 
 _BITS = 20
 GROUPS = 1 << _BITS

@@ -56,6 +56,22 @@ def test_a_text_cut_short_is_refused(value: dict[str, object], cut: int) -> None
             members(text[:cut])
 
 
+def test_digits_are_never_touched() -> None:
+    image = '{"n":123456789012345678901234567890.10,"e":1e400,"t":"a\\"b}"}'
+    assert members(image) == {"n": "123456789012345678901234567890.10", "e": "1e400", "t": '"a\\"b}"'}
+
+
+def test_a_number_may_have_as_many_digits_as_postgres_gives_it() -> None:
+    digits = "9" * 131_072
+    assert members(f'{{"n":{digits},"m":[-{digits}.5]}}') == {"n": digits, "m": f"[-{digits}.5]"}
+
+
+@pytest.mark.parametrize("value", ["tru", "1x", "01.", "[1,]", '{"a"}', "[tru]", "'a'", ""])
+def test_a_value_that_is_not_json_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="malformed JSON"):
+        members(f'{{"a":{value}}}')
+
+
 def test_nesting_deeper_than_the_stack_is_no_trouble() -> None:
     deep = "[" * 100_000 + "]" * 100_000
     assert members(f'{{"a":{deep},"b":1}}') == {"a": deep, "b": "1"}

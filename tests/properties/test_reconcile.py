@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.model import Lsn
-from snapshots.backfill.reconcile import Chunk, Committed, Merged, PgSnapshot, Reread, Window, members
+from snapshots.backfill.reconcile import Chunk, Committed, Merged, PgSnapshot, Reread, Window
 
 KEYS = 4
 Row = dict[str, int]
@@ -231,34 +231,6 @@ class Run:
         assert self.window is not None
         assert self.chunk is not None
         return self.window.merge(self.chunk)
-
-
-@given(
-    st.dictionaries(
-        st.text(max_size=5),
-        st.recursive(
-            st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-        ),
-        max_size=5,
-    ),
-    st.sampled_from([None, 1]),
-)
-def test_members_are_cut_out_of_an_image_as_they_are(values: dict[str, Any], indent: int | None) -> None:
-    text = json.dumps(values, ensure_ascii=False, indent=indent)
-    cut = dict(members(text))
-    assert {name: json.loads(value) for name, value in cut.items()} == values
-    assert all(value in text for value in cut.values())
-
-
-def test_digits_are_never_touched() -> None:
-    image = '{"n":123456789012345678901234567890.10,"e":1e400,"t":"a\\"b}"}'
-    assert dict(members(image)) == {"n": "123456789012345678901234567890.10", "e": "1e400", "t": '"a\\"b}"'}
-
-
-def test_a_number_may_have_as_many_digits_as_postgres_gives_it() -> None:
-    digits = "9" * 131_072
-    assert dict(members(f'{{"n":{digits},"m":-{digits}.5}}')) == {"n": digits, "m": f"-{digits}.5"}
 
 
 @given(st.lists(st.lists(st.integers(0, 20), max_size=30), max_size=10))

@@ -6,12 +6,12 @@ ahead of the log, and a slot that is has been moved by somebody else.
 """
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from cdc import backoff
 from cdc.capture.pgoutput.catalog_lookups import CatalogLookups
 from cdc.capture.pgoutput.decoder import Decoder
 from cdc.capture.replication.append_counts import AppendCounts
@@ -33,7 +33,7 @@ _QUEUE_BYTES = 32 * 2**20
 """Two merged entries: one is being appended while the next is collected."""
 _OPEN_BYTES = 64 * 2**20
 _WAIT_SECONDS = 0.2
-_FIRST_DELAY, _LONGEST_DELAY = 0.2, 15.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.4, 15.0
 _LONGEST_SILENCE = 900.0
 _BUSY_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -266,5 +266,4 @@ class _Attempts:
         self._failures += 1
         # A server that decodes a huge transaction in silence must not be asked to begin again for ever.
         self.silence = min(2 * self.silence, _LONGEST_SILENCE)
-        spread = 0.5 + random.random()  # noqa: S311 - keeps several readers from returning together
-        return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 10)) * spread
+        return backoff.spread(backoff.delay(self._failures, _FIRST_DELAY, _LONGEST_DELAY))

@@ -23,10 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Array = Any
-"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
-Flags = NDArray[np.bool_]
-Numbers = NDArray[np.int64]
+from cdc.arrays import AnyArray, Bools, Ints
 
 PASS_BYTES = 64 * 2**20
 """Rows of a transaction on disk that are looked at in one pass: all of a key's rows come in the same pass."""
@@ -59,7 +56,7 @@ def settled_parts(read: Callable[[], Iterable[pa.Table]]) -> Iterator[pa.Table]:
         at += part.num_rows
 
 
-def _share(parts: Iterable[pa.Table], number: int, passes: int) -> tuple[Numbers, pa.Table]:
+def _share(parts: Iterable[pa.Table], number: int, passes: int) -> tuple[Ints, pa.Table]:
     """The rows of one pass, and where each stands in the transaction. Truncates are in every pass."""
     at, places, shares = 0, [], []
     for part in parts:
@@ -70,7 +67,7 @@ def _share(parts: Iterable[pa.Table], number: int, passes: int) -> tuple[Numbers
     return np.concatenate(places), pa.concat_tables(shares).combine_chunks()
 
 
-def _superfluous(rows: pa.Table) -> Flags:
+def _superfluous(rows: pa.Table) -> Bools:
     """Which of these rows to leave out: they stand in log order, with every row of their keys and transactions."""
     found = np.zeros(rows.num_rows, np.bool_)
     for group in _doubtful(rows):
@@ -79,7 +76,7 @@ def _superfluous(rows: pa.Table) -> Flags:
     return found
 
 
-def _doubtful(rows: pa.Table) -> list[Numbers]:
+def _doubtful(rows: pa.Table) -> list[Ints]:
     """The rows of each key that a transaction first wrote and then deleted, of tables whose deletes show the row."""
     group = _groups(rows)
     order = np.argsort(group, kind="stable")
@@ -93,7 +90,7 @@ def _doubtful(rows: pa.Table) -> list[Numbers]:
     return [order[start:end] for start, end in zip(starts[many], ends[many], strict=True)]
 
 
-def _groups(rows: pa.Table) -> Numbers:
+def _groups(rows: pa.Table) -> Ints:
     """A number for each transaction, table and key; what follows a truncate has nothing to do with what came before."""
     table = _paired(_codes(rows["commit_lsn"]), _codes(rows["table"]))
     group = _paired(table, _codes(rows["key"]))
@@ -106,7 +103,7 @@ def _groups(rows: pa.Table) -> Numbers:
     return group
 
 
-def _paired(left: Numbers, right: Numbers) -> Numbers:
+def _paired(left: Ints, right: Ints) -> Ints:
     """One number for each pair."""
     return left * (int(right.max(initial=0)) + 1) + right
 
@@ -140,21 +137,21 @@ def _inserted(live: list[tuple[int, tuple[int, str]]], gone: tuple[int, str], en
     return max(same or others, default=None)
 
 
-def _full_deletes(rows: pa.Table) -> Array:
+def _full_deletes(rows: pa.Table) -> AnyArray:
     return pc.and_(pc.equal(rows["op"], pa.scalar("d")), pc.is_valid(rows["before"]))
 
 
-def _ops(rows: pa.Table, op: str) -> Flags:
+def _ops(rows: pa.Table, op: str) -> Bools:
     return np.asarray(pc.equal(rows["op"], pa.scalar(op)))
 
 
-def _codes(column: Array) -> Numbers:
+def _codes(column: AnyArray) -> Ints:
     coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-    codes: Numbers = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes: Ints = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
-def _hashes(keys: Array) -> NDArray[np.uint64]:
+def _hashes(keys: AnyArray) -> NDArray[np.uint64]:
     """A number for each key, to spread keys over passes: any would do, as long as equal keys get the same."""
     texts = keys.combine_chunks().fill_null("")
     spans = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)

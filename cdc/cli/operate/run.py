@@ -137,8 +137,7 @@ def _print(facts: Mapping[str, Any]) -> None:
         if isinstance(part, Mapping) and part.get("over_memory"):
             OUT.print(f"! {part['over_memory']}", markup=False, soft_wrap=True)
     for item in facts["reasons"]:
-        said = item["message"] if item["message"].endswith((".", ":", "?", "!")) else f"{item['message']}."
-        OUT.print(f"! {item['part']}: {said} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
+        OUT.print(f"! {item['part']}: {item['message']} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
     for item in facts["except"]:
         if item["kind"] in _NO_REASON:
             OUT.print(_except_line(item), markup=False, soft_wrap=True)

@@ -1,7 +1,6 @@
 """Messages of a real Debezium connector as rows of the log.
 
-Images are kept as they are written: the text is cut out of the message, never parsed and written again. The scanner of
-`json` finds where a value ends; what it returns is thrown away.
+Images are kept as they are written: the text is cut out of the message, never parsed and written again.
 """
 
 import hashlib
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from cdc.json_text.members import build, members
 from cdc.log.debezium.types import declared_types
 from cdc.log.kafka.envelope.decode import Decoded, NotAnEnvelope
 from cdc.log.kafka.envelope.encode import join_table
@@ -19,7 +19,6 @@ from cdc.model import LOG_SCHEMA, Op, PgType
 
 _TEXTS = json.JSONDecoder(parse_int=str, parse_float=str)
 """Made a number, an integer of more than 4300 digits would be refused by Python."""
-_SCAN = _TEXTS.raw_decode
 PLACEHOLDER = "__debezium_unavailable_value"
 
 Record = tuple[int, bytes, bytes]
@@ -153,41 +152,6 @@ def _key(key: bytes) -> str | None:
 def _image(parts: Mapping[str, str], name: str) -> str | None:
     text = parts.get(name, "null")
     return None if text == "null" else text
-
-
-def members(text: str) -> dict[str, str]:
-    """The members of a JSON object, each value as its text. Raises ValueError on anything else."""
-    found: dict[str, str] = {}
-    if not text.startswith("{"):
-        raise ValueError("not an object")
-    at = _blank(text, 1)
-    if text[at] == "}":
-        return found
-    while True:
-        name, at = _SCAN(text, at)
-        at = _blank(text, at)
-        if text[at] != ":" or not isinstance(name, str):
-            raise ValueError("not an object")
-        start = _blank(text, at + 1)
-        _, at = _SCAN(text, start)
-        found[name] = text[start:at]
-        at = _blank(text, at)
-        if text[at] == "}":
-            return found
-        if text[at] != ",":
-            raise ValueError("not an object")
-        at = _blank(text, at + 1)
-
-
-def build(parts: Mapping[str, str]) -> str:
-    """The inverse of `members`."""
-    return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in parts.items()) + "}"
-
-
-def _blank(text: str, at: int) -> int:
-    while text[at] in " \t\r\n":
-        at += 1
-    return at
 
 
 def schema_id_of(image: str | None, unchanged: Sequence[str] = ()) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.durable_files import FILE_MODE, remove, room, sync_folder
+from cdc.durable_files import open_new, remove, room, sync_folder
 from cdc.log.segments import segment_file
 from cdc.log.segments.folder import LogFolder, View
 from cdc.log.segments.segment_names import Segment
@@ -147,16 +147,14 @@ class SegmentMerger:
 
     def _write(self, aside: Path, rows: Iterable[pa.Table], facts: segment_file.Facts) -> segment_file.Extent:
         extent = segment_file.Extent()
-        with room(self._lease.aside):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(aside, flags, FILE_MODE), "wb") as file:
-                with segment_file.writer(file, "zstd", _LEVEL) as parquet:
-                    for group in _grouped(rows):
-                        extent = extent.with_more(segment_file.Extent.of(group))
-                        parquet.write_table(group, row_group_size=segment_file.GROUP_ROWS)
-                    parquet.add_key_value_metadata(facts.encoded())
-                file.flush()
-                os.fsync(file.fileno())
+        with room(self._lease.aside), os.fdopen(open_new(aside), "wb") as file:
+            with segment_file.writer(file, "zstd", _LEVEL) as parquet:
+                for group in _grouped(rows):
+                    extent = extent.with_more(segment_file.Extent.of(group))
+                    parquet.write_table(group, row_group_size=segment_file.GROUP_ROWS)
+                parquet.add_key_value_metadata(facts.encoded())
+            file.flush()
+            os.fsync(file.fileno())
         return extent
 
     def _sync(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from cdc.durable_files import FILE_MODE, make_folder, room, sync_folder
+from cdc.durable_files import make_folder, open_or_make, room, sync_folder
 from cdc.durable_files import replace as replace_file
 from cdc.errors import LogCorrupt
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
@@ -83,7 +83,7 @@ class FolderSchemas:
     def _alone(self) -> Iterator[None]:
         make_folder(self._folder)
         with room(self._folder / "lock"):
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            lock = open_or_make(self._folder / "lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Self
 
-from cdc.durable_files import FILE_MODE, FOLDER_MODE, make_folder, remove, room, sync_folder
+from cdc.durable_files import FOLDER_MODE, make_folder, open_or_make, remove, room, sync_folder
 from cdc.errors import LogFenced
 
 _WRITER = re.compile(r"\.writer-(\d{8})")
@@ -31,7 +31,7 @@ class WriterLock:
         """Become the writer. Raises LogFenced while another has the lock, unless told to take over."""
         make_folder(root)
         with room(root / "lock"):
-            lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            lock = open_or_make(root / "lock")
         try:
             with room(root / "lock"):
                 _seize(lock, root, takeover)

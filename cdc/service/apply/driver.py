@@ -12,6 +12,7 @@ from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from cdc.service.apply.reselect import SourceRows
 from cdc.service.state.batch_history import BatchHistory
+from cdc.service.state.sink_positions import by_name
 from sinks import registry
 from sinks.apply.applier import Applier, Stopped
 from sinks.apply.dead_letters import DeadLetters
@@ -69,7 +70,8 @@ def applier_of(
 
 
 def _position(log: LogReader, sink: str) -> Lsn:
-    return next((item.reached for item in log.consumers() if item.name == sink), ZERO_LSN)
+    consumer = by_name(log.consumers()).get(sink)
+    return consumer.reached if consumer else ZERO_LSN
 
 
 def stop_aware(stop: threading.Event) -> Callable[[float], None]:

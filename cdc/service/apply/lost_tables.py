@@ -19,7 +19,7 @@ from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema, parse_lsn
 from cdc.ports import LogReader
 from cdc.service.apply.paused_tables import TableRequests
 from cdc.service.state import status
-from cdc.service.state.sink_positions import consumer_name
+from cdc.service.state.sink_positions import by_name, consumer_name
 from cdc.service.state.store_files import LogPosition, Loss, StoredMark, StoreFiles
 from sinks.apply.applier import Applier
 from sinks.fingerprints import Difference, Fingerprinted, Positioned
@@ -218,7 +218,7 @@ class LostTables:
     def _hold(self, table: TableId, place: LogPosition, *, anew: bool) -> None:
         """Keep what the table has to get from a place on. One that was held before may have got some of it: anew."""
         name = consumer_name(self._sink.name, table)
-        held = next((item for item in self._log.consumers() if item.name == name), None)
+        held = by_name(self._log.consumers()).get(name)
         if held is not None and (not anew or held.reached <= place.reached):
             return
         if held is not None:
@@ -226,7 +226,7 @@ class LostTables:
         self._log.commit(name, place.reached, place.offset)
 
     def _position(self) -> LogPosition:
-        mine = next((item for item in self._log.consumers() if item.name == self._sink.name), None)
+        mine = by_name(self._log.consumers()).get(self._sink.name)
         return LogPosition(mine.reached, mine.offset) if mine else LogPosition()
 
     def _followed(self, table: TableId) -> bool:

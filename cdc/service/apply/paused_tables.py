@@ -18,11 +18,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc import backoff
 from cdc.errors import MillraceError, TableRefused
 from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Batch, Consumer, LogReader, Offset, Slice
 from cdc.service.apply.refill import Refill
-from cdc.service.state.sink_positions import consumer_name
+from cdc.service.state.sink_positions import by_name, consumer_name
 from cdc.service.state.skipped_tables import SkippedTables
 from sinks.apply.applier import Applier
 from sinks.fold.arrow import ranked
@@ -157,7 +158,7 @@ class PausedTables:
     def _wait(self, table: TableId, error: MillraceError) -> None:
         before = self.waiting.get(table)
         tries = before.tries + 1 if before else 1
-        due = time.monotonic() + min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(tries - 1, 10))
+        due = time.monotonic() + backoff.delay(tries, _FIRST_SECONDS, _LONGEST_SECONDS)
         since = before.since if before else datetime.now(UTC)
         with self._applier.turn:
             self.waiting = {**self.waiting, table: WaitingTable(error.message, error.remedy, since, tries, due)}
@@ -224,7 +225,7 @@ class PausedTables:
         _log.info("sink %s: %s has caught up and goes on", self._sink, table)
 
     def _consumers(self) -> Mapping[str, Consumer]:
-        return {consumer.name: consumer for consumer in self._log.consumers()}
+        return by_name(self._log.consumers())
 
     def _catch_up(self, table: TableId, after: Offset) -> tuple[Offset, int]:
         """Apply what the log has of a table after a place; returns where that ends and how much it was."""

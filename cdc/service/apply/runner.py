@@ -2,11 +2,11 @@
 
 import logging
 import math
-import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cdc import backoff
 from cdc.errors import MillraceError
 from cdc.service.daemon.restarts import Attempts
 from sinks.spark.query import SinkQuery
@@ -53,7 +53,7 @@ class SinkRunner:
         """Note why it ended and when to start it again."""
         self.attempts = self.attempts.ended(time.monotonic() - self.started)
         # not all at once: on a busy machine, queries that start together make each other miss Spark's time to start
-        self.restart_at = time.monotonic() + self.attempts.delay * random.uniform(0.5, 1.5)  # noqa: S311
+        self.restart_at = time.monotonic() + backoff.spread(self.attempts.delay)
         status = self.query.applier.status
         if status.state == "stopped":  # its retry policy says so
             self.restart_at = math.inf

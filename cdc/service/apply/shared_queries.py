@@ -12,6 +12,7 @@ from cdc.errors import LogFull, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import Consumer, LogReader
 from cdc.service.daemon.restarts import Attempts
+from cdc.service.state.sink_positions import by_name
 from sinks.apply.batch_buffer import BatchBuffer
 from sinks.apply.batch_schedule import crew
 from sinks.spark.query import ReadStart
@@ -104,7 +105,7 @@ class SharedQueries:
         except LogFull as error:
             self._failed(str(error))
             return
-        places = {place.name: place for place in self._log.consumers() if place.name in willing}
+        places = by_name(self._log.consumers())
         ready = {name for name, sink in willing.items() if sink.ready(places[name])}
         self._crew = crew({lag.consumer: lag for lag in self._log.lags() if lag.consumer in ready})
         if not self._crew:

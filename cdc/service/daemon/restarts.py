@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from cdc import backoff
+
 _FIRST = 0.5
 _LONGEST = 30.0
 _STEADY = 60.0  # a part that ran this long starts counting afresh: its last trouble is over
@@ -20,7 +22,7 @@ class Attempts:
     @property
     def delay(self) -> float:
         """Seconds to wait before the next start: doubling, bounded."""
-        return min(_LONGEST, _FIRST * 2 ** max(0, self.failures - 1)) if self.failures else 0.0
+        return backoff.delay(self.failures, _FIRST, _LONGEST)
 
 
 def is_final(code: int) -> bool:

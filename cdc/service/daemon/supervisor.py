@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cdc.durable_files import open_or_make
 from cdc.errors import EnvironmentFault
 from cdc.service.daemon.budgets import resident_bytes
 from cdc.service.daemon.process import SUPERVISOR
@@ -192,7 +193,7 @@ class StateLock:
     def __enter__(self) -> "StateLock":
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor = open_or_make(self._path)
         except OSError as error:
             raise EnvironmentFault(
                 f"The state folder {self._path.parent} cannot be written: {error.strerror}.",

@@ -17,11 +17,15 @@ SILENT_AFTER = 15.0  # seconds; parts speak about once a second, a long garbage 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the pipeline is not ready: which part, what, and what to do."""
+    """Why the pipeline is not ready: which part, what (a whole sentence together with the part), and what to do."""
 
     part: str
     message: str
     remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.message.endswith((".", ":", "?", "!")):
+            object.__setattr__(self, "message", f"{self.message}.")
 
 
 def reasons(capture: Facts, apply: Facts, sinks: tuple[str, ...], now: datetime) -> list[Reason]:

@@ -37,9 +37,14 @@ class SinkPosition:
 NOWHERE = SinkPosition(ZERO_LSN)
 
 
+def by_name(consumers: Iterable[Consumer]) -> dict[str, Consumer]:
+    """The log's consumers by their names."""
+    return {consumer.name: consumer for consumer in consumers}
+
+
 def place_of(sink: str, tables: Sequence[TableId], consumers: Iterable[Consumer]) -> SinkPosition:
     """A sink's place. The trap: one that left the pipeline may have a place yet, and counts no more."""
-    at = {consumer.name: consumer.reached for consumer in consumers}
+    at = {name: consumer.reached for name, consumer in by_name(consumers).items()}
     names = {consumer_name(sink, table): str(table) for table in tables}
     prefix = _prefix(sink)
     held = {names.get(name, name): reached for name, reached in at.items() if name.startswith(prefix)}

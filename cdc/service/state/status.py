@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cdc.durable_files import replace_unsynced
+
 Facts = Mapping[str, object]
 
 
@@ -23,15 +25,7 @@ def publish(state: Path, part: str, facts: Facts) -> None:
     place = folder(state)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     stamped = {**facts, "part": part, "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
-    aside = place / f".{part}.{os.getpid()}"
-    try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(stamped, file, ensure_ascii=False, default=str)
-        aside.replace(place / f"{part}.json")
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    replace_unsynced(place / f"{part}.json", json.dumps(stamped, ensure_ascii=False, default=str).encode())
 
 
 def read(state: Path, part: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from cdc.arrays import Ints
 
 _MAGIC = 1681511377
 _NO_RUNS = 12346

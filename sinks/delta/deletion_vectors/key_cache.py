@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.json_text.columns import AnyArray
-
-Ints = npt.NDArray[np.int64]
+from cdc.arrays import AnyArray, Ints
 
 ROOM = 24 << 20
 """Bytes for a table: twelve million dense keys. Beyond it nothing is kept, rather than read and dropped in turns."""

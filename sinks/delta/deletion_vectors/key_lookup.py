@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray, Ints
 from sinks.delta.deletion_vectors.key_cache import KeyCache, SortedKeys
 from sinks.delta.rows.changes import TypedChanges
 from sinks.delta.rows.images import no_values
@@ -30,7 +30,6 @@ from sinks.delta.write.region import Files
 if TYPE_CHECKING:
     from sinks.delta.schema.layout import AnyField
 
-Ints = npt.NDArray[np.int64]
 _PIECE_BYTES = 8 << 20
 """Of a column with large values that is decoded at once."""
 

@@ -17,24 +17,23 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from cdc.arrays import Ints
 from cdc.failpoint import reached
 from sinks.delta.deletion_vectors.bitmap import inline
 from sinks.delta.deletion_vectors.key_cache import KeyCache
 from sinks.delta.deletion_vectors.key_lookup import Found, Table, look_up, read
-from sinks.delta.rows.changes import STORED_ROW_MISSING, TypedChanges, sorted_by
+from sinks.delta.rows.changes import TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import decide, fresh
 from sinks.delta.schema.layout import TableLayout
 from sinks.delta.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
 from sinks.delta.write.merge import marks
 from sinks.delta.write.region import Files, Region
-
-Ints = npt.NDArray[np.int64]
+from sinks.rows.images import STORED_ROW_MISSING
 
 LEAST_REGION = 4 * 1024 * 1024
 """Compressed bytes that a rewrite must touch before marks are made instead: some 120,000 rows, 0.1 s of CPU. Below that

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import AnyArray
 from cdc.errors import RejectedItem, SinkError
-from cdc.json_text.columns import AnyArray
 from cdc.model import TableSchema
 from cdc.ports import Batch
 from sinks.delta.rows.images import no_values, typed
@@ -23,8 +23,6 @@ from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCH
 
 PARTIAL = PREFIX + "partial"
 """Source-side only: the row lacks columns whose stored values must stay."""
-
-STORED_ROW_MISSING = "stored row missing"
 
 
 def keep_flag(number: int) -> str:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray, RawColumn, members
+from cdc.arrays import AnyArray
+from cdc.json_text.columns import RawColumn, members
 from cdc.model import Column
 from sinks.delta.schema.types import ValueForm, form
 

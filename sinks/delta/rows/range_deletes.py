@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray
 from cdc.key_range import Level, Removal
 from sinks.delta.changelog import newest
 from sinks.delta.rows.changes import PARTIAL, TypedChanges

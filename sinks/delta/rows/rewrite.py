@@ -13,12 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray, Bools, Ints
 from sinks.delta.rows.changes import PARTIAL, TypedChanges, keep_flag, sorted_by
 from sinks.delta.schema.layout import DELETED, VERSION
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

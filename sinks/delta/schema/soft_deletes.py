@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray
 
 _NAME = r'(?P<quoted>"(?:[^"]|"")+")|(?P<plain>[A-Za-z_][A-Za-z0-9_]*)'
 _FORM = re.compile(

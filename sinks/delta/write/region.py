@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
+from cdc.arrays import Ints
 
 MAX_BOXES = 32
 """Each box is two comparisons for every row that is read: 32 of them cost a million rows up to a second of CPU."""

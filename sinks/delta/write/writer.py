@@ -22,15 +22,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.json_text.columns import AnyArray
+from cdc.arrays import AnyArray
 from sinks.delta.deletion_vectors.writer import VectorWriter
-from sinks.delta.rows.changes import PARTIAL, STORED_ROW_MISSING, TypedChanges, sorted_by
+from sinks.delta.rows.changes import PARTIAL, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import places, rewrite, taken
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
 from sinks.delta.write.merge import append, floor, marks, merge, overwrite
 from sinks.delta.write.region import Files, Region
 from sinks.delta.write.region import region as key_region
 from sinks.delta.write.row_sizes import inflated, widest
+from sinks.rows.images import STORED_ROW_MISSING
 
 MEGABYTE = 1024 * 1024
 

@@ -77,7 +77,7 @@ def test_health_names_the_lost_tables_in_one_sentence_with_the_remedy(make: Make
     sink = {"state": "running", "losses": scene.losses.facts()}
     apply = {"state": "running", "at": now.isoformat(), "sinks": {"memory": sink}}
     (reason,) = reasons({"state": "streaming", "at": now.isoformat()}, apply, ("memory",), now)
-    assert reason.message == "public.items, public.others: is not what was written"
+    assert reason.message == "public.items, public.others: is not what was written."
     assert "millrace refill memory" in reason.remedy
     lacking = Standing({}, apply, Positions(scene.settings, scene.log.reader).places()).excepted(Asked(("memory",)))
     assert [(item.kind, item.table) for item in lacking] == [("lost", "public.items"), ("lost", "public.others")]

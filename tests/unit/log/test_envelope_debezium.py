@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.log.debezium.decode import DebeziumDecoder, build, members, schema_id_of
+from cdc.log.debezium.decode import DebeziumDecoder, schema_id_of
 from cdc.log.debezium.schemas import guessed
 from cdc.log.debezium.seek import offset_before
 from cdc.log.debezium.types import declared_types
@@ -37,22 +37,6 @@ def message(after: str, op: str = "u", before: str = "null", lsn: object = 300, 
 
 def rows(*values: bytes, key: bytes = b'{"id":1}') -> list[dict[str, Any]]:
     return DECODE([(offset, key, value) for offset, value in enumerate(values)]).rows.to_pylist()
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text(max_size=8), JSON, max_size=5), st.sampled_from([None, 1]))
-@settings(max_examples=100, deadline=None)
-def test_members_are_cut_out_as_they_stand(value: dict[str, Any], indent: int | None) -> None:
-    text = json.dumps(value, indent=indent)
-    parts = members(text)
-    assert {name: json.loads(part) for name, part in parts.items()} == value
-    assert members(build(parts)) == parts
 
 
 def test_images_keep_every_digit_and_blank() -> None:

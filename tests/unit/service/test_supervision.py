@@ -198,7 +198,7 @@ def test_a_failed_part_gives_its_error_and_remedy() -> None:
     broken = said("failed", error={"message": "slot gone", "remedy": "resync"})
     apply = said("running", sinks={"redis": {"state": "busy", "error": "out of memory"}})
     found = [(reason.part, reason.message, reason.remedy) for reason in reasons(broken, apply, ("redis",), NOW)]
-    assert found == [("capture", "slot gone", "resync"), ("sink redis", "out of memory", "")]
+    assert found == [("capture", "slot gone.", "resync"), ("sink redis", "out of memory.", "")]
 
 
 def test_a_sink_has_reached_an_lsn_that_ended_no_captured_transaction() -> None:

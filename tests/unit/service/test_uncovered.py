@@ -117,12 +117,12 @@ def test_health_names_table_sink_reason_and_remedy() -> None:
     sink = {"state": "running", "tables_waiting": {ORDERS: SAID}, "tables_refilling": {USERS: SAID}}
     found = reasons(capture, {**at, "state": "running", "sinks": {"lake": sink}}, ("lake",), NOW)
     assert [(reason.part, reason.message, reason.remedy) for reason in found] == [
-        ("capture", "table public.users waits: renamed", "rename it back"),
+        ("capture", "table public.users waits: renamed.", "rename it back"),
         (
             "capture",
-            "has not read all rows of public.orders: the disk was full",
+            "has not read all rows of public.orders: the disk was full.",
             "Go on: millrace backfill --resume table:public.orders",
         ),
-        ("sink lake", "table public.orders waits: a column has another type", "change it back"),
-        ("sink lake", "a column has another type", "change it back"),
+        ("sink lake", "table public.orders waits: a column has another type.", "change it back"),
+        ("sink lake", "a column has another type.", "change it back"),
     ]

@@ -7,13 +7,13 @@ is wrong is named by its place in the batch, never by its content.
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import AnyArray, Bytes, Ints
 from cdc.errors import LogCorrupt
 from cdc.log.kafka.envelope.encode import (  # fmt: skip
     ABSENT,
@@ -28,11 +28,6 @@ from cdc.log.kafka.envelope.encode import (  # fmt: skip
     join_table,
 )
 from cdc.model import LOG_SCHEMA
-
-Array = Any
-"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 _NULL = 4  # bytes of the text `null`
 _LONGEST_HEAD = 2048
@@ -56,7 +51,7 @@ class _Values:
     ends: Ints
 
     @classmethod
-    def of(cls, values: Array) -> "_Values":
+    def of(cls, values: AnyArray) -> "_Values":
         offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
         raw = values.buffers()[2]
         data = np.frombuffer(raw, np.uint8) if raw is not None else np.zeros(0, np.uint8)
@@ -74,7 +69,7 @@ class Decoded:
     """Where each row was, if rows and records are not one to one."""
 
 
-def decode(keys: Array, values: Array) -> Decoded:
+def decode(keys: AnyArray, values: AnyArray) -> Decoded:
     """Rows of one topic's messages, tombstones already left out. Raises NotAnEnvelope."""
     if len(values) == 0:
         return Decoded(LOG_SCHEMA.empty_table(), np.zeros(0, np.int64))
@@ -117,7 +112,7 @@ def _refuse_short(part: _Values) -> None:
         raise NotAnEnvelope(int(short[0]))
 
 
-def _tail(values: Array) -> dict[str, Bytes]:
+def _tail(values: AnyArray) -> dict[str, Bytes]:
     """The fixed-width cells at the end of every value, after every byte between them was compared."""
     ends = pc.binary_slice(values, -TAIL_BYTES)
     block = np.frombuffer(ends.buffers()[2], np.uint8)[: len(values) * TAIL_BYTES].reshape(len(values), TAIL_BYTES)
@@ -171,7 +166,7 @@ def _refuse_misplaced(part: _Values, before: Ints, after: Ints, source_at: Ints,
         _refuse_different(part.data[at[:, None] + np.arange(len(text))], text)
 
 
-def _tables(part: _Values, source_at: Ints, until: Ints) -> Array:
+def _tables(part: _Values, source_at: Ints, until: Ints) -> AnyArray:
     """The table of each row. Messages of a topic nearly always share one `source` head: it is parsed once."""
     names = np.empty(len(source_at), object)
     rest = np.arange(len(source_at))
@@ -200,12 +195,12 @@ def _head(head: bytes, row: int) -> tuple[str, int]:
         raise NotAnEnvelope(row) from error
 
 
-def _keys(keys: Array) -> Array:
+def _keys(keys: AnyArray) -> AnyArray:
     texts = keys.cast(pa.string())
     return pc.if_else(pc.equal(texts, pa.scalar(NULL_KEY.decode())), None, texts)
 
 
-def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -> Array:
+def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -> AnyArray:
     """Slices of the buffer as an Arrow array: every second gap of interleaved offsets is a text."""
     if absent.all():
         return pa.nulls(len(at), pa.string())
@@ -214,15 +209,15 @@ def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -
     edges[1::2] = at + length
     edges[-1] = edges[-2]
     spans = pa.Array.from_buffers(pa.binary(), 2 * len(at), [None, _buffer(edges), _buffer(data)])
-    wanted: Array = pa.array(np.arange(0, 2 * len(at), 2), mask=absent)
+    wanted: AnyArray = pa.array(np.arange(0, 2 * len(at), 2), mask=absent)
     return spans.take(wanted).cast(pa.string())
 
 
-def _buffer(data: Array) -> pa.Buffer:
+def _buffer(data: AnyArray) -> pa.Buffer:
     return pa.py_buffer(data)
 
 
-def _unchanged(data: Bytes, at: Ints, length: Ints) -> Array:
+def _unchanged(data: Bytes, at: Ints, length: Ints) -> AnyArray:
     texts = _texts(data, at, length, np.zeros(len(at), bool))
     distinct = pc.unique(texts).to_pylist()
     if distinct == ["null"]:

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import Ints
+
 Texts = npt.NDArray[np.void]
 """One text of a fixed width per row."""
-Numbers = npt.NDArray[np.int64]
 
 
-def padded(numbers: Numbers, width: int) -> Texts:
+def padded(numbers: Ints, width: int) -> Texts:
     """Each number, right-aligned. Every one must fit: 20 characters hold any of 64 bits, 11 any of 32."""
     if not len(numbers):
         return np.empty(0, f"V{width}")
@@ -29,6 +30,6 @@ def padded(numbers: Numbers, width: int) -> Texts:
     return _each(numbers, width)
 
 
-def _each(numbers: Numbers, width: int) -> Texts:
+def _each(numbers: Ints, width: int) -> Texts:
     texts: Any = pc.utf8_lpad(pc.cast(pa.array(numbers), pa.string()), width, " ")
     return np.frombuffer(texts.buffers()[2], f"V{width}", len(numbers))

@@ -21,11 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.kafka.envelope.digits import Numbers, padded
+from cdc.arrays import AnyArray, Ints
+from cdc.log.kafka.envelope.digits import padded
 from cdc.model import Op, TableId
-
-Array = Any
-"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
 
 FORMAT = 1
 CONNECTOR_VERSION = "millrace-1"
@@ -87,9 +85,9 @@ class Messages:
     """The messages of one table, in log order. `deletes[i]` asks for a tombstone after message i."""
 
     table: str
-    keys: Array
-    values: Array
-    deletes: Array
+    keys: AnyArray
+    values: AnyArray
+    deletes: AnyArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
         "after": pc.fill_null(pc.cast(pc.binary_length(column["after"]), pa.int64()), ABSENT),
         "unchanged": unchanged_bytes,
     }
-    pieces: list[Array] = [
+    pieces: list[AnyArray] = [
         BEFORE_OPENS.decode(), before, AFTER_OPENS.decode(), pc.fill_null(column["after"], "null"),
         SOURCE_OPENS.decode() + source_head(table, origin) + ',"snapshot":',
         pc.if_else(pc.equal(column["op"], pa.scalar(Op.READ.value)), '"true"', '"false"'),
@@ -142,7 +140,7 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
     return Messages(table, _binary(keys), _binary(values), deletes)
 
 
-def _tails(column: dict[str, Array], now: datetime) -> Array:
+def _tails(column: dict[str, AnyArray], now: datetime) -> AnyArray:
     """The part of every message that has a fixed width: one block of bytes, filled column by column."""
     stamp = _numbers(pc.cast(column["commit_ts"], pa.int64()))
     block = np.frombuffer(bytearray(_BLANK_TAIL * len(stamp)), _FORM)
@@ -156,7 +154,7 @@ def _tails(column: dict[str, Array], now: datetime) -> Array:
     block["op"] = np.frombuffer("".join(column["op"].to_pylist()).encode(), "V1")
     block["now_ms"] = padded(np.array([int(now.timestamp() * 1000)]), NUMBER)
     bounds = np.arange(len(block) + 1, dtype=np.int32) * np.int32(TAIL_BYTES)
-    buffers: Array = [None, pa.py_buffer(bounds.data), pa.py_buffer(block.view(np.uint8).data)]
+    buffers: AnyArray = [None, pa.py_buffer(bounds.data), pa.py_buffer(block.view(np.uint8).data)]
     return pa.Array.from_buffers(pa.string(), len(block), buffers)
 
 
@@ -252,7 +250,7 @@ def topic_of(prefix: str, table: str) -> str:
     return _UNSAFE.sub("_", ".".join(part for part in (prefix, schema, name) if part))
 
 
-def _before(before: Array, key: Array, deletes: Array) -> tuple[Array, Array]:
+def _before(before: AnyArray, key: AnyArray, deletes: AnyArray) -> tuple[AnyArray, AnyArray]:
     own = pc.is_valid(before)
     borrow = pc.and_(pc.and_(deletes, pc.invert(own)), pc.is_valid(key))
     text = pc.coalesce(before, pc.if_else(borrow, key, None), pa.scalar("null"))
@@ -260,7 +258,7 @@ def _before(before: Array, key: Array, deletes: Array) -> tuple[Array, Array]:
     return text, pc.if_else(own, pc.cast(pc.binary_length(text), pa.int64()), absent)
 
 
-def _unchanged(lists: Array) -> tuple[Array, Array]:
+def _unchanged(lists: AnyArray) -> tuple[AnyArray, AnyArray]:
     """JSON of the lists, and its length. Nearly always null throughout, and then no row is looked at."""
     if lists.null_count == len(lists):
         return "null", pa.array(np.full(len(lists), len("null")))
@@ -272,7 +270,7 @@ def _unchanged(lists: Array) -> tuple[Array, Array]:
         if found is None:
             found = known[each] = _list_text(list(each))
         texts.append("null" if names is None else found)
-    made: Array = pa.array(texts, pa.string())
+    made: AnyArray = pa.array(texts, pa.string())
     return made, pc.binary_length(made)
 
 
@@ -280,15 +278,15 @@ def _list_text(names: list[str] | None) -> str:
     return "null" if names is None else json.dumps(names, ensure_ascii=False, separators=(",", ":"))
 
 
-def _flat(column: Array) -> Array:
+def _flat(column: AnyArray) -> AnyArray:
     flat = column.combine_chunks()
     return flat.combine_chunks() if isinstance(flat, pa.ChunkedArray) else flat
 
 
-def _numbers(column: Array) -> Numbers:
-    numbers: Numbers = column.to_numpy().astype(np.int64, copy=False)
+def _numbers(column: AnyArray) -> Ints:
+    numbers: Ints = column.to_numpy().astype(np.int64, copy=False)
     return numbers
 
 
-def _binary(texts: Array) -> Array:
+def _binary(texts: AnyArray) -> AnyArray:
     return texts.cast(pa.binary())

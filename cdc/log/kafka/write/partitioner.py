@@ -3,26 +3,24 @@
 Any other producer that keys by the same bytes agrees; the same in every process and on every machine.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-Array = Any
-"""An Arrow array: pyarrow's stubs cannot follow its compute functions."""
+from cdc.arrays import AnyArray
+
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
 _WORD = 4
 
 
-def partitions_of(keys: Array, count: int) -> npt.NDArray[np.int64]:
+def partitions_of(keys: AnyArray, count: int) -> npt.NDArray[np.int64]:
     """The partition of each key among `count`."""
     if count == 1:
         return np.zeros(len(keys), np.int64)
     return (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
 
 
-def murmur2(keys: Array) -> npt.NDArray[np.uint32]:
+def murmur2(keys: AnyArray) -> npt.NDArray[np.uint32]:
     """The hash of each key; keys of one length are hashed together."""
     hashes = np.zeros(len(keys), np.uint32)
     if not len(keys):

@@ -4,7 +4,6 @@ A Kafka transaction left open meanwhile would hide everything behind it from rea
 producer has only one open: other, smaller transactions commit while a large one is still coming.
 """
 
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.durable_files import FILE_MODE, make_folder, room
+from cdc.durable_files import make_folder, open_new, room
 from cdc.errors import LogError
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.row_file import RowFile
@@ -44,9 +43,8 @@ class KafkaSpool:
         make_folder(folder)
         self._writer = writer
         self._path = folder / f"spool-{secrets.token_hex(8)}.arrow"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with room(folder):
-            self._file = RowFile(os.open(self._path, flags, FILE_MODE), str(folder))
+            self._file = RowFile(open_new(self._path), str(folder))
         self._over = False
 
     def write(self, rows: pa.Table) -> None:

@@ -125,7 +125,7 @@ function drawFlow(flow) {
 
 function drawReasons(reasons, sinks) {
   $("reasons").replaceChildren(...reasons.map((reason) =>
-    make("li", {}, make("strong", {}, reason.part), `: ${reason.message.replace(/[^.:?!]$/, "$&.")} ${reason.remedy || ""}`)));
+    make("li", {}, make("strong", {}, reason.part), `: ${reason.message} ${reason.remedy || ""}`)));
   const late = sinks.filter((sink) => sink.lag_seconds > 60).map((sink) => `${sink.name} is ${duration(sink.lag_seconds)} behind`);
   if (reasons.length) say("Not ready", "bad");
   else say(["Everything works", ...late].join("; "), late.length ? "slow" : "good");
