@@ -78,6 +78,16 @@ def test_everything_that_a_page_points_to_exists(page: Path) -> None:
     assert broken_links(page) + lost_paths(page) + lost_names(page) == []
 
 
+def test_every_page_that_code_names_exists() -> None:
+    named = {
+        page
+        for folder in ("cdc", "sinks", "snapshots", "views", "deploy", "bench", "tests")
+        for module in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", module.read_text(encoding="utf-8"))
+    }
+    assert sorted(page for page in named if not (ROOT / page).exists()) == []
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached, ahead = {ROOT / "README.md"}, [ROOT / "README.md"]
     while ahead:
