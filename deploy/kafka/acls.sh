@@ -4,7 +4,7 @@
 #   BOOTSTRAP=kafka-1:9093 PREFIX=shop WRITER=millrace READER=millrace-apply sh acls.sh
 #
 # COMMAND_CONFIG names the administrator's client properties, if any. WRITER runs capture, READER the sinks; where one
-# process does both, one user may have both. Nobody else may write to topics of the prefix: see docs/kafka.md.
+# process does both, one user may have both. No other user may write to topics of the prefix: see docs/kafka.md.
 set -eu
 : "${BOOTSTRAP:?}" "${PREFIX:?}" "${WRITER:?}" "${READER:?}"
 
@@ -17,7 +17,7 @@ allow --allow-principal "User:$WRITER" --topic "$PREFIX." --resource-pattern-typ
     --operation Create --operation Describe --operation Read --operation Write --operation Delete
 allow --allow-principal "User:$WRITER" --transactional-id "$PREFIX.millrace.writer" \
     --operation Describe --operation Write
-# No group is joined, but librdkafka asks for the coordinator of one.
+# No group is joined, but librdkafka looks up the coordinator of one.
 allow --allow-principal "User:$WRITER" --group "$PREFIX.millrace.reader" --operation Describe
 # Only for log.retention_gb, which needs the sizes of topics.
 allow --allow-principal "User:$WRITER" --cluster --operation Describe

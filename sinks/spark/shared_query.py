@@ -2,7 +2,7 @@
 
 The query waits for no store: it only keeps what a slow one has not taken yet, up to a limit, and beyond it the sink
 leaves. Its checkpoint is worth nothing after a restart, because it may be ahead of every sink: what counts is each
-sink's position in the log, and the query begins anew at the least of them. docs/adr/0011-convoy.md says why.
+sink's position in the log, and the query begins anew at the least of them. docs/adr/0011-shared-query.md says why.
 """
 
 import shutil
