@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.test_imports import LEVELS
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -76,6 +78,12 @@ def defines(module: Path, name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_everything_that_a_page_points_to_exists(page: Path) -> None:
     assert broken_links(page) + lost_paths(page) + lost_names(page) == []
+
+
+def test_the_layers_of_the_architecture_are_those_that_are_checked() -> None:
+    rows = re.findall(r"^\| \d \| (.+?) \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = [set(re.findall(r"`([\w.]+)`", row)) for row in rows]
+    assert shown[: len(LEVELS)] == [set(level) for level in LEVELS]
 
 
 def test_every_page_that_code_names_exists() -> None:
