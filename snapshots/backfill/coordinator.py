@@ -72,7 +72,7 @@ class Backfills:
         self.history_exact_from = marks.get(EXACT_MARK, "")
         """From this LSN on the log's history is exact; empty while a snapshot that was cut short is unfinished."""
         self._changed = threading.Condition()
-        self._waiting = frozenset(captured_tables.waiting(marks))
+        self._waiting = frozenset(captured_tables.waiting_tables(marks))
         self._jobs = {**known(marks), **{job.id: job for job in self._missing(marks)}}
         self._paces: dict[str, Pace] = {}
         self._windows = Windows()
@@ -108,7 +108,7 @@ class Backfills:
         marks = log.progress().marks
         with self._changed:
             self._settings = settings
-            self._waiting = frozenset(captured_tables.waiting(marks))
+            self._waiting = frozenset(captured_tables.waiting_tables(marks))
             self._jobs |= {job.id: job for job in self._missing(marks) if job.anew or job.id not in self._jobs}
             self._changed.notify_all()
         if self._interrupted and not self._left():
@@ -154,7 +154,7 @@ class Backfills:
 
     # -- the listener: called by the reading thread
 
-    def passed(self, item: Entry | SpilledTransaction) -> None:
+    def transactions(self, item: Entry | SpilledTransaction) -> None:
         """See the stream go by."""
         if self._failure is not None:
             raise self._failure
@@ -164,7 +164,7 @@ class Backfills:
         elif (first := next(item.parts(), None)) is not None:
             self._windows.spoil(first.slice(0, 1), "a very large transaction went by")
 
-    def heard(self, message: LogicalMessage) -> Sequence[Entry]:
+    def message(self, message: LogicalMessage) -> Sequence[Entry]:
         """Obey a message, or note a mark. Whatever cannot be understood is passed over."""
         self._end = max(self._end, message.lsn)
         match understand(message.content, self._key):
@@ -184,7 +184,7 @@ class Backfills:
                 _log.warning("A message at %s was not obeyed: %s.", format_lsn(message.lsn), reason)
         return ()
 
-    def restarted(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins."""
         self._windows.lose()
 

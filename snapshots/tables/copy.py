@@ -95,7 +95,7 @@ def _receive(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str
     try:
         pgconn.consume_input()
     except psycopg.OperationalError:
-        raise SourceLost(f"{doing} failed: the connection went away.", "It is tried again.") from None
+        raise SourceLost(f"{doing} failed: the connection went away.", "It is retried automatically.") from None
 
 
 def _result(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> pq.abc.PGresult | None:
@@ -116,7 +116,7 @@ def _finish(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str)
 
 def _failure(result: pq.abc.PGresult | None, doing: str) -> Exception:
     if result is None:
-        return SourceLost(f"{doing} failed: the connection went away.", "It is tried again.")
+        return SourceLost(f"{doing} failed: the connection went away.", "It is retried automatically.")
     return explain_result(result, doing)
 
 

@@ -189,7 +189,7 @@ def test_a_key_that_is_replaced_while_the_table_is_first_read_has_it_read_from_t
             scene.backfills.follow(rig.settings, log)
             done.set()
 
-        scene.following.reader.between(change)
+        scene.following.reader.run_between_connections(change)
         assert done.wait(60)
         released.set()
         scene.wait(own(TABLE))
