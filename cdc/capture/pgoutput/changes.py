@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import Bools, Ints
 from cdc.capture.pgoutput.frames import Frames
 from cdc.capture.pgoutput.tuples import Tuples, read_tuples
 from cdc.capture.rows.arrow_buffers import flags_of, letters, lists, spread, take
-from cdc.capture.rows.byte_spans import Block, Flags, IntArray, Spans, as_arrow, gather
+from cdc.capture.rows.byte_spans import Block, Spans, as_arrow, gather
 from cdc.capture.rows.layout import RowLayout
 from cdc.errors import DecodeError
 
@@ -29,7 +30,7 @@ NAMES = pa.list_(pa.string())
 class Changes:
     """The changes of one layout in stream order, one row each; a key change is two rows: `d`, then `c`."""
 
-    message: IntArray
+    message: Ints
     """Which message each row came from."""
     op: "pa.StringArray"
     key: "pa.StringArray"
@@ -49,12 +50,12 @@ class _Read:
 
     old: Tuples | None
     new: Tuples | None
-    has_old: Flags
-    has_new: Flags
-    full: Flags
+    has_old: Bools
+    has_new: Bools
+    full: Bools
 
 
-def decode(frames: Frames, layout: RowLayout, message: IntArray, at: IntArray) -> Changes:
+def decode(frames: Frames, layout: RowLayout, message: Ints, at: Ints) -> Changes:
     """Decode these messages; `at` is the offset of each one's first tuple mark."""
     read = _fill_unchanged(_read(frames, layout, message, at), layout)
     key = layout.key_images(_key_block(read, layout, frames, message))
@@ -67,7 +68,7 @@ def truncate(message: int) -> Changes:
     return Changes(np.array([message]), pa.array(["t"]), nothing, nothing, nothing, pa.nulls(1, NAMES))
 
 
-def _read(frames: Frames, layout: RowLayout, message: IntArray, at: IntArray) -> _Read:
+def _read(frames: Frames, layout: RowLayout, message: Ints, at: Ints) -> _Read:
     kind = frames.kind[message]
     mark = frames.data[at]
     has_new, has_old = kind != DELETE, mark != _NEW
@@ -89,7 +90,7 @@ def _read(frames: Frames, layout: RowLayout, message: IntArray, at: IntArray) ->
     return _Read(old, new, has_old, has_new, full)
 
 
-def _require(frames: Frames, message: IntArray, at: IntArray, good: Flags, problem: str) -> None:
+def _require(frames: Frames, message: Ints, at: Ints, good: Bools, problem: str) -> None:
     if not good.all():
         row = int(np.argmin(good))
         raise DecodeError(problem, frames.offset(int(message[row]), int(at[row])))
@@ -113,7 +114,7 @@ def _fill_unchanged(read: _Read, layout: RowLayout) -> _Read:
     return replace(read, new=Tuples(columns, unchanged))
 
 
-def _fill_column(column: Spans, missing: Flags, fill: Flags, source: Spans, use: Flags) -> tuple[Spans, Flags | None]:
+def _fill_column(column: Spans, missing: Bools, fill: Bools, source: Spans, use: Bools) -> tuple[Spans, Bools | None]:
     """The column with `fill` rows taken from the `use` rows of `source`, in a new buffer: the old tuple comes before
     the new one, and a shared buffer must be read in ascending order."""
     start, stop = column.start.copy(), column.stop.copy()
@@ -124,7 +125,7 @@ def _fill_column(column: Spans, missing: Flags, fill: Flags, source: Spans, use:
     return gather(Spans(column.data, start, stop, valid)), left if left.any() else None
 
 
-def _key_block(read: _Read, layout: RowLayout, frames: Frames, message: IntArray) -> Block:
+def _key_block(read: _Read, layout: RowLayout, frames: Frames, message: Ints) -> Block:
     """The columns that identify each message's row: from the new tuple, or from a delete's old one.
 
     Only key columns are merged; the others are not read.
@@ -140,7 +141,7 @@ def _key_block(read: _Read, layout: RowLayout, frames: Frames, message: IntArray
     return Block(frames.data, columns, len(message))
 
 
-def _require_keys(read: _Read, layout: RowLayout, frames: Frames, message: IntArray) -> None:
+def _require_keys(read: _Read, layout: RowLayout, frames: Frames, message: Ints) -> None:
     for field in layout.keys:
         missing = None if read.new is None else read.new.unchanged[field.index]
         if missing is not None:
@@ -149,7 +150,7 @@ def _require_keys(read: _Read, layout: RowLayout, frames: Frames, message: IntAr
             raise DecodeError(problem, frames.offset(index, int(frames.start[index])))
 
 
-def _merge_columns(new: Spans, old: Spans, is_new: Flags) -> Spans:
+def _merge_columns(new: Spans, old: Spans, is_new: Bools) -> Spans:
     """One column over all messages: `new` where `is_new`, else `old`."""
     if new.data is not old.data:
         index = np.where(is_new, np.cumsum(is_new) - 1, len(new) + np.cumsum(~is_new) - 1)
@@ -167,7 +168,7 @@ def _merge_columns(new: Spans, old: Spans, is_new: Flags) -> Spans:
 
 def _key_changes(
     read: _Read, layout: RowLayout, frames: Frames, key: "pa.StringArray"
-) -> "tuple[Flags | None, pa.StringArray | None]":
+) -> "tuple[Bools | None, pa.StringArray | None]":
     """Which messages changed the key of their row, and the old keys. Postgres may send an old key that is the same."""
     both = read.has_old & read.has_new
     if read.old is None or not both.any():
@@ -186,8 +187,8 @@ def _rows(
     read: _Read,
     layout: RowLayout,
     frames: Frames,
-    message: IntArray,
-    keys: "tuple[pa.StringArray, Flags | None, pa.StringArray | None]",
+    message: Ints,
+    keys: "tuple[pa.StringArray, Bools | None, pa.StringArray | None]",
 ) -> Changes:
     key, moved, old_key = keys
     count = len(message)
@@ -210,7 +211,7 @@ def _rows(
 
 
 def _after(
-    read: _Read, layout: RowLayout, frames: Frames, present: Flags
+    read: _Read, layout: RowLayout, frames: Frames, present: Bools
 ) -> "tuple[pa.StringArray, pa.ListArray[Any]]":
     if read.new is None:
         return pa.nulls(len(present), pa.string()), pa.nulls(len(present), NAMES)
@@ -219,14 +220,14 @@ def _after(
     return spread(images, present), _unchanged_names(read.new, layout, present)
 
 
-def _before(read: _Read, layout: RowLayout, frames: Frames, present: Flags) -> "pa.StringArray":
+def _before(read: _Read, layout: RowLayout, frames: Frames, present: Bools) -> "pa.StringArray":
     if read.old is None or not read.full.any():
         return pa.nulls(len(present), pa.string())
     old = read.old if read.full[read.has_old].all() else read.old.pick(read.full[read.has_old])
     return spread(layout.rows(Block(frames.data, old.columns, int(read.full.sum()))), present)
 
 
-def _unchanged_names(new: Tuples, layout: RowLayout, present: Flags) -> "pa.ListArray[Any]":
+def _unchanged_names(new: Tuples, layout: RowLayout, present: Bools) -> "pa.ListArray[Any]":
     """The columns that each row lacks; NULL if it has all of them."""
     absent = [(field.column.name, new.unchanged[field.index]) for field in layout.fields]
     named = [(name, flags) for name, flags in absent if flags is not None]

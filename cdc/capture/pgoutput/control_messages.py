@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from cdc.arrays import Ints
 from cdc.capture.pgoutput import events
 from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH, MessageCursor
 from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames
-from cdc.capture.rows.byte_spans import IntArray
 
 Control = (
     events.StreamStart
@@ -119,7 +119,7 @@ PARSERS: dict[str, Callable[[MessageCursor], Control | None]] = {
 }
 
 
-def ordered(frames: Frames, found: Mapping[int, events.Event], counts: IntArray) -> list[events.Event]:
+def ordered(frames: Frames, found: Mapping[int, events.Event], counts: Ints) -> list[events.Event]:
     """All events in stream order, each with the number of rows before it."""
     before = np.cumsum(counts) - counts
     begins, commits, others = frames.of(BEGIN), frames.of(COMMIT), np.array(list(found), np.int64)
@@ -132,11 +132,11 @@ def ordered(frames: Frames, found: Mapping[int, events.Event], counts: IntArray)
     return [everything[at] for at in order.tolist()]
 
 
-def _begins(frames: Frames, at: IntArray, row: IntArray) -> Iterator[events.Event]:
+def _begins(frames: Frames, at: Ints, row: Ints) -> Iterator[events.Event]:
     times = frames.u64(at + 9) + POSTGRES_EPOCH
     return map(events.Begin, frames.u64(at + 1).tolist(), times.tolist(), frames.u32(at + 17).tolist(), row.tolist())
 
 
-def _commits(frames: Frames, at: IntArray, row: IntArray) -> Iterator[events.Event]:
+def _commits(frames: Frames, at: Ints, row: Ints) -> Iterator[events.Event]:
     times = frames.u64(at + 18) + POSTGRES_EPOCH
     return map(events.Commit, frames.u64(at + 2).tolist(), frames.u64(at + 10).tolist(), times.tolist(), row.tolist())

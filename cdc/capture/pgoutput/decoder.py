@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from cdc.arrays import Ints
 from cdc.capture.pgoutput import changes, control_messages
 from cdc.capture.pgoutput.changes import Changes
 from cdc.capture.pgoutput.cursor import MessageCursor
@@ -51,7 +52,6 @@ from cdc.capture.pgoutput.relations import Catalog, Keys, Relations
 from cdc.capture.pgoutput.transaction_context import RowTransactions, TransactionContexts
 from cdc.capture.replication.captured_tables import CapturedTables
 from cdc.capture.rows.arrow_buffers import repeated, take
-from cdc.capture.rows.byte_spans import IntArray
 from cdc.capture.rows.layout import RowLayout
 from cdc.capture.rows.mask import NO_MASK, Masking
 from cdc.errors import DecodeError
@@ -68,7 +68,7 @@ class Decoded:
 
     rows: pa.Table
     events: Sequence[Event]
-    subxids: IntArray
+    subxids: Ints
 
 
 class Decoder:
@@ -133,7 +133,7 @@ class Decoder:
                 found[index] = event._replace(xid=xid) if isinstance(event, LogicalMessage) else event
         return found
 
-    def _scopes(self, frames: Frames, found: Mapping[int, Event]) -> IntArray | None:
+    def _scopes(self, frames: Frames, found: Mapping[int, Event]) -> Ints | None:
         """The streamed transaction that each message belongs to, 0 for none; None: the feed has no streamed block."""
         streamed = self._contexts.streamed_flags(frames)
         if streamed is None:
@@ -143,7 +143,7 @@ class Decoder:
         xids = np.array([self._contexts.xid, *(xid for _, xid in starts)], np.int64)
         return np.where(streamed, xids[np.searchsorted(at, np.arange(len(frames)), side="right")], 0)
 
-    def _read_relations(self, frames: Frames, scopes: IntArray | None, found: dict[int, Event]) -> None:
+    def _read_relations(self, frames: Frames, scopes: Ints | None, found: dict[int, Event]) -> None:
         """Process relation messages and the ends of streamed transactions in stream order."""
         for index in frames.of(_RELATIONS).tolist():
             event = found.get(index)
@@ -160,7 +160,7 @@ class Decoder:
                 if new is not None:
                     found[index] = new if isinstance(new, TableWaits) else RelationChanged(new.schema)
 
-    def _changes(self, frames: Frames, scopes: IntArray | None) -> list[tuple[RowLayout, Changes]]:
+    def _changes(self, frames: Frames, scopes: Ints | None) -> list[tuple[RowLayout, Changes]]:
         """The inserts, updates and deletes, grouped by table schema."""
         message = frames.of(_CHANGES)
         if len(message) == 0:
@@ -175,9 +175,7 @@ class Decoder:
         groups = self._by_layout(scope, oid, message)
         return [(layout, changes.decode(frames, layout, message[rows], at[rows] + 4)) for layout, rows in groups]
 
-    def _by_layout(
-        self, scope: IntArray | None, oid: IntArray, message: IntArray
-    ) -> list[tuple[RowLayout, IntArray | slice]]:
+    def _by_layout(self, scope: Ints | None, oid: Ints, message: Ints) -> list[tuple[RowLayout, Ints | slice]]:
         """The rows of each layout, without tables that are not captured. A usual feed has one table with one layout."""
         first = int(oid[0])
         if scope is None and (oid == first).all() and not self._relations.changed_at(0, first):
@@ -185,10 +183,8 @@ class Decoder:
             return [] if layout is None else [(layout, slice(None))]
         return self._by_each_layout(np.zeros(len(oid), np.int64) if scope is None else scope, oid, message)
 
-    def _by_each_layout(
-        self, scope: IntArray, oid: IntArray, message: IntArray
-    ) -> list[tuple[RowLayout, IntArray | slice]]:
-        parts: dict[int, tuple[RowLayout, list[IntArray]]] = {}
+    def _by_each_layout(self, scope: Ints, oid: Ints, message: Ints) -> list[tuple[RowLayout, Ints | slice]]:
+        parts: dict[int, tuple[RowLayout, list[Ints]]] = {}
         for code in np.unique(scope << 32 | oid).tolist():
             of_scope, of_oid = code >> 32, code & 0xFFFFFFFF
             rows = np.flatnonzero((oid == of_oid) & (scope == of_scope))
@@ -199,7 +195,7 @@ class Decoder:
                     parts.setdefault(id(layout), (layout, []))[1].append(piece)
         return [(layout, np.sort(np.concatenate(pieces))) for layout, pieces in parts.values()]
 
-    def _truncates(self, frames: Frames, scopes: IntArray | None) -> list[tuple[RowLayout, Changes]]:
+    def _truncates(self, frames: Frames, scopes: Ints | None) -> list[tuple[RowLayout, Changes]]:
         groups = []
         for index in frames.of(_TRUNCATE).tolist():
             scope = 0 if scopes is None else int(scopes[index])
@@ -258,7 +254,7 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
 
 
 def _table(
-    groups: Sequence[tuple[RowLayout, Changes]], frames: Frames, message: IntArray, transactions: RowTransactions
+    groups: Sequence[tuple[RowLayout, Changes]], frames: Frames, message: Ints, transactions: RowTransactions
 ) -> pa.Table:
     """The rows of all groups in stream order."""
     if not groups:
@@ -287,6 +283,6 @@ def _table(
     return pa.Table.from_arrays(arrays, schema=LOG_SCHEMA)
 
 
-def _subxids(frames: Frames, scopes: IntArray, message: IntArray, xid: IntArray) -> IntArray:
+def _subxids(frames: Frames, scopes: Ints, message: Ints, xid: Ints) -> Ints:
     own = frames.u32(frames.start[message] + 1)
     return np.where(scopes[message] != 0, own, xid)

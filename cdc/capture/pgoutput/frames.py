@@ -10,43 +10,44 @@ from functools import cached_property
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, IntArray, Octets, require_room
+from cdc.arrays import Bools, Bytes, Ints
+from cdc.capture.rows.byte_spans import require_room
 from cdc.errors import DecodeError
 
 HEAD = 25
 """Bytes before the payload of an XLogData frame: `w`, start, end, time."""
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
 _SLACK = 32
-NONE: IntArray = np.zeros(0, np.int64)
+NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Frames:
     """The WAL messages of one feed: message i is `data[start[i]:stop[i]]`, beginning with its kind."""
 
-    data: Octets
-    start: IntArray
-    stop: IntArray
+    data: Bytes
+    start: Ints
+    stop: Ints
 
     def __len__(self) -> int:
         return len(self.start)
 
     @cached_property
-    def kind(self) -> Octets:
+    def kind(self) -> Bytes:
         """Each message's first byte."""
         return self.data[self.start]
 
     @cached_property
-    def present(self) -> Flags:
+    def present(self) -> Bools:
         """Which kinds occur: most feeds have few, and the others need no search."""
         return np.bincount(self.kind, minlength=256) > 0
 
-    def of(self, kinds: Flags) -> IntArray:
+    def of(self, kinds: Bools) -> Ints:
         """The messages of these kinds, in order."""
         return kinds[self.kind].nonzero()[0] if (self.present & kinds).any() else NONE
 
     @cached_property
-    def lsn(self) -> IntArray:
+    def lsn(self) -> Ints:
         """Each message's LSN (the start of its XLogData)."""
         return self.u64(self.start - HEAD + 1)
 
@@ -62,15 +63,15 @@ class Frames:
     def _bytes(self) -> memoryview:
         return self.data.data
 
-    def u16(self, at: IntArray) -> IntArray:
+    def u16(self, at: Ints) -> Ints:
         """Unsigned 16-bit numbers at these offsets."""
         return self.data[at].astype(np.int64) << 8 | self.data[at + 1]
 
-    def u32(self, at: IntArray) -> IntArray:
+    def u32(self, at: Ints) -> Ints:
         """Unsigned 32-bit numbers at these offsets."""
         return self._view32[at].astype(np.int64)
 
-    def u64(self, at: IntArray) -> IntArray:
+    def u64(self, at: Ints) -> Ints:
         """64-bit numbers at these offsets."""
         return self._view64[at].astype(np.int64)
 
@@ -104,7 +105,7 @@ def join(frames: Sequence[bytes | memoryview]) -> Frames:
     return Frames(data, start + HEAD, stop)
 
 
-def flags_of_kinds(kinds: str) -> Flags:
+def flags_of_kinds(kinds: str) -> Bools:
     """Message kinds as the flags that `Frames.of` takes."""
     flags = np.zeros(256, np.bool_)
     flags[np.frombuffer(kinds.encode(), np.uint8)] = True

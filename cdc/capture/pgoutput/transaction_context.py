@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cdc.arrays import Bools, Ints
 from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH
 from cdc.capture.pgoutput.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 from cdc.capture.pgoutput.frames import COMMIT, Frames
-from cdc.capture.rows.byte_spans import Flags, IntArray
 from cdc.errors import DecodeError
 from cdc.model import Lsn
 
@@ -20,8 +20,8 @@ _OPENS, _CLOSES = np.zeros(256, np.uint8), np.zeros(256, np.bool_)
 for _opener, _closer in _CLOSER.items():
     _OPENS[_opener] = _closer
     _CLOSES[_closer] = True
-_OPENERS: Flags = _OPENS != 0
-_TURNS: Flags = _OPENERS | _CLOSES
+_OPENERS: Bools = _OPENS != 0
+_TURNS: Bools = _OPENERS | _CLOSES
 _STREAM = ord("S")
 
 
@@ -29,11 +29,11 @@ _STREAM = ord("S")
 class RowTransactions:
     """Each row's transaction and its ordinal in it."""
 
-    commit_lsn: IntArray
-    commit_ts: IntArray
-    xid: IntArray
-    ordinal: IntArray
-    previous: IntArray
+    commit_lsn: Ints
+    commit_ts: Ints
+    xid: Ints
+    ordinal: Ints
+    previous: Ints
     """The end of the transaction committed before; 0 in a streamed block, whose commit position is not known yet."""
 
 
@@ -41,14 +41,14 @@ class RowTransactions:
 class _Ends:
     """The messages of a feed that end a transaction, and their end LSNs; `ends[0]` is the last end before the feed."""
 
-    messages: IntArray
-    ends: IntArray
+    messages: Ints
+    ends: Ints
 
-    def before(self, message: IntArray) -> IntArray:
+    def before(self, message: Ints) -> Ints:
         """The end of the last transaction that ended before each of these messages."""
         return self.ends[np.searchsorted(self.messages, message)]
 
-    def merged_with(self, messages: IntArray, ends: IntArray) -> "_Ends":
+    def merged_with(self, messages: Ints, ends: Ints) -> "_Ends":
         """These ends and the given ones, in stream order."""
         every = np.concatenate((self.messages, messages))
         order = np.argsort(every)
@@ -76,7 +76,7 @@ class TransactionContexts:
         """Whether a streamed block is open."""
         return self.closer == _CLOSER[_STREAM]
 
-    def streamed_flags(self, frames: Frames) -> Flags | None:
+    def streamed_flags(self, frames: Frames) -> Bools | None:
         """Which messages of a feed are in a streamed block (None: none): those have a transaction id."""
         if not self.streaming and not frames.present[_STREAM]:
             return None
@@ -84,7 +84,7 @@ class TransactionContexts:
         starts = kind == _STREAM
         return np.cumsum(starts.astype(np.int8) - (kind == _CLOSER[_STREAM]).astype(np.int8)) + self.streaming > 0
 
-    def check(self, frames: Frames, rows: IntArray) -> None:
+    def check(self, frames: Frames, rows: Ints) -> None:
         """Raise DecodeError unless transactions begin and end in turn and every row is inside one."""
         kind = frames.kind
         turn = frames.of(_TURNS)
@@ -99,7 +99,7 @@ class TransactionContexts:
         if outside.any():
             raise DecodeError(f"Message {int(rows[np.argmax(outside)])} of the feed is a row outside a transaction", 0)
 
-    def assign(self, frames: Frames, found: dict[int, Event], counts: IntArray, message: IntArray) -> RowTransactions:
+    def assign(self, frames: Frames, found: dict[int, Event], counts: Ints, message: Ints) -> RowTransactions:
         """Assign rows to transactions and advance past the feed. `counts`: rows per message; `message`: of each row."""
         kind = frames.kind
         openers = frames.of(_OPENERS)
@@ -143,9 +143,9 @@ class TransactionContexts:
     def _assign_others(
         self,
         found: Mapping[int, Event],
-        openers: IntArray,
-        fields: tuple[IntArray, IntArray, IntArray, IntArray],
-        size: IntArray,
+        openers: Ints,
+        fields: tuple[Ints, Ints, Ints, Ints],
+        size: Ints,
     ) -> None:
         """Fill in the other contexts: prepared transactions, and streamed blocks, which continue their ordinals."""
         lsn, ts, xid, carry = fields

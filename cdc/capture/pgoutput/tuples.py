@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cdc.arrays import Bools, Bytes, Ints
 from cdc.capture.pgoutput.frames import Frames
-from cdc.capture.rows.byte_spans import Flags, IntArray, Spans
+from cdc.capture.rows.byte_spans import Spans
 from cdc.errors import DecodeError
 
 _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
@@ -20,15 +21,15 @@ class Tuples:
     """One tuple per message: the spans of each column, and which rows lack it (`unchanged`, None: none)."""
 
     columns: list[Spans]
-    unchanged: list[Flags | None]
+    unchanged: list[Bools | None]
 
-    def pick(self, rows: Flags) -> "Tuples":
+    def pick(self, rows: Bools) -> "Tuples":
         """The tuples of these messages only."""
         columns = [spans.pick(rows) for spans in self.columns]
         return Tuples(columns, [None if flags is None else flags[rows] for flags in self.unchanged])
 
 
-def read_tuples(frames: Frames, message: IntArray, at: IntArray, width: int) -> tuple[Tuples, IntArray]:
+def read_tuples(frames: Frames, message: Ints, at: Ints, width: int) -> tuple[Tuples, Ints]:
     """Read the tuple that begins at each offset `at` (its column count); returns the tuples and where each ended."""
     stop = frames.stop[message]
     _inside(frames, message, at + 2, stop)
@@ -39,7 +40,7 @@ def read_tuples(frames: Frames, message: IntArray, at: IntArray, width: int) -> 
         raise DecodeError(f"A tuple has {counts[row]} columns where its relation has {width}", offset)
     at = at + 2
     columns: list[Spans] = []
-    unchanged: list[Flags | None] = []
+    unchanged: list[Bools | None] = []
     for _ in range(width):
         spans, absent, at = _column(frames, message, at, stop)
         columns.append(spans)
@@ -47,7 +48,7 @@ def read_tuples(frames: Frames, message: IntArray, at: IntArray, width: int) -> 
     return Tuples(columns, unchanged), at
 
 
-def _column(frames: Frames, message: IntArray, at: IntArray, stop: IntArray) -> tuple[Spans, Flags | None, IntArray]:
+def _column(frames: Frames, message: Ints, at: Ints, stop: Ints) -> tuple[Spans, Bools | None, Ints]:
     kind = frames.data[at]
     text = kind == _TEXT
     if text.all():
@@ -63,7 +64,7 @@ def _column(frames: Frames, message: IntArray, at: IntArray, stop: IntArray) -> 
     return Spans(frames.data, start, end, text), absent if absent.any() else None, end
 
 
-def _inside(frames: Frames, message: IntArray, end: IntArray, stop: IntArray) -> None:
+def _inside(frames: Frames, message: Ints, end: Ints, stop: Ints) -> None:
     beyond = end > stop
     if beyond.any():
         row = int(np.argmax(beyond))
@@ -71,7 +72,7 @@ def _inside(frames: Frames, message: IntArray, end: IntArray, stop: IntArray) ->
         raise DecodeError("A message ends inside a tuple", frames.offset(index, int(stop[row])))
 
 
-def _known(frames: Frames, message: IntArray, at: IntArray, kind: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
+def _known(frames: Frames, message: Ints, at: Ints, kind: Bytes) -> None:
     known = (kind == _TEXT) | (kind == _NULL) | (kind == _UNCHANGED)
     if not known.all():
         row = int(np.argmin(known))

@@ -10,14 +10,10 @@ from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from cdc.arrays import Bools, Bytes, Ints
 from cdc.capture.rows.arrow_buffers import binary, bounds_of, flags_of, octets_of, take
 from cdc.errors import DecodeError
-
-Octets = NDArray[np.uint8]
-IntArray = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 MAX_BUFFER = 2**31 - 1
 """Arrow's strings have 32-bit offsets: in a larger buffer they would overflow silently."""
@@ -40,10 +36,10 @@ class Spans:
     the images depend on it.
     """
 
-    data: Octets
-    start: IntArray
-    stop: IntArray
-    valid: Flags | None = None
+    data: Bytes
+    start: Ints
+    stop: Ints
+    valid: Bools | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -75,12 +71,12 @@ class Spans:
         """A copy of one value."""
         return self.data[self.start[row] : self.stop[row]].tobytes()
 
-    def pick(self, rows: IntArray | Flags) -> Self:
+    def pick(self, rows: Ints | Bools) -> Self:
         """These rows only, in the given order, which must ascend."""
         valid = None if self.valid is None else self.valid[rows]
         return replace(self, start=self.start[rows], stop=self.stop[rows], valid=valid)
 
-    def last_octet(self) -> Octets:
+    def last_octet(self) -> Bytes:
         """The last byte of each value; 0 if NULL or empty."""
         at = self.stop - 1
         octets = self.data[np.maximum(at, 0)] if len(self.data) else np.zeros(len(self), np.uint8)
@@ -94,7 +90,7 @@ class Spans:
 class Block:
     """Many rows of one table: the source's columns in order, most of them still in the shared buffer `data`."""
 
-    data: Octets
+    data: Bytes
     columns: Sequence[Spans]
     count: int
 
@@ -116,7 +112,7 @@ def as_arrow(spans: Spans) -> "pa.BinaryArray":
     return take(binary(bounds, spans.data), np.arange(0, 2 * count, 2, dtype=np.int32), spans.valid)
 
 
-def distinct(spans: Spans) -> tuple[list[bytes], IntArray]:
+def distinct(spans: Spans) -> tuple[list[bytes], Ints]:
     """The distinct values and each row's index into them (0 if NULL): for conversions that work value by value."""
     encoded = as_arrow(spans).dictionary_encode()
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -6,7 +6,8 @@ result goes through the same images as the stream (`cdc.capture.rows.layout.imag
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Block, IntArray, Octets, Spans, require_room
+from cdc.arrays import Bools, Bytes, Ints
+from cdc.capture.rows.byte_spans import Block, Spans, require_room
 from cdc.errors import DecodeError
 
 _TAB, _LINE, _BACKSLASH = ord("\t"), ord("\n"), ord("\\")
@@ -36,17 +37,15 @@ def parse(chunk: bytes | bytearray | memoryview, width: int) -> Block:
     return Block(data, columns, lines)
 
 
-_NOTHING: IntArray = np.zeros(0, np.int64)
+_NOTHING: Ints = np.zeros(0, np.int64)
 
 
-def _column(
-    data: Octets, start: IntArray, stop: IntArray, null: "np.ndarray[tuple[int], np.dtype[np.bool_]]", rows: slice
-) -> Spans:
+def _column(data: Bytes, start: Ints, stop: Ints, null: Bools, rows: slice) -> Spans:
     valid = ~null[rows]
     return Spans(data, start[rows], stop[rows], None if valid.all() else valid)
 
 
-def _unescaped(data: Octets, start: IntArray, stop: IntArray) -> tuple[Octets, IntArray, IntArray]:
+def _unescaped(data: Bytes, start: Ints, stop: Ints) -> tuple[Bytes, Ints, Ints]:
     """Replace the escapes of the whole chunk; the rest of the data moves up."""
     marks = np.flatnonzero(data == _BACKSLASH)
     if len(marks) == 0:

@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from cdc.arrays import Bools, Bytes, Ints
 from cdc.capture.rows.arrow_buffers import binary, bounds_of, octets_of, regrouped, take
-from cdc.capture.rows.byte_spans import Flags, IntArray, Octets, Spans, few, require_room
+from cdc.capture.rows.byte_spans import Spans, few, require_room
 from cdc.capture.rows.types.rendering import Rendered
 from cdc.errors import DecodeError
 
@@ -28,7 +29,7 @@ class Cell:
     """One column of an image: its rendered values, and the rows that lack it."""
 
     rendered: Rendered
-    absent: Flags | None = None
+    absent: Bools | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Template:
     names: tuple[str, ...]
     quoted: tuple[bool, ...]
 
-    def images(self, cells: Sequence[Cell], shared: Octets, count: int) -> "pa.StringArray":
+    def images(self, cells: Sequence[Cell], shared: Bytes, count: int) -> "pa.StringArray":
         """`count` images as JSON text; `shared` is the buffer of the columns that were not converted.
 
         Raises DecodeError if a text is not UTF-8.
@@ -52,7 +53,7 @@ class Template:
         source, entries = _source(literals, columns, shared, count)
         empty = len(literals) - 1
         index = np.empty((count, 2 * len(cells) + 1), np.int32)
-        before: int | IntArray = _START
+        before: int | Ints = _START
         for at, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
             state = _state(cell, count)
             index[:, 2 * at] = _VARIANTS * at + 3 * before + state
@@ -93,7 +94,7 @@ class Template:
         return Spans.pack([*literals, b"}", b'"}', b"}", b""])
 
     @cached_property
-    def _after(self) -> list[IntArray]:
+    def _after(self) -> list[Ints]:
         """Per column: from (what precedes it, what it is) to what precedes the next column."""
         tables = []
         for quoted in self.quoted:
@@ -103,7 +104,7 @@ class Template:
         return tables
 
 
-def _state(cell: Cell, count: int) -> "int | IntArray":
+def _state(cell: Cell, count: int) -> "int | Ints":
     valid, absent = cell.rendered.valid, cell.absent
     if valid is None and absent is None:
         return _VALUE
@@ -119,7 +120,7 @@ _PIECE = 100
 """Bytes that can be copied in the time that taking one piece costs."""
 
 
-def _compacted(columns: Sequence[Rendered], shared: Octets, count: int) -> tuple[Sequence[Rendered], Octets]:
+def _compacted(columns: Sequence[Rendered], shared: Bytes, count: int) -> tuple[Sequence[Rendered], Bytes]:
     """Copy the columns into a smaller buffer if they are a small part of the shared one, which would be copied as a
     whole: a key, or one of many tables in a feed."""
     mine = [column.spans for column in columns if column.spans.data is shared]
@@ -135,8 +136,8 @@ def _compacted(columns: Sequence[Rendered], shared: Octets, count: int) -> tuple
 
 
 def _source(
-    literals: Spans, columns: Sequence[Rendered], shared: Octets, count: int
-) -> "tuple[pa.BinaryArray, list[IntArray]]":
+    literals: Spans, columns: Sequence[Rendered], shared: Bytes, count: int
+) -> "tuple[pa.BinaryArray, list[Ints]]":
     """One array of all pieces, and each column's entry per row.
 
     Order: literals, then the columns of the shared buffer row by row (every other entry is the gap between two
@@ -146,9 +147,9 @@ def _source(
     buffers = [literals.data, *([shared] if len(own) < len(columns) else []), *(column.spans.data for column in own)]
     total = sum(map(len, buffers))
     require_room(total, "A batch of row images")
-    bounds: list[IntArray] = [literals.start, literals.stop[-1:]]
+    bounds: list[Ints] = [literals.start, literals.stop[-1:]]
     base, first = len(literals.data), len(literals) + 1
-    entries: dict[int, IntArray] = {}
+    entries: dict[int, Ints] = {}
     mine = [column for column in columns if column.spans.data is shared]
     if mine:
         bounds.append(_interleaved([column.spans for column in mine], base, count))
@@ -165,7 +166,7 @@ def _source(
     return array, [entries[id(column)] for column in columns]
 
 
-def _interleaved(columns: Sequence[Spans], base: int, count: int) -> IntArray:
+def _interleaved(columns: Sequence[Spans], base: int, count: int) -> Ints:
     pairs = np.empty((count, 2 * len(columns)), np.int64)
     for at, spans in enumerate(columns):
         pairs[:, 2 * at] = spans.start

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc.capture.rows.byte_spans import Block, Flags
+from cdc.arrays import Bools
+from cdc.capture.rows.byte_spans import Block
 from cdc.capture.rows.images import Cell, Template
 from cdc.capture.rows.mask import NO_MASK, Masking
 from cdc.capture.rows.types import Renderer
@@ -36,7 +37,7 @@ class RowLayout:
     row: Template
     key: Template
 
-    def rows(self, block: Block, absent: Sequence[Flags | None] | None = None) -> "pa.StringArray":
+    def rows(self, block: Block, absent: Sequence[Bools | None] | None = None) -> "pa.StringArray":
         """The row images of a block; a column is left out of the rows in which it is `absent`."""
         return _images(self.row, self.fields, block, absent)
 
@@ -74,7 +75,7 @@ def _template(fields: Sequence[Field]) -> Template:
 
 
 def _images(
-    template: Template, fields: Sequence[Field], block: Block, absent: Sequence[Flags | None] | None
+    template: Template, fields: Sequence[Field], block: Block, absent: Sequence[Bools | None] | None
 ) -> "pa.StringArray":
     cells = [
         Cell(field.renderer.render(block.columns[field.index]), None if absent is None else absent[field.index])

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from cdc.arrays import Ints
 from cdc.capture.pgoutput.events import (
     Begin,
     Commit,
@@ -179,7 +179,7 @@ class Assembler:
         """Whether no transaction is partly received. Streamed ones do not count: their commit comes later."""
         return self._open is None and not self._block
 
-    def take(self, rows: pa.Table, events: Sequence[Event], subxids: NDArray[np.int64]) -> list[Item]:
+    def take(self, rows: pa.Table, events: Sequence[Event], subxids: Ints) -> list[Item]:
         """The transactions and messages that these rows and events complete, in order."""
         if not self._block and _PLAIN.issuperset(map(type, events)):
             return self._take_plain(rows, events)
@@ -284,7 +284,7 @@ class Assembler:
         messages = [message for message in whole.messages if message.xid not in whole.aborted]
         return [*messages, whole.complete(end, stamp)]
 
-    def _add(self, rows: pa.Table, subxids: NDArray[np.int64]) -> None:
+    def _add(self, rows: pa.Table, subxids: Ints) -> None:
         if not rows.num_rows:
             return
         if self._block:

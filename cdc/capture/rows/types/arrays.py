@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, IntArray, Spans, distinct, few, gather
+from cdc.arrays import Bools, Ints
+from cdc.capture.rows.byte_spans import Spans, distinct, few, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, overlaid, register_arrays, unchanged
 from cdc.capture.rows.types.text import Replacements
 from cdc.capture.rows.types.text import render as render_text
@@ -72,7 +73,7 @@ def _words(spans: Spans, convert: _Convert) -> Rendered:
     return Rendered(made, spans.valid) if odd is None else _mixed(column, made, odd, convert, spans)
 
 
-def _rows_with(column: Spans, offsets: IntArray) -> Flags | None:
+def _rows_with(column: Spans, offsets: Ints) -> Bools | None:
     """The rows of a contiguous column that contain these offsets; None if there are none."""
     if len(offsets) == 0:
         return None
@@ -81,7 +82,7 @@ def _rows_with(column: Spans, offsets: IntArray) -> Flags | None:
     return odd
 
 
-def _mixed(column: Spans, made: Spans, odd: Flags, convert: _Convert, spans: Spans) -> Rendered:
+def _mixed(column: Spans, made: Spans, odd: Bools, convert: _Convert, spans: Spans) -> Rendered:
     """Convert the odd rows from their Postgres text; the others are in `made` already."""
     values, codes = distinct(column.pick(odd))
     return overlaid(made, odd, Spans.pack(convert(values)), codes, spans.valid)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Octets, Spans, gather
+from cdc.arrays import Bools, Bytes
+from cdc.capture.rows.byte_spans import Spans, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, register
 from cdc.errors import DecodeError
 
@@ -32,17 +33,17 @@ def render(spans: Spans) -> Rendered:
     return Rendered(Spans(text, stop - padded // 3 * 4, stop), spans.valid)
 
 
-def _octets(column: Spans, valid: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Octets:
+def _octets(column: Spans, valid: Bools) -> Bytes:
     """The bytes of all values, concatenated: pairs of hex digits without each value's leading `\\x`."""
     keep = np.ones(len(column.data), np.bool_)
     keep[column.start[valid]] = False
     keep[column.start[valid] + 1] = False
     nibbles = _NIBBLE[column.data[keep]]
-    octets: Octets = np.left_shift(nibbles[0::2], 4, dtype=np.uint8)
+    octets: Bytes = np.left_shift(nibbles[0::2], 4, dtype=np.uint8)
     return octets | nibbles[1::2]
 
 
-def _base64(octets: Octets) -> Octets:
+def _base64(octets: Bytes) -> Bytes:
     a, b, c = octets.reshape(-1, 3).T
     four = np.empty((len(a), 4), np.uint8)
     four[:, 0] = a >> 2

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cdc.arrays import Bools
 from cdc.capture.rows.byte_spans import Spans, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, register, unchanged
 
@@ -16,7 +17,7 @@ def render(spans: Spans) -> Rendered:
     return Rendered(_quote(spans, odd), spans.valid)
 
 
-def _quote(spans: Spans, odd: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Spans:
+def _quote(spans: Spans, odd: Bools) -> Spans:
     """The column in a new buffer, with quotation marks around the odd values."""
     column = gather(spans)
     shift = np.concatenate(([0], np.cumsum(2 * odd)))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, IntArray, Spans
+from cdc.arrays import Bools, Ints
+from cdc.capture.rows.byte_spans import Spans
 from cdc.model import PgType, TypeKind
 
 
@@ -23,8 +24,8 @@ class Rendered:
     """
 
     spans: Spans
-    valid: Flags | None = None
-    codes: IntArray | None = None
+    valid: Bools | None = None
+    codes: Ints | None = None
 
     def value(self, row: int) -> bytes:
         """One row's text."""
@@ -76,7 +77,7 @@ def unchanged(spans: Spans) -> Rendered:
     return Rendered(spans, spans.valid)
 
 
-def overlaid(column: Spans, odd: Flags, texts: Spans, codes: IntArray, valid: Flags | None) -> Rendered:
+def overlaid(column: Spans, odd: Bools, texts: Spans, codes: Ints, valid: Bools | None) -> Rendered:
     """A converted column whose `odd` rows are `texts[codes]` instead: for the few values that need conversion value by
     value."""
     base, count = len(column.data), len(column)

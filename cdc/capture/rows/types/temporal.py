@@ -6,16 +6,17 @@ replacements; `time`, `timetz`, `date` and `interval` (IntervalStyle iso_8601) n
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, Spans, distinct, few, gather
+from cdc.arrays import Bools
+from cdc.capture.rows.byte_spans import Spans, distinct, few, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, overlaid, register, unchanged
 
 _BLANK, _T, _Z, _PLUS, _DASH = (ord(sign) for sign in " TZ+-")
 _SHORTEST = len("2024-01-01 00:00:00")
 
 
-def _usual(column: Spans, zone: bool) -> Flags:
+def _usual(column: Spans, zone: bool) -> Bools:
     """Four-digit AD years with a time: byte 10 is the blank, and the value ends in a digit."""
-    usual: Flags = column.stop - column.start >= _SHORTEST
+    usual: Bools = column.stop - column.start >= _SHORTEST
     at = np.where(usual, column.start, 0)
     usual &= column.data[at + 10] == _BLANK
     usual &= column.data[at + 4] == _DASH

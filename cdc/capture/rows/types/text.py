@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import IntArray, Octets, Spans, few, gather
+from cdc.arrays import Bytes, Ints
+from cdc.capture.rows.byte_spans import Spans, few, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, register, register_fallback, unchanged
 
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
@@ -23,7 +24,7 @@ class Replacements:
             self._lengths[octet] = len(text)
             self._texts[octet, : len(text)] = np.frombuffer(text, np.uint8)
 
-    def apply(self, column: Spans, special: IntArray) -> Spans:
+    def apply(self, column: Spans, special: Ints) -> Spans:
         """The contiguous column with each special byte replaced."""
         octets = column.data[special]
         lengths = self._lengths[octets]
@@ -53,7 +54,7 @@ def render(spans: Spans) -> Rendered:
     return Rendered(spans if len(special) == 0 else _ESCAPES.apply(column, special), spans.valid)
 
 
-def needing_escape(data: Octets) -> IntArray:
+def needing_escape(data: Bytes) -> Ints:
     """The offsets of the bytes that JSON forbids in a string."""
     if len(data) > _BLOCK:  # in blocks: the flags of a 1 GB value would take 3 GB more
         blocks = range(0, len(data), _BLOCK)
