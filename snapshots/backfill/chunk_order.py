@@ -1,7 +1,7 @@
-"""How a table is walked in chunks: in the order of its key, by pages where it has none, or along a list of keys.
+"""The order in which a table is read in chunks: by key, by pages if it has no key, or along a list of keys.
 
-A walk only makes queries; it reads nothing and remembers nothing. A place in it is a few texts, so that a restart goes
-on where the last durable chunk ended.
+An order only builds queries; it reads nothing and has no state. A resume point is a few texts, so that a restart
+continues where the last durable chunk ended.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from snapshots.initial.plan import Leaf
 from snapshots.tables.catalog import identifier
 from snapshots.tables.rows import Readable
 
-Place = tuple[str, ...]
+ResumePoint = tuple[str, ...]
 _UNKNOWN = 30.0
-"""Rows on a page of a table that was never analysed: a guess."""
+"""Assumed rows per page of a table that was never analysed."""
 
 
 class ChunkOrder(Protocol):
     """The order in which a table is read."""
 
-    def query(self, place: Place | None, limit: int) -> sql.Composed:
-        """COPY of the chunk of about `limit` rows at a place; None: the first one."""
+    def query(self, resume: ResumePoint | None, limit: int) -> sql.Composed:
+        """COPY of the chunk of about `limit` rows at a resume point; None: the first chunk."""
 
-    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
-        """Where it goes on behind a chunk that had so many rows and ended with the key `last`; None: it is over."""
+    def after(self, resume: ResumePoint | None, limit: int, rows: int, last: ResumePoint) -> ResumePoint | None:
+        """Where to continue after a chunk that had `rows` rows and ended with the key `last`; None: at the end."""
 
 
 def _source(readable: Readable) -> sql.Composed:
@@ -37,29 +37,29 @@ def _row(parts: Sequence[sql.Composable]) -> sql.Composed:
 
 
 class KeyOrder:
-    """In the order of the key, which needs the index that makes it unique and nothing else."""
+    """By key, which needs only the key's unique index."""
 
     def __init__(self, readable: Readable, key: Sequence[str], conditions: Sequence[sql.Composable]) -> None:
         self._readable = readable
         self._key = [sql.Identifier(name) for name in key]
         self._conditions = conditions
 
-    def query(self, place: Place | None, limit: int) -> sql.Composed:
+    def query(self, resume: ResumePoint | None, limit: int) -> sql.Composed:
         order = sql.SQL(" order by {} limit {}").format(sql.SQL(", ").join(self._key), limit)
         beyond = []
-        if place is not None:
-            beyond = [sql.SQL("{} > {}").format(_row(self._key), _row([sql.Literal(text) for text in place]))]
+        if resume is not None:
+            beyond = [sql.SQL("{} > {}").format(_row(self._key), _row([sql.Literal(text) for text in resume]))]
         return self._readable.copy_query(_source(self._readable), *self._conditions, *beyond, tail=order)
 
-    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
+    def after(self, resume: ResumePoint | None, limit: int, rows: int, last: ResumePoint) -> ResumePoint | None:
         return None if rows < limit else last
 
 
 class PageOrder:
-    """Pages of the leaves, for tables whose key is the whole row. Rows that an update moves are in the stream.
+    """By pages of the leaves, for tables whose key is the whole row. Rows that an update moves are in the stream.
 
-    A place is the file of a leaf and a page in it. The trap: VACUUM FULL and CLUSTER move rows without a word in the
-    stream, so in another file than the one where it stood a walk begins again.
+    A resume point is the file of a leaf and a page in it. The trap: VACUUM FULL and CLUSTER move rows without any
+    change in the stream, so if the file has changed, reading starts again.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class PageOrder:
         self._conditions = conditions
         self._density = max(1.0, (rows or _UNKNOWN * pages) / max(1, pages))
 
-    def query(self, place: Place | None, limit: int) -> sql.Composed:
-        number, page = self._numbers(place)
+    def query(self, resume: ResumePoint | None, limit: int) -> sql.Composed:
+        number, page = self._numbers(resume)
         if number >= len(self._leaves):
             return self._readable.copy_query(_source(self._readable), sql.SQL("false"))
         leaf = self._leaves[number]
@@ -84,17 +84,19 @@ class PageOrder:
         relation = sql.SQL("only {}").format(identifier(leaf.name))
         return self._readable.copy_query(relation, *self._conditions, *ranges)
 
-    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
-        number, page = self._numbers(place)
+    def after(self, resume: ResumePoint | None, limit: int, rows: int, last: ResumePoint) -> ResumePoint | None:
+        number, page = self._numbers(resume)
         if number < len(self._leaves) and not self._leaves[number].whole:
             page += self._pages(limit)
             if page < self._leaves[number].pages:
                 return str(self._leaves[number].filenode), str(page)
         return (str(self._leaves[number + 1].filenode), "0") if number + 1 < len(self._leaves) else None
 
-    def _numbers(self, place: Place | None) -> tuple[int, int]:
+    def _numbers(self, resume: ResumePoint | None) -> tuple[int, int]:
         files = [str(leaf.filenode) for leaf in self._leaves]
-        return (files.index(place[0]), int(place[1])) if place and len(place) == 2 and place[0] in files else (0, 0)
+        return (
+            (files.index(resume[0]), int(resume[1])) if resume and len(resume) == 2 and resume[0] in files else (0, 0)
+        )
 
     def _pages(self, limit: int) -> int:
         return max(1, int(limit / self._density))
@@ -104,19 +106,19 @@ class KeyListOrder:
     """Along a list of keys."""
 
     def __init__(
-        self, readable: Readable, key: Sequence[str], keys: Sequence[Place], conditions: Sequence[sql.Composable]
+        self, readable: Readable, key: Sequence[str], keys: Sequence[ResumePoint], conditions: Sequence[sql.Composable]
     ) -> None:
         self._readable = readable
         self._key = _row([sql.Identifier(name) for name in key])
         self._keys = keys
         self._conditions = conditions
 
-    def query(self, place: Place | None, limit: int) -> sql.Composed:
-        first = int(place[0]) if place else 0
+    def query(self, resume: ResumePoint | None, limit: int) -> sql.Composed:
+        first = int(resume[0]) if resume else 0
         listed = [_row([sql.Literal(text) for text in key]) for key in self._keys[first : first + limit]]
         chosen = sql.SQL("{} in {}").format(self._key, _row(listed)) if listed else sql.SQL("false")
         return self._readable.copy_query(_source(self._readable), *self._conditions, chosen)
 
-    def after(self, place: Place | None, limit: int, rows: int, last: Place) -> Place | None:
-        following = (int(place[0]) if place else 0) + limit
+    def after(self, resume: ResumePoint | None, limit: int, rows: int, last: ResumePoint) -> ResumePoint | None:
+        following = (int(resume[0]) if resume else 0) + limit
         return (str(following),) if following < len(self._keys) else None

@@ -1,10 +1,10 @@
-"""Backfills: tables read in chunks beside the stream, on request, for new tables, and after a snapshot was cut short.
+"""Backfills: tables read in chunks beside the stream, on request, for new tables, and after an interrupted snapshot.
 
-A chunk is a short read between two marks in the WAL; `reconcile` makes it right for its place in the log.
-`Backfills` is a listener of the stream: requests and marks come to it through the WAL, so that they are as durable and
-as ordered as everything else, and every chunk is marked done in the same instant as its rows. A crash loses one chunk.
+A chunk is a short read between two marks in the WAL; `reconcile` merges it with the stream. `Backfills` listens to the
+stream: requests and marks come through the WAL, so they are durable and ordered like changes, and a chunk's rows and
+its progress are one log entry. A crash loses one chunk.
 
-No lock beyond ACCESS SHARE, no snapshot held for longer than a chunk.
+No lock beyond ACCESS SHARE, no snapshot open for longer than a chunk.
 """
 
 import json
@@ -39,8 +39,8 @@ from snapshots.backfill.requests import (
     RefusedRequest,
     Request,
     TableRestart,
-    ended,
-    understand,
+    ended_message,
+    parse_message,
 )
 from snapshots.backfill.signing_key import control_key
 from snapshots.backfill.windows import PendingChunk, Windows
@@ -55,9 +55,9 @@ _log = logging.getLogger(__name__)
 
 
 class Backfills:
-    """A `stream.Listener` and the thread that reads tables for it. `start` it, give it to the reader.
+    """A `stream.Listener` for the capture loop, and the thread that reads tables. Call `start`.
 
-    The listener's methods are called by the reading thread only, `facts` by anybody.
+    The listener's methods are called by the reading thread only, `facts` and `jobs` by any thread.
     """
 
     def __init__(self, settings: Settings, log: LogWriter, clock: Clock) -> None:
@@ -70,9 +70,9 @@ class Backfills:
         self._end = log.progress().end
         self._interrupted = json.loads(marks.get(STATE_MARK, "{}")).get("state") == "reading"
         self.history_exact_from = marks.get(EXACT_MARK, "")
-        """From this LSN on the log's history is exact; empty while a snapshot that was cut short is unfinished."""
+        """From this LSN on the log's history is exact; empty while an interrupted snapshot is unfinished."""
         self._changed = threading.Condition()
-        self._waiting = frozenset(captured_tables.waiting(marks))
+        self._waiting = frozenset(captured_tables.waiting_tables(marks))
         self._jobs = {**known(marks), **{job.id: job for job in self._missing(marks)}}
         self._paces: dict[str, Pace] = {}
         self._windows = Windows()
@@ -80,52 +80,52 @@ class Backfills:
         self._failure: BaseException | None = None
         self._busy: tuple[str, Connection | None] = ("", None)
         self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
-        if self._interrupted and not any(job.automatic and not job.fresh for job in self._jobs.values()):
-            # A crash came between the last rows of the first snapshot and the note that it was whole.
+        if self._interrupted and not any(job.automatic and not job.new_table for job in self._jobs.values()):
+            # A crash came between the last rows of the initial snapshot and the mark that it is complete.
             self._conclude(log, slot.SourceIdentity.of_mark(marks[slot.MARK]).consistent_point)
 
     def _missing(self, marks: Mapping[str, str]) -> list[Job]:
-        """The snapshots that tables lack; one that waits gets its own when it begins again."""
+        """The backfills that tables lack; a table that waits gets its own when it begins again."""
         return missing([table for table in self._settings.source.tables if table.name not in self._waiting], marks)
 
     def _conclude(self, log: LogWriter, exact: Lsn) -> None:
-        """Note that the first snapshot is whole."""
-        log.append(Entry(LOG_SCHEMA.empty_table(), max(log.progress().end, exact), self._whole(exact)))
+        """Record that the initial snapshot is complete."""
+        log.append(Entry(LOG_SCHEMA.empty_table(), max(log.progress().end, exact), self._complete_marks(exact)))
 
-    def _whole(self, exact: Lsn) -> dict[str, str]:
+    def _complete_marks(self, exact: Lsn) -> dict[str, str]:
         self._interrupted, self.history_exact_from = False, format_lsn(exact)
         return {STATE_MARK: json.dumps({"state": "done"}), EXACT_MARK: self.history_exact_from}
 
     def start(self) -> None:
-        """Begin with what is open."""
+        """Start the thread, which continues open backfills."""
         self._thread.start()
 
-    def follow(self, settings: Settings, log: LogWriter) -> None:
-        """Take over other tables, and begin with those that lack their first snapshot; those that wait are not read.
+    def set_tables(self, settings: Settings, log: LogWriter) -> None:
+        """Use the tables of `settings` and start the backfills that they lack; tables that wait are not read.
 
-        Only while the reader is between two connections.
+        Call it only while the capture loop is between two connections.
         """
         marks = log.progress().marks
         with self._changed:
             self._settings = settings
-            self._waiting = frozenset(captured_tables.waiting(marks))
-            self._jobs |= {job.id: job for job in self._missing(marks) if job.anew or job.id not in self._jobs}
+            self._waiting = frozenset(captured_tables.waiting_tables(marks))
+            self._jobs |= {job.id: job for job in self._missing(marks) if job.restarts or job.id not in self._jobs}
             self._changed.notify_all()
-        if self._interrupted and not self._left():
+        if self._interrupted and not self._unfinished():
             self._conclude(log, log.progress().end)
 
     def close(self) -> None:
-        """Stop after the chunk under way; what is open goes on at the next start."""
+        """Stop the thread; open backfills continue at the next start."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
-        self._windows.lose()
+        self._windows.reset()
         self._interrupt()
         if self._thread.is_alive():
             self._thread.join()
 
     def _interrupt(self, identity: str = "") -> None:
-        """Cut short the query of this backfill, or of whichever runs: a condition may take hours for a single chunk."""
+        """Cancel the query of this backfill, or of any: with a condition, a single chunk may take hours."""
         with self._changed:
             busy, connection = self._busy
         if connection is not None and identity in (busy, ""):
@@ -133,45 +133,45 @@ class Backfills:
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def jobs(self) -> list[Job]:
-        """Every backfill as it stands."""
+        """Every backfill in its current state."""
         with self._changed:
             return list(self._jobs.values())
 
     def facts(self) -> list[dict[str, object]]:
-        """Every open backfill, those that left a table incomplete, and the last few others, for the status."""
+        """For the status: every open backfill, those that left a table incomplete, and the last few others."""
         jobs = self.jobs()
         ended = [job for job in jobs if not job.open]
-        lacking = [
+        incomplete = [
             job for job in ended[:-_KEPT] if job.automatic and job.state in (JobState.FAILED, JobState.CANCELLED)
         ]
-        shown = [*lacking, *ended[-_KEPT:], *[job for job in jobs if job.open]]
+        shown = [*incomplete, *ended[-_KEPT:], *[job for job in jobs if job.open]]
         return [{**_shown(job), **self._facts_of(job)} for job in shown]
 
     def _facts_of(self, job: Job) -> dict[str, object]:
         facts = self._pace(job.id).facts(self._clock.monotonic(), job.open)
         waits = job.open and job.request.table in self._waiting
-        return {**facts, "waiting": "its table, which capture does not follow for now"} if waits else facts
+        return {**facts, "waiting": "its table, which cannot be captured for now"} if waits else facts
 
     # -- the listener: called by the reading thread
 
-    def passed(self, item: Entry | SpilledTransaction) -> None:
-        """See the stream go by."""
+    def transactions(self, item: Entry | SpilledTransaction) -> None:
+        """Note committed changes for the open windows."""
         if self._failure is not None:
             raise self._failure
         self._end = max(self._end, item.end)
         if isinstance(item, Entry):
-            self._windows.see(item.rows)
+            self._windows.add(item.rows)
         elif (first := next(item.parts(), None)) is not None:
-            self._windows.spoil(first.slice(0, 1), "a very large transaction went by")
+            self._windows.invalidate(first.slice(0, 1), "a very large transaction was committed")
 
-    def heard(self, message: LogicalMessage) -> Sequence[Entry]:
-        """Obey a message, or note a mark. Whatever cannot be understood is passed over."""
+    def message(self, message: LogicalMessage) -> Sequence[Entry]:
+        """Handle a request or a mark. Invalid messages are ignored and logged."""
         self._end = max(self._end, message.lsn)
-        match understand(message.content, self._key):
+        match parse_message(message.content, self._key):
             case Request() as request:
                 return self._entry(Job(f"{message.lsn:X}", request))
             case JobControl(verb, identity):
-                return self._entry(*self._steered(verb, identity))
+                return self._entry(*self._controlled(verb, identity))
             case ChunkMark(False, token):
                 self._windows.low(token)
             case ChunkMark(True, token):
@@ -179,17 +179,17 @@ class Backfills:
             case Ended(identity, token, reason) if token == self._secret and identity in self._jobs:
                 return self._entry(replace(self._jobs[identity], state=JobState.FAILED, reason=reason))
             case TableRestart(identity, token) if token == self._secret and identity in self._jobs:
-                return self._begun_anew(self._jobs[identity], message.lsn)
+                return self._restart_table(self._jobs[identity], message.lsn)
             case RefusedRequest(reason):
-                _log.warning("A message at %s was not obeyed: %s.", format_lsn(message.lsn), reason)
+                _log.warning("A message at %s was ignored: %s.", format_lsn(message.lsn), reason)
         return ()
 
-    def restarted(self) -> None:
-        """A connection begins."""
-        self._windows.lose()
+    def connection_started(self) -> None:
+        """A connection begins: chunks in progress are read again."""
+        self._windows.reset()
 
     def _entry(self, *jobs: Job) -> Sequence[Entry]:
-        """Note that these backfills stand as they do now."""
+        """An entry that records the state of these backfills."""
         if not jobs:
             return ()
         with self._changed:
@@ -200,74 +200,74 @@ class Backfills:
             marks |= self._closing(job, self._end)
         return [Entry(LOG_SCHEMA.empty_table(), self._end, marks)]
 
-    def _begun_anew(self, job: Job, lsn: Lsn) -> Sequence[Entry]:
-        """Every row that the log has of the table so far is over, in the same instant as that is noted."""
+    def _restart_table(self, job: Job, lsn: Lsn) -> Sequence[Entry]:
+        """A truncate of the table, and the mark that its former rows are removed, in one entry."""
         schema = next((schema for schema in self._schemas.newest() if schema.table == job.request.table), None)
-        (noted,) = self._entry(replace(job, swept=True))
+        (entry,) = self._entry(replace(job, emptied=True))
         if schema is None:
-            return [noted]
-        return [replace(noted, rows=truncation(schema, ReadStamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]
+            return [entry]
+        return [replace(entry, rows=truncation(schema, ReadStamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]
 
-    def _steered(self, verb: str, identity: str) -> list[Job]:
+    def _controlled(self, verb: str, identity: str) -> list[Job]:
         chosen = [job for job in self._jobs.values() if identity in (job.id, "all")]
-        steered = [after for job in chosen if (after := job.steered(verb)) != job]
-        for job in steered:
-            if job.state is JobState.CANCELLED:  # it cannot come back, so nothing that is wanted is cut short
+        changed = [after for job in chosen if (after := job.after_control(verb)) != job]
+        for job in changed:
+            if job.state is JobState.CANCELLED:
                 threading.Thread(target=self._interrupt, args=(job.id,), daemon=True).start()
-        return steered
+        return changed
 
     def _merged(self, pending: PendingChunk | None, lsn: Lsn) -> Sequence[Entry]:
-        """The chunk's rows at the place of its high mark, and its mark, in one entry."""
+        """The chunk's rows and the backfill's mark in one entry, at the position of the high mark."""
         if pending is None or pending.chunk is None or pending.window is None or pending.read_at is None:
             return ()
         outcome = pending.window.merge(pending.chunk)
         entries: list[Entry] = []
         if isinstance(outcome, Merged):
-            # One below the mark's own LSN, where no commit record begins: so the place in the log is unique.
+            # One below the mark's own LSN, where no commit record begins: so the position in the log is unique.
             stamp = ReadStamp(pending.chunk.version, Lsn(lsn - 1), pending.read_at)
             rows = log_rows(pending.schema, outcome.rows, stamp, 0)
             job = self._advanced(pending, rows.num_rows)
             rows = pa.concat_tables([rows, self._removed(job, pending, stamp, rows.num_rows)])
             entries = [Entry(rows, self._end, {**dict([job.mark()]), **self._closing(job, lsn)})]
-        pending.settle(outcome)
+        pending.finish(outcome)
         return entries
 
     def _removed(self, job: Job, pending: PendingChunk, stamp: ReadStamp, first: int) -> pa.Table:
-        """With the last rows of a backfill, the ranges of which nothing else is left.
+        """The removals of key ranges that go with the last rows of a backfill.
 
-        Their version is the request's own place: below the rows that were read for it, so that these stay.
+        Their version is the request's LSN: below the rows that were read for it, so that those stay.
         """
         if job.state is not JobState.DONE or not job.request.removed:
             return LOG_SCHEMA.empty_table()
-        gone = removals(pending.schema, job.request.removed, replace(stamp, version=job.asked_at), first)
-        if gone.num_rows < len(job.request.removed):
+        removed = removals(pending.schema, job.request.removed, replace(stamp, version=job.requested_at), first)
+        if removed.num_rows < len(job.request.removed):
             _log.warning(
-                "Rows of removed partitions of %s stay in the stores: their columns are not its key any more.",
+                "Rows of removed partitions of %s stay in the stores: their columns are no longer part of its key.",
                 job.request.table,
             )
-        return gone
+        return removed
 
     def _advanced(self, pending: PendingChunk, rows: int) -> Job:
         with self._changed:
             job = self._jobs[pending.job]
             state = JobState.DONE if pending.finished and job.open else job.state
-            job = self._jobs[job.id] = replace(job, place=pending.place, rows=job.rows + rows, state=state)
+            job = self._jobs[job.id] = replace(job, resume=pending.resume, rows=job.rows + rows, state=state)
             self._changed.notify_all()
         return job
 
     def _closing(self, job: Job, lsn: Lsn) -> dict[str, str]:
-        """With the end of what a snapshot that was cut short had left, however it ends, history is exact from here on.
+        """The marks that history is exact from here on, when the last backfill of an interrupted snapshot has ended.
 
-        A table whose backfill failed or was cancelled says so itself; nobody waits for its rows.
+        A failed or cancelled backfill counts too: the status shows its table as incomplete.
         """
-        if not self._interrupted or self._left() or job.fresh or not job.automatic:
+        if not self._interrupted or self._unfinished() or job.new_table or not job.automatic:
             return {}
-        return self._whole(Lsn(lsn + 1))  # a commit before this chunk may end at the mark's own LSN
+        return self._complete_marks(Lsn(lsn + 1))  # a commit before this chunk may end at the mark's own LSN
 
-    def _left(self) -> list[Job]:
-        """What a snapshot that was cut short has yet to read. Nobody waits for a table that waits itself."""
-        left = [job for job in self._jobs.values() if job.automatic and not job.fresh and job.open]
-        return [job for job in left if job.request.table not in self._waiting]
+    def _unfinished(self) -> list[Job]:
+        """The open backfills of an interrupted snapshot, without those of tables that wait."""
+        unfinished = [job for job in self._jobs.values() if job.automatic and not job.new_table and job.open]
+        return [job for job in unfinished if job.request.table not in self._waiting]
 
     # -- the thread that reads tables
 
@@ -279,7 +279,7 @@ class Backfills:
             self._failure = error
 
     def _next(self) -> Job | None:
-        """The oldest backfill that is to run; waits for one. None: stop."""
+        """The oldest running backfill; waits for one. None: stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop.is_set() or self._running())
             return None if self._stop.is_set() else self._running()[0]
@@ -290,13 +290,13 @@ class Backfills:
 
     def _attempt(self, job: Job) -> None:
         try:
-            with connect(self._settings.source, "millrace backfill") as connection, self._at_work(job, connection):
+            with connect(self._settings.source, "millrace backfill") as connection, self._busy_with(job, connection):
                 reader = TableReader(
                     connection, self._settings.source, self._schemas, self._windows, self._clock, secret=self._secret
                 )
-                reader.read(job, self._pace(job.id), self._wanted)
+                reader.read(job, self._pace(job.id), self._current)
         except MillraceError as error:
-            if self._wanted(job.id) is None:
+            if self._current(job.id) is None:
                 return
             if error.transient:
                 _log.warning("Backfill of %s: %s", job.request.table, error)
@@ -305,7 +305,7 @@ class Backfills:
                 self._fail(job, error)
 
     @contextmanager
-    def _at_work(self, job: Job, connection: Connection) -> Iterator[None]:
+    def _busy_with(self, job: Job, connection: Connection) -> Iterator[None]:
         with self._changed:
             self._busy = (job.id, connection)
         try:
@@ -314,24 +314,24 @@ class Backfills:
             with self._changed:
                 self._busy = ("", None)
 
-    def _wanted(self, identity: str) -> Job | None:
-        """The backfill as it stands now, as long as it is to go on."""
+    def _current(self, identity: str) -> Job | None:
+        """The backfill in its current state; None: it is to stop."""
         with self._changed:
             job = self._jobs[identity]
             waits = job.request.table in self._waiting
         return job if job.state is JobState.RUNNING and not waits and not self._stop.is_set() else None
 
     def _fail(self, job: Job, error: MillraceError) -> None:
-        """Noted through the stream, like everything else, so that the log knows it in its place."""
+        """Record the failure through the WAL, like every other state."""
         _log.error("Backfill of %s failed: %s", job.request.table, error)
         with self._changed:
             self._jobs[job.id] = replace(self._jobs[job.id], state=JobState.FAILED, reason=str(error))
-        said = ended(job.id, self._secret, str(error))
+        message = ended_message(job.id, self._secret, str(error))
         try:
             with connect(self._settings.source, "millrace backfill") as connection:
-                say(connection, said)
+                say(connection, message)
         except MillraceError as lost:
-            _log.warning("It will be tried again at the next start: %s", lost)
+            _log.warning("The failure could not be recorded, so the next start retries the backfill: %s", lost)
 
     def _pace(self, identity: str) -> Pace:
         with self._changed:

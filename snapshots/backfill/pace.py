@@ -1,10 +1,10 @@
-"""How fast a backfill goes, and how large its next chunk should be. Pure but for being told the time."""
+"""The speed of a backfill and the size of its next chunk. Pure: the caller passes the time."""
 
 from dataclasses import dataclass, field
 
 _FIRST, _MOST = 2_000, 50_000
 _SECONDS = 0.5
-"""Long enough that two marks cost little beside the read, short enough that few changes fall between them."""
+"""Target time of a chunk: the two marks cost little compared to the read, and few changes fall between them."""
 _BYTES = 16 * 2**20
 
 
@@ -21,17 +21,17 @@ class Pace:
     """What it waits for before the first chunk; empty: nothing."""
 
     def begin(self, now: float, estimate: int) -> None:
-        """The table is known, and about how many rows it has (0: not known)."""
+        """Reading starts; `estimate` is about how many rows the table has (0: not known)."""
         self.began, self.read, self.estimate = now, 0, estimate
 
-    def went_well(self, rows: int, size: int, seconds: float) -> None:
+    def chunk_done(self, rows: int, size: int, seconds: float) -> None:
         """A chunk is in the log."""
         self.read += rows
         factor = min(2.0, max(0.5, _SECONDS / max(seconds, 0.001)))
         most = min(_MOST, int(_BYTES / max(1.0, size / rows))) if rows else _MOST
         self.limit = max(1, min(most, int(self.limit * factor)))
 
-    def again(self, smaller: bool) -> None:
+    def chunk_reread(self, smaller: bool) -> None:
         """A chunk must be read again."""
         self.rereads += 1
         self.limit = max(1, self.limit // 2) if smaller else self.limit

@@ -1,4 +1,4 @@
-"""The key that signs requests, shared by those who may read the state folder."""
+"""The key that signs backfill requests; readable by those who may read the state folder."""
 
 import contextlib
 import secrets
@@ -9,7 +9,7 @@ from cdc.errors import ConfigError
 
 
 def control_key(state: Path, create: bool = False) -> bytes:
-    """The pipeline's key; made where it is missing and `create` is set. Raises ConfigError where it cannot be read."""
+    """The pipeline's key, created if it is missing and `create` is set. Raises ConfigError if it cannot be read."""
     place = state / "control.key"
     if create:
         _make(place)

@@ -1,6 +1,6 @@
-"""Chunks between their marks: handed from the thread that reads tables to the one that reads the stream.
+"""Chunks in progress, shared by the backfill thread and the thread that reads the stream.
 
-The reading thread collects what goes by; at the high mark it merges the chunk and tells the waiting thread.
+The stream's thread collects changes between the marks; at the high mark it merges the chunk and wakes the other thread.
 """
 
 import threading
@@ -17,33 +17,33 @@ from snapshots.backfill.reconcile import Chunk, Committed, Merged, Reread, Windo
 
 @dataclass(slots=True)
 class PendingChunk:
-    """One chunk on its way. The table's thread fills `chunk` before it writes the high mark, and then waits."""
+    """One chunk in progress. The backfill thread sets `chunk` before it writes the high mark, and then waits."""
 
     job: str
     schema: TableSchema
-    place: tuple[str, ...] | None = None
+    resume: tuple[str, ...] | None = None
     finished: bool = False
     chunk: Chunk | None = None
     read_at: datetime | None = None
     window: Window | None = None
     outcome: Merged | Reread | None = None
-    settled: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
 
-    def settle(self, outcome: Merged | Reread) -> None:
-        """Tell who waits."""
+    def finish(self, outcome: Merged | Reread) -> None:
+        """Set the outcome and wake the backfill thread."""
         self.outcome = outcome
-        self.settled.set()
+        self.done.set()
 
 
 class Windows:
-    """Every chunk on its way, by token; safe for both threads."""
+    """The chunks in progress, by token. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: dict[str, PendingChunk] = {}
         self._committed = Committed()
-        self.settled = False
-        """Whether commits from before this process looked can no longer be invisible."""
+        self.ready = False
+        """Whether all commits from before this process read the stream are visible by now."""
 
     def expect(self, token: str, pending: PendingChunk) -> None:
         """A low mark with this token is about to be written."""
@@ -51,41 +51,41 @@ class Windows:
             self._pending[token] = pending
 
     def forget(self, token: str) -> None:
-        """Nobody waits for it any more."""
+        """The backfill thread waits for it no more."""
         with self._lock:
             self._pending.pop(token, None)
 
     def low(self, token: str) -> None:
-        """The stream has reached a low mark; one of an earlier life is passed over."""
+        """The stream has reached a low mark; one of an earlier process is ignored."""
         with self._lock:
             if (pending := self._pending.get(token)) is not None:
                 pending.window = Window(str(pending.schema.table), self._committed.recent())
 
     def high(self, token: str) -> PendingChunk | None:
-        """The stream has reached a high mark; the chunk, if it is one that somebody waits for."""
+        """The stream has reached a high mark; returns its chunk, None for one of an earlier process."""
         with self._lock:
             return self._pending.pop(token, None)
 
-    def see(self, rows: pa.Table) -> None:
-        """Committed rows go by."""
+    def add(self, rows: pa.Table) -> None:
+        """The stream sent these committed rows."""
         if not rows.num_rows:
             return
         self._committed.add(rows["xid"].to_numpy().astype(np.int64))
         for window in self._open():
-            window.see(rows)
+            window.add(rows)
 
-    def spoil(self, rows: pa.Table, reason: str) -> None:
-        """A transaction goes by that is too large to look at; these are its first rows."""
+    def invalidate(self, rows: pa.Table, reason: str) -> None:
+        """The stream sent a transaction that is too large to compare; `rows` are its first rows."""
         self._committed.add(rows["xid"].to_numpy().astype(np.int64))
         for window in self._open():
-            window.spoil(reason)
+            window.invalidate(reason)
 
-    def lose(self) -> None:
-        """The stream begins anew: what was seen of open windows counts for nothing."""
+    def reset(self) -> None:
+        """The stream restarts: all chunks in progress must be read again."""
         with self._lock:
-            lost, self._pending = list(self._pending.values()), {}
-        for pending in lost:
-            pending.settle(Reread("the stream was interrupted"))
+            dropped, self._pending = list(self._pending.values()), {}
+        for pending in dropped:
+            pending.finish(Reread("the stream was interrupted"))
 
     def _open(self) -> Iterator[Window]:
         with self._lock:

@@ -1,11 +1,11 @@
-"""The first snapshot: every table under the slot's exported snapshot, read in parallel, appended before the stream.
+"""The initial snapshot: every table under the slot's exported snapshot, read in parallel, appended before the stream.
 
-Exact at the slot's consistent point: what committed before is in it, what commits after is in the stream, nothing is in
-both. Workers import the snapshot before anybody starts to stream, since that ends it. No lock beyond ACCESS SHARE.
+Exact at the slot's consistent point: it has what committed before, the stream has what commits after, nothing is in
+both. Workers import the snapshot before the stream starts, which ends it. No lock beyond ACCESS SHARE.
 
-Its entries end one below that point, and only the last one at it: whoever has reached the point has every row. A crash
-leaves whole pieces in the log. Those of an unfinished chunk are read again, with the same version and the same or
-newer content, and change nothing twice; what is left is read in chunks beside the stream (`snapshots.backfill`).
+Its entries end one below that point, and only the last one at it: a sink that has reached the point has every row. A
+crash leaves complete pieces in the log. The rows of an unfinished chunk are read again, with the same version and the
+same or newer values, which is idempotent; the rest is read in chunks beside the stream (`snapshots.backfill`).
 """
 
 import json
@@ -30,23 +30,23 @@ from cdc.errors import SourceRefused
 from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId, format_lsn
 from cdc.ports import LogWriter
 from snapshots.initial.plan import PlannedChunk, TablePlan, largest_first, mark_name, plan_table
-from snapshots.tables.catalog import find_leaves, identifier, touch
+from snapshots.tables.catalog import find_leaves, identifier, lock_for_read
 from snapshots.tables.rows import Readable, ReadStamp, describe, log_rows, masking_of, read_images
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 PIECE_ROWS = 65_536
 PIECE_BYTES = 64 * 2**20
-"""One segment of the log: enough rows for Parquet to pay, few enough that all workers' pieces fit into memory."""
+"""One segment of the log: enough rows for Parquet to compress well, few enough that all pieces fit into memory."""
 STATE_MARK = "snapshot"
 EXACT_MARK = "history_exact_from"
-"""From this LSN on the log's history is exact; before it, some rows were read beside the stream. Empty until then."""
+"""From this LSN on the log's history is exact; before it, some rows were read beside the stream. Empty: not yet."""
 _NO_MARKS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """How far a snapshot is. `estimate` is the planner's, and may be wrong in either direction."""
+    """The progress of a snapshot. `estimate` comes from the planner's statistics and may be too high or too low."""
 
     table: str
     rows: int
@@ -57,12 +57,12 @@ class SnapshotProgress:
 
 Report = Callable[[SnapshotProgress], None]
 Ending = Callable[[int], tuple[pa.Table, Mapping[str, str]]]
-"""Given the number of rows that were read: what the last entry holds besides, rows and marks."""
+"""Returns the rows and marks to add to the last entry, given the number of rows that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some rows of a chunk; `last` when the chunk ends with them."""
+    """Some rows of a chunk; `last`: the chunk ends with them."""
 
     table: TableId
     chunk: PlannedChunk
@@ -72,7 +72,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Job:
-    """One table on its way: how it is read, and how far that is."""
+    """One table: how it is read, and its progress."""
 
     readable: Readable
     plan: TablePlan
@@ -80,10 +80,10 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Line:
-    """What workers and the appending thread share: chunks to read, pieces to append, and whether to go on.
+class _Queues:
+    """Shared by workers and the appending thread: chunks to read, pieces to append, and whether to stop.
 
-    The pieces are few, so that memory stays bounded while the log is slow.
+    The queue of pieces is short, so that memory stays bounded while the log is slow.
     """
 
     chunks: "queue.SimpleQueue[tuple[TableId, PlannedChunk]]" = field(default_factory=queue.SimpleQueue)
@@ -109,20 +109,20 @@ def run_initial(
     marks: Mapping[str, str] = _NO_MARKS,
     ending: Ending | None = None,
 ) -> bool:
-    """Append every row of every table whose `snapshot` is `initial`; on return True all of it is durable.
+    """Append every row of every table whose `snapshot` is `initial`; True: all of it is durable.
 
-    Call it while the slot's connection idles, and start to stream afterwards. `marks` become durable with the first
-    entry. Raises SourceRefused where a table may not be read in full, before anything is appended. Returns False,
-    early, when `stopping` is set: what is missing is then for the next start, in chunks beside the stream.
+    Call it while the slot's connection is open and idle, and start the stream afterwards. `marks` become durable with
+    the first entry. Raises SourceRefused, before anything is appended, if a table may not be read in full. Returns
+    False if `stopping` was set: the next start then reads the rest in chunks beside the stream.
     """
     source = settings.source
-    with _joined(source, slot) as coordinator:
+    with _in_snapshot(source, slot) as coordinator:
         jobs = _prepare(coordinator, source, writer)
         stamp = ReadStamp(slot.restart_lsn, Lsn(slot.consistent_point - 1), _now(coordinator))
         _begin(writer, slot, jobs, marks)
         with ExitStack() as stack:
-            others = [stack.enter_context(_joined(source, slot)) for _ in range(1, _workers(source, jobs))]
-            connections = [coordinator, *(each for each in others if _locks_at_once(each, jobs))]
+            others = [stack.enter_context(_in_snapshot(source, slot)) for _ in range(1, _workers(source, jobs))]
+            connections = [coordinator, *(each for each in others if _locks_without_waiting(each, jobs))]
             _read_all(connections, jobs, _Appender(writer, slot, stamp, jobs, report), stopping)
     whole = all(job.plan.finished for job in jobs.values())
     if whole:
@@ -135,10 +135,10 @@ def _workers(source: SourceSettings, jobs: dict[TableId, _Job]) -> int:
 
 
 @contextmanager
-def _joined(source: SourceSettings, slot: SlotCreated) -> Iterator[Connection]:
-    """A connection inside the exported snapshot."""
+def _in_snapshot(source: SourceSettings, slot: SlotCreated) -> Iterator[Connection]:
+    """A connection with a transaction in the exported snapshot."""
     with connect(source, "millrace snapshot") as connection:
-        with explained("Joining the slot's snapshot"):
+        with explained("Importing the slot's snapshot"):
             connection.execute("begin isolation level repeatable read read only")
             connection.execute(sql.SQL("set transaction snapshot {}").format(slot.snapshot_name))
         yield connection
@@ -151,25 +151,25 @@ def _prepare(connection: Connection, source: SourceSettings, writer: LogWriter) 
         if table.snapshot != "initial":
             continue
         readable = describe(connection, table, masking)
-        touch(connection, table.name, readable.columns)
+        lock_for_read(connection, table.name, readable.columns)
         leaves, estimate = find_leaves(connection, table.name)
         plan = plan_table(table.name, leaves, source.snapshot_workers)
         jobs[table.name] = _Job(readable, plan, estimate)
     return {name: _Job(job.readable.recorded(writer.schemas), job.plan, job.estimate) for name, job in jobs.items()}
 
 
-def _locks_at_once(connection: Connection, jobs: dict[TableId, _Job]) -> bool:
-    """Whether it got ACCESS SHARE on every table without waiting; if not, it is of no use.
+def _locks_without_waiting(connection: Connection, jobs: dict[TableId, _Job]) -> bool:
+    """Whether it got ACCESS SHARE on every table without waiting; if not, the connection is not used.
 
-    Somebody who asked for a stronger lock meanwhile (TRUNCATE, ALTER TABLE) waits for the coordinator. A worker that
-    queued behind him would make the coordinator wait in turn, for ever, and no server can see that.
+    A session that requests a stronger lock meanwhile (TRUNCATE, ALTER TABLE) waits for the coordinator. A worker that
+    queues behind it would make the coordinator wait for ever: a deadlock that the server cannot detect.
     """
     with explained("Limiting the wait for locks"):
         connection.execute("set local lock_timeout = '1ms'")
     try:
         for name, job in jobs.items():
-            touch(connection, name, job.readable.columns)
-    except SourceRefused:  # the coordinator was allowed to read: what is refused is the lock
+            lock_for_read(connection, name, job.readable.columns)
+    except SourceRefused:  # the coordinator could read the table, so this is the lock timeout
         return False
     return True
 
@@ -185,7 +185,7 @@ def _now(connection: Connection) -> datetime:
 def _begin(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job], marks: Mapping[str, str]) -> None:
     plans = {mark_name(name): job.plan.mark() for name, job in jobs.items()}
     state = {STATE_MARK: json.dumps({"state": "reading"}), EXACT_MARK: ""}
-    writer.append(Entry(LOG_SCHEMA.empty_table(), _meanwhile(slot), {**marks, **state, **plans}))
+    writer.append(Entry(LOG_SCHEMA.empty_table(), _unfinished_end(slot), {**marks, **state, **plans}))
 
 
 def _end(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job], ending: Ending | None) -> None:
@@ -195,8 +195,8 @@ def _end(writer: LogWriter, slot: SlotCreated, jobs: dict[TableId, _Job], ending
     writer.append(Entry(rows, slot.consistent_point, {**marks, **state}))
 
 
-def _meanwhile(slot: SlotCreated) -> Lsn:
-    """Where entries end before the last one: nobody may take the snapshot for whole."""
+def _unfinished_end(slot: SlotCreated) -> Lsn:
+    """The end of every entry but the last one: below the consistent point, as the snapshot is incomplete."""
     return Lsn(slot.consistent_point - 1)
 
 
@@ -206,24 +206,24 @@ def _read_all(
     appender: "_Appender",
     stopping: threading.Event | None,
 ) -> None:
-    line = _Line()
+    queues = _Queues()
     for item in largest_first(job.plan for job in jobs.values()):
-        line.chunks.put(item)
+        queues.chunks.put(item)
     if not connections:
         return
     with ThreadPoolExecutor(len(connections), "snapshot") as pool:
         try:
             for connection in connections:
-                pool.submit(_work, connection, jobs, line)
-            _append_all(line, appender, len(connections), stopping)
+                pool.submit(_work, connection, jobs, queues)
+            _append_all(queues, appender, len(connections), stopping)
         finally:
-            line.stopped.set()
+            queues.stopped.set()
 
 
-def _append_all(line: _Line, appender: "_Appender", workers: int, stopping: threading.Event | None) -> None:
+def _append_all(queues: _Queues, appender: "_Appender", workers: int, stopping: threading.Event | None) -> None:
     while workers and not (stopping is not None and stopping.is_set()):
         try:
-            item = line.pieces.get(timeout=0.5)
+            item = queues.pieces.get(timeout=0.5)
         except queue.Empty:
             continue
         if isinstance(item, BaseException):
@@ -234,34 +234,34 @@ def _append_all(line: _Line, appender: "_Appender", workers: int, stopping: thre
             appender.append(item)
 
 
-def _work(connection: Connection, jobs: dict[TableId, _Job], line: _Line) -> None:
-    """One worker: chunk after chunk until there is none, or an error that ends them all."""
+def _work(connection: Connection, jobs: dict[TableId, _Job], queues: _Queues) -> None:
+    """One worker: chunk after chunk until there is none, or until an error, which stops all workers."""
     try:
-        while not line.stopped.is_set():
-            table, chunk = line.chunks.get_nowait()
+        while not queues.stopped.is_set():
+            table, chunk = queues.chunks.get_nowait()
             for piece in _pieces(connection, jobs[table].readable, chunk):
-                line.put(piece)
-                if line.stopped.is_set():
+                queues.put(piece)
+                if queues.stopped.is_set():
                     return
     except queue.Empty:
-        line.put(None)
-    except BaseException as error:  # carried to the appending thread, which raises it
-        line.put(error)
+        queues.put(None)
+    except BaseException as error:  # passed to the appending thread, which raises it
+        queues.put(error)
 
 
 def _pieces(connection: Connection, readable: Readable, chunk: PlannedChunk) -> Iterator[_Piece]:
-    """The rows of a chunk, piece by piece; the last one, perhaps empty, says that the chunk is complete."""
-    held: list[pa.Table] = []
+    """The rows of a chunk in pieces; the last one, perhaps empty, completes the chunk."""
+    blocks: list[pa.Table] = []
     rows = size = 0
     for block in read_images(connection, readable, _query(readable, chunk)):
-        if held and (rows + block.num_rows > PIECE_ROWS or size + block.nbytes > PIECE_BYTES):
-            yield _Piece(readable.table, chunk, pa.concat_tables(held), last=False)
-            held, rows, size = [], 0, 0
-        held.append(block)
+        if blocks and (rows + block.num_rows > PIECE_ROWS or size + block.nbytes > PIECE_BYTES):
+            yield _Piece(readable.table, chunk, pa.concat_tables(blocks), last=False)
+            blocks, rows, size = [], 0, 0
+        blocks.append(block)
         rows += block.num_rows
         size += block.nbytes
     empty = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
-    yield _Piece(readable.table, chunk, pa.concat_tables(held) if held else empty, last=True)
+    yield _Piece(readable.table, chunk, pa.concat_tables(blocks) if blocks else empty, last=True)
 
 
 def _query(readable: Readable, chunk: PlannedChunk) -> sql.Composed:
@@ -277,7 +277,7 @@ def _query(readable: Readable, chunk: PlannedChunk) -> sql.Composed:
 
 
 class _Appender:
-    """Numbers the rows in the order in which they reach the log, and marks what is done in the same entry."""
+    """Numbers the rows in log order, and records a chunk as done in the same entry as its last rows."""
 
     def __init__(
         self, writer: LogWriter, slot: SlotCreated, stamp: ReadStamp, jobs: dict[TableId, _Job], report: Report
@@ -295,7 +295,7 @@ class _Appender:
         rows = log_rows(job.readable.layout.schema, piece.rows, self._stamp, self._rows)
         plan = job.plan.advanced(rows.num_rows, piece.chunk.number if piece.last else None)
         failpoint.reached("snapshot.before_append")
-        self._writer.append(Entry(rows, _meanwhile(self._slot), {mark_name(piece.table): plan.mark()}))
+        self._writer.append(Entry(rows, _unfinished_end(self._slot), {mark_name(piece.table): plan.mark()}))
         failpoint.reached("snapshot.after_append")
         job.plan = plan
         self._rows += rows.num_rows

@@ -1,7 +1,7 @@
-"""What the source's catalog says of a table that is to be read: its leaves, their size, and whether we may.
+"""What a snapshot needs from the catalog about a table: its leaves, their size, and whether it may be read.
 
-Everything is asked inside the transaction that will read, after the table was touched (ACCESS SHARE, nothing
-stronger): from then on nobody can drop, rewrite or truncate it under the snapshot.
+Every query runs in the transaction that will read the table, after `lock_for_read` (ACCESS SHARE, nothing stronger):
+from then on no session can drop, rewrite or truncate it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from snapshots.initial.plan import Leaf
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TID_RANGES_FROM = 140_000
-"""Older servers read a whole table to find one range of ctids."""
+"""Older servers scan the whole table for a range of ctids."""
 
 _LEAVES = """
 select n.nspname, c.relname, c.relfilenode, pg_relation_filenode(c.oid),
@@ -46,10 +46,10 @@ def regclass(table: TableId) -> str:
     return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
 
 
-def touch(connection: Connection, table: TableId, columns: Sequence[str]) -> None:
-    """Take ACCESS SHARE on a table until the transaction ends, and prove that these columns may be read in full.
+def lock_for_read(connection: Connection, table: TableId, columns: Sequence[str]) -> None:
+    """Lock a table (ACCESS SHARE) until the transaction ends, and check that these columns may be read in full.
 
-    Raises SourceRefused with the statement that helps: a missing grant, or row security that would hide rows.
+    Raises SourceRefused with the statement to run: a grant is missing, or row security would hide rows.
     """
     chosen = sql.SQL(", ").join(map(sql.Identifier, columns)) if columns else sql.SQL("")
     query = sql.SQL("select {} from {} limit 0").format(chosen, identifier(table))
@@ -68,10 +68,10 @@ def touch(connection: Connection, table: TableId, columns: Sequence[str]) -> Non
 
 
 def files_of(connection: Connection, table: TableId) -> frozenset[int] | None:
-    """The files that hold the table's rows; None: one is younger than the snapshot of this transaction.
+    """The files of the table; None: one was created after the snapshot of this transaction.
 
-    Ask after the table was read: it cannot be rewritten any more before the transaction ends. Rows of a younger file
-    may be invisible to the snapshot, which would take the table for empty.
+    Call it after the table was read: then it cannot be rewritten before the transaction ends. Rows of a newer file may
+    be invisible to the snapshot, so the table would look empty.
     """
     name = regclass(table)
     with explained("Reading the catalog"):
@@ -82,10 +82,10 @@ def files_of(connection: Connection, table: TableId) -> frozenset[int] | None:
 
 
 def find_leaves(connection: Connection, table: TableId) -> tuple[tuple[Leaf, ...], int]:
-    """The relations that hold the table's rows, and about how many rows those are.
+    """The relations with the table's rows, and their estimated number of rows.
 
-    The trap: a snapshot that was exported before a table was rewritten sees the new, unfamiliar file as empty. What
-    the snapshot believes the file to be is therefore compared with what it is, and SourceLost asks for a new start.
+    The trap: in a snapshot that was exported before a table was rewritten, its new file looks empty. So the file that
+    the snapshot sees in the catalog is compared with the actual one, and SourceLost is raised if they differ.
     """
     name = regclass(table)
     leaves, estimate = [], 0.0
@@ -93,7 +93,8 @@ def find_leaves(connection: Connection, table: TableId) -> tuple[tuple[Leaf, ...
         leaf = TableId(schema, relation)
         if known not in (actual, 0):
             raise SourceLost(
-                f"Table {leaf} was rewritten or truncated while its snapshot began.", "A new snapshot is started."
+                f"Table {leaf} was rewritten or truncated while its snapshot began.",
+                "A new snapshot is started automatically.",
             )
         whole = not allowed or connection.info.server_version < _TID_RANGES_FROM
         leaves.append(Leaf(leaf, actual, pages, whole))
@@ -106,7 +107,7 @@ def find_leaves(connection: Connection, table: TableId) -> tuple[tuple[Leaf, ...
 def _refused(table: TableId, user: str, row_security: bool) -> SourceRefused:
     if row_security:
         return SourceRefused(
-            f"Row-level security hides rows of {table} from role {user}: a snapshot would miss them in silence.",
+            f"Row-level security hides rows of {table} from role {user}: a snapshot would silently miss them.",
             f'Run: ALTER ROLE "{user}" BYPASSRLS, or disable row security on the table.',
         )
     return SourceRefused(
@@ -121,7 +122,7 @@ where c.relkind = 'r' and (c.oid = %s::regclass or c.oid in (select relid from p
 
 
 def estimated_rows(connection: Connection, table: TableId) -> int:
-    """About how many rows a table has, by its statistics; 0 if nobody knows."""
+    """About how many rows a table has, by its statistics; 0: not known."""
     with explained("Reading the catalog"):
         row = connection.execute(_ESTIMATE, [regclass(table)] * 2).fetchone()
     return int(row[0]) if row else 0

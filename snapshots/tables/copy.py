@@ -1,7 +1,7 @@
-"""COPY … TO STDOUT as blocks of raw lines, at libpq's level: about 1 µs a row where psycopg's own iterator takes 4.
+"""COPY … TO STDOUT as blocks of raw lines, with libpq: about 1 µs per row where psycopg's own iterator takes 4.
 
-Nothing is parsed here. The connection is the caller's, and is in no COPY any more when the iterator has ended or
-failed; a COPY that is left in the middle takes its connection with it.
+Nothing is parsed here. When the iterator has ended or failed, the caller's connection can be used again; if the caller
+stops in the middle, the connection is closed.
 """
 
 import selectors
@@ -18,9 +18,9 @@ from cdc.errors import SourceLost
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 BLOCK_ROWS = 16_384
-"""Blocks of 100,000 rows were 1.6 times slower: neither the lines nor their columns stay in the cache."""
+"""Blocks of 100,000 rows were 1.6 times slower: neither the lines nor their columns fit into the CPU cache."""
 BLOCK_BYTES = 16 * 2**20
-"""A block of wide rows ends here, so that what is in flight stays bounded; one row alone may be larger."""
+"""The limit of a block of wide rows, so that memory stays bounded; a single row may be larger."""
 _PART_BYTES = 64 * 2**10
 
 
@@ -33,9 +33,9 @@ class CopyBlock:
 
 
 def read_blocks(connection: Connection, query: bytes, doing: str) -> Iterator[CopyBlock]:
-    """Run a COPY and give its lines block by block. Raises the source's error, whose sentence `doing` begins.
+    """Run a COPY and yield its lines in blocks. Raises the source's error; `doing` begins its sentence.
 
-    The trap: a block that was given is no promise that the COPY will succeed; only the end of the iterator is.
+    The trap: the COPY may still fail after some blocks; it has succeeded only when the iterator ends.
     """
     pgconn = connection.pgconn
     with selectors.DefaultSelector() as selector:
@@ -69,12 +69,12 @@ def _blocks(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str)
 
 
 def _parts(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> Iterator[tuple[bytes, int]]:
-    """A few lines at a time, joined while still in the cache: half the CPU of joining whole blocks."""
+    """A few lines at a time, joined while in the CPU cache: half the CPU time of joining whole blocks."""
     get = pgconn.get_copy_data
     lines: list[bytes | memoryview] = []
     append, size = lines.append, 0
     while True:
-        length, line = get(1)  # never get(0): it holds the GIL while it waits
+        length, line = get(1)  # never get(0): it keeps the GIL while it waits
         if length > 0:
             append(line)
             size += length
@@ -95,7 +95,7 @@ def _receive(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str
     try:
         pgconn.consume_input()
     except psycopg.OperationalError:
-        raise SourceLost(f"{doing} failed: the connection went away.", "It is tried again.") from None
+        raise SourceLost(f"{doing} failed: the connection was lost.", "It is retried automatically.") from None
 
 
 def _result(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str) -> pq.abc.PGresult | None:
@@ -116,10 +116,10 @@ def _finish(pgconn: pq.abc.PGconn, selector: selectors.BaseSelector, doing: str)
 
 def _failure(result: pq.abc.PGresult | None, doing: str) -> Exception:
     if result is None:
-        return SourceLost(f"{doing} failed: the connection went away.", "It is tried again.")
+        return SourceLost(f"{doing} failed: the connection was lost.", "It is retried automatically.")
     return explain_result(result, doing)
 
 
 def _abandon(connection: Connection) -> None:
-    """Leave a COPY in the middle: nobody can use the session until its rows are drained, so it goes."""
+    """Stop in the middle of a COPY: the session is unusable until all rows are received, so it is closed."""
     connection.close()

@@ -1,7 +1,7 @@
-"""Rows of a table on their way from COPY into the log: which columns are asked for, and what the log is told.
+"""Rows of a table from COPY to the log: the query, the images, and the log's other columns.
 
-The images are made by the stream's own code, so a row has the same bytes whichever way it came. Masks apply before
-anything else: a dropped column is not even asked for.
+The images are made by the stream's code, so a row has the same bytes from either. Masks apply first: a dropped column
+is not even queried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def masking_of(source: SourceSettings) -> Masking:
-    """The pipeline's rules, as the stream applies them."""
+    """The pipeline's masking rules, the same for stream and snapshots."""
     return Masking(
         {table.name: {name: Rule(rule) for name, rule in table.mask.items()} for table in source.tables if table.mask},
         {table.name: frozenset(table.columns) for table in source.tables if table.columns},
@@ -39,15 +39,15 @@ def masking_of(source: SourceSettings) -> Masking:
 
 @dataclass(frozen=True)
 class Readable:
-    """A table as it is read: its columns at the source, its layout in the log, and its row filter."""
+    """How a table is read: its columns at the source, its layout in the log, and its row filter."""
 
     layout: RowLayout
     columns: tuple[str, ...]
     where: str
     partitioned: bool
     key: tuple[str, ...]
-    """The key's columns in the order of its index, which may not be that of the table. Empty: the whole row is the key,
-    and the table cannot be walked in key order."""
+    """The key's columns in the order of its index, which may differ from the table's. Empty: the whole row is the key,
+    and the table cannot be read in key order."""
 
     @property
     def table(self) -> TableId:
@@ -57,7 +57,7 @@ class Readable:
     def copy_query(
         self, relation: sql.Composable, *conditions: sql.Composable, tail: sql.Composable | None = None
     ) -> sql.Composed:
-        """COPY of this table's columns from a relation that has them, its row filter included."""
+        """COPY of this table's columns from a relation that has them, with its row filter."""
         mine = [sql.SQL("({})").format(sql.SQL(self.where))] if self.where else []
         restricted = [*mine, *conditions]
         filtered = sql.SQL(" where {}").format(sql.SQL(" and ").join(restricted)) if restricted else sql.SQL("")
@@ -66,30 +66,30 @@ class Readable:
         )
 
     def parse(self, block: CopyBlock) -> byte_spans.Block:
-        """The columns of a block of COPY's lines, before any mask: for `cdc.capture.rows.layout.images` alone."""
+        """The columns of a block of COPY's lines, not masked yet: only for `cdc.capture.rows.layout.images`."""
         return copy_text.parse(block.lines, len(self.columns))
 
-    def places(self, names: Sequence[str]) -> list[int]:
-        """Where these columns stand in a parsed block."""
+    def column_indexes(self, names: Sequence[str]) -> list[int]:
+        """The indexes of these columns in a parsed block."""
         return [self.columns.index(name) for name in names]
 
     def recorded(self, schemas: Schemas) -> "Readable":
-        """The same with its schema in the registry: `layout.schema.id` is what its rows carry."""
+        """The same with its schema recorded in the registry: `layout.schema.id` is the schema id of its rows."""
         return replace(self, layout=recorded_as(self.layout, schemas.record(self.layout.schema)))
 
 
 def describe(connection: Connection, table: TableSettings, masking: Masking) -> Readable:
-    """Ask the catalog. Raises SourceRefused if there is no such table, or none that has rows of its own."""
+    """How a table is read, from the catalog. Raises SourceRefused if it does not exist or cannot be published."""
     facts = next((found for found in catalog.tables(connection, [table.name]) if found.table == table.name), None)
     if facts is None:
         raise SourceRefused(f"Table {table.name} does not exist.", "Check source.tables, or create it.")
     if not facts.publishable:
-        raise SourceRefused(f"{table.name} is a {facts.kind_name}: it has no changes.", "Take it out of source.tables.")
+        raise SourceRefused(f"{table.name} is a {facts.kind_name}: it has no changes.", "Remove it from source.tables.")
     schema = catalog.schema(connection, facts)
     kept = {field.index for field in lay_out(schema, masking).fields}
-    asked = replace(schema, columns=tuple(column for at, column in enumerate(schema.columns) if at in kept))
-    names = tuple(column.name for column in asked.columns)
-    return Readable(lay_out(asked, masking), names, table.where, facts.kind == "p", facts.key)
+    queried = replace(schema, columns=tuple(column for at, column in enumerate(schema.columns) if at in kept))
+    names = tuple(column.name for column in queried.columns)
+    return Readable(lay_out(queried, masking), names, table.where, facts.kind == "p", facts.key)
 
 
 def read_images(connection: Connection, readable: Readable, query: sql.Composable) -> Iterator[pa.Table]:
@@ -102,7 +102,7 @@ def read_images(connection: Connection, readable: Readable, query: sql.Composabl
 
 @dataclass(frozen=True, slots=True)
 class ReadStamp:
-    """What all rows of one snapshot, or of one chunk, have in common. See docs/architecture.md for `version`."""
+    """The log columns that all rows of one snapshot or chunk share. See docs/architecture.md for `version`."""
 
     version: Lsn
     commit_lsn: Lsn
@@ -111,7 +111,7 @@ class ReadStamp:
 
 
 def truncation(schema: TableSchema, stamp: ReadStamp) -> pa.Table:
-    """One row of the log: whatever the table held with a smaller version is gone."""
+    """One row of the log that removes all rows of the table with a smaller version."""
     row = {
         "table": str(schema.table),
         "op": Op.TRUNCATE.value,
@@ -126,8 +126,8 @@ def truncation(schema: TableSchema, stamp: ReadStamp) -> pa.Table:
 
 
 def removals(schema: TableSchema, ranges: Sequence[str], stamp: ReadStamp, first: int) -> pa.Table:
-    """Rows of the log: whatever these ranges held with a smaller version is gone. A range whose columns the schema does
-    not have as key is left out."""
+    """Rows of the log that remove all rows of these key ranges with a smaller version. A range over columns that are
+    not in the schema's key is left out."""
     key = {column.name for column in schema.key or schema.columns}
     fit = [text for text in ranges if key.issuperset(KeyRange.parse(text).columns)]
     read = pa.table({"key": pa.array(fit, pa.string()), "after": pa.nulls(len(fit), pa.string())})
@@ -136,7 +136,8 @@ def removals(schema: TableSchema, ranges: Sequence[str], stamp: ReadStamp, first
 
 
 def log_rows(schema: TableSchema, read: pa.Table, stamp: ReadStamp, first: int) -> pa.Table:
-    """Images (key, after) as rows of the log, with ordinals from `first` on; they may bring versions of their own."""
+    """Images (key, after) as rows of the log, with ordinals from `first` on; a `version` column overrides the
+    stamp's."""
     count = read.num_rows
     columns: dict[str, Any] = {
         "table": pa.repeat(str(schema.table), count),

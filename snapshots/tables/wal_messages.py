@@ -1,4 +1,4 @@
-"""Writing into the source's WAL: the way by which marks and requests reach the stream in their place."""
+"""Writes logical messages into the source's WAL: marks and requests reach the stream at their position in it."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ _SAY = """
 select set_config('synchronous_commit', 'local', true), pg_logical_emit_message(%s, %s, %s)::text,
        pg_current_xact_id()
 """
-"""The transaction id makes the commit flush what was said; `local` keeps it from waiting for a standby, which would
-stretch a chunk over that wait."""
+"""The transaction id makes the commit flush the message; `local` avoids waiting for a standby, which would prolong a
+chunk."""
 
 
 def say(connection: Connection, content: str, transactional: bool = True, prefix: str = PREFIX) -> Lsn:
-    """Write a message and have it flushed; returns its LSN, which the stream tells with it.
+    """Write a message and flush it; returns its LSN, which the stream sends with it.
 
-    A transactional one comes with its commit; the other kind has its place at its own LSN.
+    A transactional message arrives with its commit, any other at its own LSN.
     """
     with explained("Writing a message into the WAL"):
         row = connection.execute(_SAY, [transactional, prefix, content]).fetchone()

@@ -1,11 +1,11 @@
-"""One side of a comparison as sums of row hashes, grouped by key: small whatever the table's size. Pure.
+"""One side of a comparison as sums of row hashes, grouped by key: of constant size for any table. Pure.
 
-A row's key decides its group, and a group holds how many rows it has and the sum of their hashes. Sums do not depend on
-the order of rows, so each side is read as it comes, in pieces. Two groups whose sums are equal hold the same rows, but
-for a chance of one in 2**64; of groups that differ the rows themselves are compared (snapshots.verify.row_comparison).
+A row's key determines its group; a group has the number of its rows and the sum of their hashes. Sums do not depend on
+the order of rows, so each side is read in any order, in pieces. Two groups with equal sums have the same rows, but for
+a chance of one in 2**64; for groups that differ the rows themselves are compared (snapshots.verify.row_comparison).
 
-The trap: the hashes of texts are Python's, whose key is drawn at the start of a process. So nobody can plant a row that
-collides, and no checksum may ever leave its process.
+The trap: the hashes of texts are Python's, with a random key per process. So no one can construct a row that collides,
+and a checksum is valid only inside its process.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ Hashes = npt.NDArray[np.uint64]
 
 _BITS = 20
 GROUPS = 1 << _BITS
-"""A million groups: 12 MB a side, and of a billion rows a thousand are read again for each one that differs."""
+"""A million groups: 12 MB per side, and with a billion rows a thousand are compared for each one that differs."""
 _NULL = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -34,7 +34,7 @@ def key_groups(rows: pa.Table, names: Iterable[str]) -> npt.NDArray[np.int64]:
 
 @dataclass(slots=True)
 class Checksums:
-    """What was added so far. Not for use by two threads at once."""
+    """The sums of the rows added so far. Not thread-safe."""
 
     sums: Hashes = field(default_factory=lambda: np.zeros(GROUPS, np.uint64))
     counts: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(GROUPS, np.uint32))
@@ -43,11 +43,11 @@ class Checksums:
 
     @property
     def row_bytes(self) -> float:
-        """The size of a row, on average."""
+        """The average size of a row."""
         return self.bytes / max(1, self.rows)
 
     def add(self, rows: pa.Table, names: Iterable[str]) -> None:
-        """Add rows whose key is in these columns."""
+        """Add rows; `names` are the key columns."""
         if not rows.num_rows:
             return
         keys = _combined(rows, names)
@@ -67,7 +67,8 @@ def _groups(keys: Hashes) -> npt.NDArray[np.int64]:
 
 
 def _combined(rows: pa.Table, names: Iterable[str]) -> Hashes:
-    """One hash per row of these columns; each counts under its name, so swapped values do not cancel out."""
+    """One hash per row over these columns; each is mixed with its column's name, so swapped values do not cancel
+    out."""
     total = np.zeros(rows.num_rows, np.uint64)
     for name in names:
         seed = np.uint64(hash(name) & 0xFFFFFFFFFFFFFFFF)
@@ -88,7 +89,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _words(array: AnyArray) -> Hashes:
-    """Numbers, dates and times: the bits of the values themselves."""
+    """Numbers, dates and times: the bits of the values."""
     if pa.types.is_boolean(array.type):
         return np.asarray(pc.fill_null(array, False)).astype(np.uint64)
     width = array.type.bit_width // 8
@@ -100,7 +101,7 @@ def _words(array: AnyArray) -> Hashes:
 
 
 def _text_hashes(array: AnyArray) -> Hashes:
-    """`map` runs in C at 0.2 µs a row, half of what the same by numpy or pandas takes."""
+    """`map` runs in C at 0.2 µs per row, half of what numpy or pandas takes."""
     if not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
         array = texts(array)
     values = array.cast(pa.binary()).to_pylist()
@@ -108,7 +109,7 @@ def _text_hashes(array: AnyArray) -> Hashes:
 
 
 def _mixed(words: Hashes) -> Hashes:
-    """splitmix64: every bit of the input moves every bit of the output."""
+    """splitmix64: every bit of the input affects every bit of the output."""
     mixed = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

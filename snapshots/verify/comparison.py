@@ -1,11 +1,12 @@
-"""The proof that a store equals the source: row by row, on demand, also while everybody writes.
+"""Verifies that a store equals the source, row by row, also while the source is written to.
 
-First both sides are read once, at the same time and in pieces, into checksums (snapshots.verify.checksums): most tables
-are equal, and then that is all. Where checksums differ the rows themselves are compared, and only those.
+First both sides are read once, at the same time and in pieces, into checksums (snapshots.verify.checksums). For most
+tables they are equal, and that is all. Only the rows of groups that differ are compared themselves.
 
-A row that differs may only be on its way. So the store is first waited for, up to an LSN that is not before the
-source's snapshot; and a difference is proved only if, several times running, the source had the row before and after as
-it was. Once is not enough: a row can go and come back between two looks. Rows that change all the time stay undecided.
+A row may differ only because its change has not arrived yet. So the comparison first waits until the store has reached
+an LSN not before the source's snapshot; and a difference counts only if, several times in a row, the source had the
+same row before and after. Once is not enough: a row can be deleted and inserted again between two reads. Rows that
+change all the time stay undecided.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceLost
 from cdc.model import Lsn, TableId, TableSchema, format_lsn
 from cdc.ports import Sink, StoredPieces
-from snapshots.tables.catalog import estimated_rows, identifier, touch
+from snapshots.tables.catalog import estimated_rows, identifier, lock_for_read
 from snapshots.tables.rows import Readable, describe, masking_of, read_images
 from snapshots.tables.wal_messages import say
 from snapshots.verify.checksums import GROUPS, Checksums, key_groups
@@ -37,27 +38,27 @@ from snapshots.verify.row_comparison import Comparison, compare, key_columns, ke
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 WaitFor = Callable[[Lsn], None]
-"""Returns when the store has applied everything up to an LSN; raises if it does not get there."""
+"""Returns when the store has applied everything up to an LSN; raises if it does not reach it."""
 
 T = TypeVar("T")
 
 _EXAMPLES = 5
 _PROOFS = 5
-"""With three, a row that was deleted and inserted again all the time was once taken for extra, on a busy machine."""
+"""With three, a row that was constantly deleted and inserted again was once reported as extra, on a busy machine."""
 _ATTEMPTS = 3
 _EMPTY = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
 
 SUSPECT_ROWS = 1_000_000
 SUSPECT_BYTES = 256 << 20
-"""Most rows, and bytes on each side, that are held to be compared: a store that lost a large table is told apart from
-an equal one all the same, and only the count of what is missing ends here."""
+"""The most rows, and bytes per side, that are kept in memory for the comparison: a store that lost a large table is
+still reported as different; only the count of missing rows is limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What was found in one table of one store. Counts, and a few keys; never a value.
+    """The differences of one table in one store: counts and a few keys, never other values.
 
-    `undecided` rows changed during every look, or were too many to look at: nothing was proved of them.
+    `undecided` rows changed during every read, or were too many to compare.
     """
 
     sink: str
@@ -72,7 +73,7 @@ class Differences:
 
     @property
     def equal(self) -> bool:
-        """Whether the store holds what the source does."""
+        """Whether the store has the same rows as the source."""
         return not (self.missing or self.extra or self.different)
 
     def facts(self) -> dict[str, object]:
@@ -91,7 +92,7 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How far the first look is: rows read on each side, of about so many (0: nobody knows)."""
+    """The progress of the checksums: rows read on each side, and the estimated number (0: not known)."""
 
     source: int
     stored: int
@@ -104,18 +105,18 @@ Report = Callable[[Compared], None]
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """One table of one store, and the connections to its source."""
+    """One table of one store, and connections to its source: one to read, one to write marks into the WAL."""
 
     source: SourceSettings
     table: TableSettings
     sink: Sink
     reader: Connection
-    speaker: Connection
+    marker: Connection
 
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
-    """The first look: which groups of rows differ, and how many rows of them are left out."""
+    """The result of the checksums: which groups differ, and how many of their rows are left out."""
 
     schema: TableSchema
     at: Lsn
@@ -125,8 +126,9 @@ class _Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
-    """The suspected rows of the source at one moment, as the store should hold them; `at` is not before any of them."""
+class _SourceRows:
+    """The source's rows of the groups that differ, as the store should have them; `at` is an LSN not before any of
+    them."""
 
     schema: TableSchema
     rows: pa.Table
@@ -134,7 +136,7 @@ class _Picture:
 
 
 class _SchemaChanged(Exception):
-    """The table's columns changed between two looks."""
+    """The table's columns changed between two reads."""
 
 
 def verify_table(
@@ -146,12 +148,12 @@ def verify_table(
     *,
     report: Report = lambda compared: None,
 ) -> Differences:
-    """Compare one table of a store with the source, in at most so many looks at the rows that seem to differ.
+    """Compare one table of a store with the source; rows that seem to differ are read at most `looks` times.
 
-    The trap: without `wait` the comparison is only fair at a quiet point.
+    The trap: without `wait` the result is right only while nothing is written.
     """
-    with connect(source, "millrace verify") as reader, connect(source, "millrace verify") as speaker:
-        scope = _Scope(source, table, sink, reader, speaker)
+    with connect(source, "millrace verify") as reader, connect(source, "millrace verify") as marker:
+        scope = _Scope(source, table, sink, reader, marker)
         for _ in range(_ATTEMPTS):
             try:
                 return _verified(scope, wait, looks, report)
@@ -165,32 +167,32 @@ def _verified(scope: _Scope, wait: WaitFor, looks: int, report: Report) -> Diffe
     equal = Differences(scope.sink.name, scope.table.name, overview.rows, overview.at, undecided=overview.left_out)
     if not overview.suspected.any():
         return equal
-    picture = _look(scope, overview)
+    rows = _read_suspected(scope, overview)
     suspects: Counter[str] | None = None
     for _ in range(looks):
-        wait(picture.at)
-        found = _compared(scope.sink, picture, overview, suspects)
+        wait(rows.at)
+        found = _compared(scope.sink, rows, overview, suspects)
         if not found.keys:
             break
-        again = _look(scope, overview)
-        moved = _moved(picture, again, found.keys)
-        seen = suspects or Counter()
-        suspects = Counter({key: 0 if key in moved else seen[key] + 1 for key in found.keys})
-        picture = again
+        again = _read_suspected(scope, overview)
+        changed = _changed(rows, again, found.keys)
+        proofs = suspects or Counter()
+        suspects = Counter({key: 0 if key in changed else proofs[key] + 1 for key in found.keys})
+        rows = again
         if min(suspects.values()) >= _PROOFS:
             break
-    return _result(replace(equal, at=picture.at), found, suspects or Counter())
+    return _result(replace(equal, at=rows.at), found, suspects or Counter())
 
 
 def _overview(scope: _Scope, wait: WaitFor, report: Report) -> _Overview:
-    """Read both sides at the same time. The source's snapshot is older than the LSN that the store is waited for."""
+    """Read both sides at the same time. The source's snapshot is older than the LSN that the store must reach first."""
     with _snapshot(scope) as readable:
-        # The current insert position would not do: it may be unflushed, or lie behind a page header that nobody sends.
-        at, estimate = say(scope.speaker, "", prefix="millrace-verify"), estimated_rows(scope.reader, scope.table.name)
+        # Not the current insert position: it may be unflushed, or after a page header, which no change ever reaches.
+        at, estimate = say(scope.marker, "", prefix="millrace-verify"), estimated_rows(scope.reader, scope.table.name)
         wait(at)
         schema = readable.layout.schema
-        scope.sink.expected(schema, _EMPTY)  # what it asks the store for is known before two threads use it
-        wanted, held = Checksums(), Checksums()
+        scope.sink.expected(schema, _EMPTY)  # the sink caches what it reads from the store, before two threads use it
+        expected, stored = Checksums(), Checksums()
         read = Counter[str]()
 
         def add(side: str, checksums: Checksums, rows: pa.Table, count: int) -> None:
@@ -201,33 +203,33 @@ def _overview(scope: _Scope, wait: WaitFor, report: Report) -> _Overview:
         def add_source(stop: Event) -> None:
             with closing(_expected(scope, readable)) as blocks:
                 for rows, count in _until(stop, blocks):
-                    add("source", wanted, rows, count)
+                    add("source", expected, rows, count)
 
         def add_stored(stop: Event) -> None:
             with closing(_stored(scope.sink, schema)) as pieces:
                 for rows in _until(stop, pieces):
-                    add("stored", held, rows, rows.num_rows)
+                    add("stored", stored, rows, rows.num_rows)
 
-        _at_once(add_source, add_stored)
-    suspected, left_out = _suspected(wanted, held)
+        _run_in_threads(add_source, add_stored)
+    suspected, left_out = _suspected(expected, stored)
     return _Overview(schema, at, read["source"], suspected, left_out)
 
 
 @contextmanager
 def _snapshot(scope: _Scope) -> Iterator[Readable]:
-    """The table as of one moment. Whoever fails inside leaves the connection to be closed."""
+    """The table in one snapshot. After an error in the block the connection must be closed."""
     name = scope.table.name
     with explained(f"Reading table {name}"):
         scope.reader.execute("begin isolation level repeatable read read only")
     readable = describe(scope.reader, scope.table, masking_of(scope.source))
-    touch(scope.reader, name, readable.columns)
+    lock_for_read(scope.reader, name, readable.columns)
     yield readable
     with explained(f"Reading table {name}"):
         scope.reader.execute("commit")
 
 
-def _at_once(*jobs: Callable[[Event], None]) -> None:
-    """Run the jobs in threads of their own: their work is in C. When one fails, the others stop at their next piece."""
+def _run_in_threads(*jobs: Callable[[Event], None]) -> None:
+    """Run each job in a thread: their work is in C. When one fails, the others stop at their next piece."""
     stop = Event()
     with ThreadPoolExecutor(len(jobs), thread_name_prefix="verify") as pool:
         running = [pool.submit(job, stop) for job in jobs]
@@ -243,7 +245,7 @@ def _until(stop: Event, pieces: Iterator[T]) -> Iterator[T]:
 
 
 def _expected(scope: _Scope, readable: Readable) -> Generator[tuple[pa.Table, int], None, None]:
-    """The source's rows as the store should hold them, and how many rows of the source they come from."""
+    """The source's rows as the store should have them, and from how many rows of the source they come."""
     for images in read_images(scope.reader, readable, whole_table(readable)):
         yield scope.sink.expected(readable.layout.schema, images), images.num_rows
 
@@ -261,27 +263,27 @@ def _stored(sink: Sink, schema: TableSchema, keys: Sequence[str] | None = None) 
         yield sink.stored(schema)
 
 
-def _suspected(wanted: Checksums, held: Checksums) -> tuple[npt.NDArray[np.bool_], int]:
-    """The groups that differ, as far as their rows fit into memory, small ones first; and how many rows do not."""
-    groups = wanted.differing(held)
-    sizes = np.maximum(wanted.counts, held.counts)[groups].astype(np.int64)
+def _suspected(expected: Checksums, stored: Checksums) -> tuple[npt.NDArray[np.bool_], int]:
+    """The groups that differ, small ones first, as far as their rows fit into memory; and how many rows do not fit."""
+    groups = expected.differing(stored)
+    sizes = np.maximum(expected.counts, stored.counts)[groups].astype(np.int64)
     order = np.argsort(sizes, kind="stable")
-    fit = min(SUSPECT_ROWS, int(SUSPECT_BYTES / max(wanted.row_bytes, held.row_bytes, 1.0)))
+    fit = min(SUSPECT_ROWS, int(SUSPECT_BYTES / max(expected.row_bytes, stored.row_bytes, 1.0)))
     kept = np.cumsum(sizes[order]) <= fit
-    kept[:1] = True  # one is looked at however large its rows are
+    kept[:1] = True  # at least one, however large its rows are
     suspected = np.zeros(GROUPS, np.bool_)
     suspected[groups[order[kept]]] = True
     return suspected, int(sizes[order[~kept]].sum())
 
 
-def _look(scope: _Scope, overview: _Overview) -> _Picture:
+def _read_suspected(scope: _Scope, overview: _Overview) -> _SourceRows:
     with _snapshot(scope) as readable:
         schema = readable.layout.schema
         if schema != overview.schema:
             raise _SchemaChanged
         blocks = [scope.sink.expected(schema, _EMPTY)]
-        blocks += (_once(_in_groups(rows, schema, overview), schema) for rows, _ in _expected(scope, readable))
-    return _Picture(schema, pa.concat_tables(blocks), say(scope.speaker, "", prefix="millrace-verify"))
+        blocks += (_distinct(_in_groups(rows, schema, overview), schema) for rows, _ in _expected(scope, readable))
+    return _SourceRows(schema, pa.concat_tables(blocks), say(scope.marker, "", prefix="millrace-verify"))
 
 
 def _in_groups(rows: pa.Table, schema: TableSchema, overview: _Overview) -> pa.Table:
@@ -290,31 +292,31 @@ def _in_groups(rows: pa.Table, schema: TableSchema, overview: _Overview) -> pa.T
     return rows.filter(pa.array(overview.suspected[key_groups(rows, key_columns(schema, rows))]))
 
 
-def _once(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Without a key the source may have the same row many times: a store holds it once."""
+def _distinct(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Without a key the source may have the same row several times; a store has it once."""
     keys: Any = key_texts(rows, key_columns(schema, rows)).dictionary_encode()
     if len(keys.dictionary) == rows.num_rows:
         return rows
     return rows.take(np.unique(np.asarray(keys.indices), return_index=True)[1])
 
 
-def _compared(sink: Sink, picture: _Picture, overview: _Overview, suspects: Collection[str] | None) -> Comparison:
-    schema = picture.schema
+def _compared(sink: Sink, source: _SourceRows, overview: _Overview, suspects: Collection[str] | None) -> Comparison:
+    schema = source.schema
     if suspects is None:
         pieces = [_in_groups(rows, schema, overview) for rows in _stored(sink, schema)]
-        return compare(schema, picture.rows, _joined(pieces, picture.rows))
+        return compare(schema, source.rows, _joined(pieces, source.rows))
     keys = frozenset(suspects)
     pieces = [_picked(rows, schema, keys) for rows in _stored(sink, schema, sorted(keys))]
-    return compare(schema, _picked(picture.rows, schema, keys), _joined(pieces, picture.rows))
+    return compare(schema, _picked(source.rows, schema, keys), _joined(pieces, source.rows))
 
 
 def _joined(pieces: Sequence[pa.Table], like: pa.Table) -> pa.Table:
     return pa.concat_tables(pieces) if pieces else like.slice(0, 0)
 
 
-def _moved(before: _Picture, after: _Picture, keys: frozenset[str]) -> frozenset[str]:
-    """Those of the keys whose row the source itself has changed between two looks."""
-    return compare(before.schema, *(_picked(picture.rows, picture.schema, keys) for picture in (before, after))).keys
+def _changed(before: _SourceRows, after: _SourceRows, keys: frozenset[str]) -> frozenset[str]:
+    """Those of the keys whose row changed in the source between two reads."""
+    return compare(before.schema, *(_picked(read.rows, read.schema, keys) for read in (before, after))).keys
 
 
 def _picked(rows: pa.Table, schema: TableSchema, keys: frozenset[str]) -> pa.Table:

@@ -1,6 +1,6 @@
-"""Two tables of rows, what a store holds and what it should hold, compared row by row. Pure; never shows a value.
+"""Compares the rows of a store with the expected rows. Pure.
 
-Keys are the only thing that leaves: whoever looks for a difference needs to know where it is.
+The result has the keys that differ, never other values.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _BETWEEN = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The keys that differ, as texts: absent from the store, only in the store, or with another content."""
+    """The keys that differ, as texts: missing in the store, only in the store, or with other values."""
 
     missing: frozenset[str]
     extra: frozenset[str]
@@ -32,7 +32,7 @@ class Comparison:
         return self.missing | self.extra | self.different
 
     def only(self, keys: frozenset[str]) -> "Comparison":
-        """The same, as far as these keys go."""
+        """The comparison restricted to these keys."""
         return Comparison(self.missing & keys, self.extra & keys, self.different & keys)
 
 
@@ -40,14 +40,14 @@ NO_DIFFERENCE = Comparison(frozenset(), frozenset(), frozenset())
 
 
 def key_columns(schema: TableSchema, rows: pa.Table) -> list[str]:
-    """What identifies a row: the image's key where a store gives images, else the table's own key columns."""
+    """The columns that identify a row: `key` if the store returns images, else the table's key columns."""
     if rows.column_names == _IMAGES:
         return ["key"]
     return [column.name for column in schema.key] or list(rows.column_names)
 
 
 def key_texts(rows: pa.Table, names: Sequence[str]) -> "pa.StringArray":
-    """One text per row that is equal where the key is."""
+    """One text per row; equal keys have equal texts."""
     parts = [texts(rows[name].combine_chunks()) for name in names]
     if len(parts) == 1:
         return parts[0]
@@ -56,24 +56,23 @@ def key_texts(rows: pa.Table, names: Sequence[str]) -> "pa.StringArray":
 
 
 def compare(schema: TableSchema, expected: pa.Table, stored: pa.Table) -> Comparison:
-    """What differs. The common case, that nothing does, costs one pass over the bytes."""
+    """The keys that differ. If there are none, the usual case, it takes one pass over the bytes."""
     if expected.equals(stored):
         return NO_DIFFERENCE
     names = key_columns(schema, expected)
-    wanted, held = key_texts(expected, names), key_texts(stored, names)
-    place = pc.index_in(wanted, held)
-    both = place.is_valid()
-    here, there = expected.filter(both), stored.take(place.drop_null())
-    unequal = pa.array(_unequal(here, there))
+    expected_keys, stored_keys = key_texts(expected, names), key_texts(stored, names)
+    index = pc.index_in(expected_keys, stored_keys)
+    both = index.is_valid()
+    unequal = pa.array(_unequal(expected.filter(both), stored.take(index.drop_null())))
     return Comparison(
-        _set(wanted.filter(pc.invert(both))),
-        _set(held.filter(pc.invert(pc.is_in(held, wanted)))) | _doubled(held),
-        _set(wanted.filter(both).filter(unequal)),
+        _set(expected_keys.filter(pc.invert(both))),
+        _set(stored_keys.filter(pc.invert(pc.is_in(stored_keys, expected_keys)))) | _duplicates(stored_keys),
+        _set(expected_keys.filter(both).filter(unequal)),
     )
 
 
 def texts(values: "pa.Array[Any]") -> "pa.StringArray":
-    """Values as texts that are equal where they are."""
+    """Values as texts; equal values have equal texts."""
     try:
         text = pc.cast(values, pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
@@ -92,7 +91,7 @@ def _unequal(left: pa.Table, right: pa.Table) -> NDArray[np.bool_]:
 
 
 def _unequal_column(left: "pa.Array[Any]", right: "pa.Array[Any]") -> NDArray[np.bool_]:
-    """Null equals null and NaN equals NaN: a store that holds what it was given is right."""
+    """NULL equals NULL and NaN equals NaN: a store that has the value it was given is right."""
     try:
         same = np.asarray(pc.fill_null(pc.equal(left, right), pa.scalar(False)))
         nulls = np.asarray(left.is_null(nan_is_null=True)) & np.asarray(right.is_null(nan_is_null=True))
@@ -103,8 +102,8 @@ def _unequal_column(left: "pa.Array[Any]", right: "pa.Array[Any]") -> NDArray[np
         return np.fromiter((repr(one) != repr(other) for one, other in pairs), np.bool_, len(left))
 
 
-def _doubled(held: "pa.StringArray") -> frozenset[str]:
-    counts = pc.value_counts(held)
+def _duplicates(keys: "pa.StringArray") -> frozenset[str]:
+    counts = pc.value_counts(keys)
     return _set(counts.field("values").filter(pc.greater(counts.field("counts"), pa.scalar(1))))
 
 

@@ -19,18 +19,18 @@ Token = int | Event
 
 @dataclass
 class Disk:
-    """Rows set aside, in a list."""
+    """Spilled rows, in a list."""
 
-    held: list[pa.Table] = field(default_factory=list)
+    rows: list[pa.Table] = field(default_factory=list)
 
     def write(self, rows: pa.Table) -> None:
-        self.held.append(rows)
+        self.rows.append(rows)
 
     def read(self) -> Iterator[pa.Table]:
-        yield from self.held
+        yield from self.rows
 
     def discard(self) -> None:
-        self.held = []
+        self.rows = []
 
 
 def _table(rows: list[tuple[int, int]]) -> pa.Table:
@@ -93,8 +93,8 @@ def histories(draw: st.DrawFn) -> History:
                 del rows[xid]
             else:
                 # An aborted subtransaction never says anything again: leave its number to nobody.
-                rows[xid] = [(0 if held == sub else held, row) for held, row in rows[xid]]
-                rows[xid] = [(held, row) for held, row in rows[xid] if held]
+                rows[xid] = [(0 if own == sub else own, row) for own, row in rows[xid]]
+                rows[xid] = [(own, row) for own, row in rows[xid] if own]
                 history.tokens.append(StreamCommit(xid, Lsn(lsn), Lsn(lsn + 5), 5))
                 history.wanted.append((lsn + 5, [row for _, row in rows.pop(xid)]))
         elif rows and action == "end":

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.capture.transactions import net_effect
-from cdc.capture.transactions.net_effect import settled, settled_parts
+from cdc.capture.transactions.net_effect import reduced, reduced_parts
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 from tests.properties.test_fold import Registry
@@ -116,20 +116,20 @@ def test_stores_hold_what_the_table_holds_after_every_transaction(seed: int, wid
     for _ in range(count):
         first = len(table.changes)
         table.transaction()
-        stored = _applied(stored, settled(log_table(table.changes[first:])))
+        stored = _applied(stored, reduced(log_table(table.changes[first:])))
         assert stored == table.state()
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.integers(1, 8))
-def test_several_transactions_at_once_are_settled_each_for_itself(seed: int, wide: bool, count: int) -> None:
+def test_several_transactions_at_once_are_reduced_one_by_one(seed: int, wide: bool, count: int) -> None:
     table = DeferrableTable(random.Random(seed), wide)
     for _ in range(count):
         table.transaction()
-    assert _applied({}, settled(log_table(table.changes))) == table.state()
+    assert _applied({}, reduced(log_table(table.changes))) == table.state()
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.lists(st.integers(1, 20), max_size=5))
-def test_a_transaction_in_parts_is_settled_like_one_in_memory(seed: int, wide: bool, cuts: list[int]) -> None:
+def test_a_transaction_in_parts_is_reduced_like_one_in_memory(seed: int, wide: bool, cuts: list[int]) -> None:
     table = DeferrableTable(random.Random(seed), wide)
     table.transaction()
     rows = log_table(table.changes)
@@ -142,8 +142,8 @@ def test_a_transaction_in_parts_is_settled_like_one_in_memory(seed: int, wide: b
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(net_effect, "PASS_BYTES", 64)
-        found = pa.concat_tables([rows.slice(0, 0), *settled_parts(parts)])
-    assert found.to_pylist() == settled(rows).to_pylist()
+        found = pa.concat_tables([rows.slice(0, 0), *reduced_parts(parts)])
+    assert found.to_pylist() == reduced(rows).to_pylist()
 
 
 def test_a_shifted_key_keeps_every_row() -> None:
@@ -154,7 +154,7 @@ def test_a_shifted_key_keeps_every_row() -> None:
         come = change("c", f'{{"id":{key + 1}}}', 99, f'{{"id":{key + 1},"v":"{key}"}}')
         rows += [{**gone, "ordinal": 2 * key}, {**come, "ordinal": 2 * key + 1}]
     images = [f'{{"id":{key + 1},"v":"{key}"}}' for key in (1, 2, 3)]
-    assert sorted(_applied({}, settled(log_table(rows))).values()) == images
+    assert sorted(_applied({}, reduced(log_table(rows))).values()) == images
 
 
 def _of_key(*changes: tuple[str, int, str | None, str | None]) -> list[Row]:
@@ -166,10 +166,10 @@ def _of_key(*changes: tuple[str, int, str | None, str | None]) -> list[Row]:
 def test_a_row_inserted_and_deleted_around_a_change_of_columns_is_gone() -> None:
     """begin; insert; alter table add column; delete; commit: the delete shows a column that the insert lacks."""
     rows = _of_key(("c", 1, '{"id":1}', None), ("d", 2, None, '{"id":1,"more":7}'))
-    assert _applied({}, settled(log_table(rows))) == {}
+    assert _applied({}, reduced(log_table(rows))) == {}
 
 
 def test_a_second_delete_of_a_key_ends_the_row_that_was_inserted_between_them() -> None:
     """Whatever it shows: before the transaction the key had one row, which the first delete ended."""
     rows = _of_key(("d", 1, None, '{"id":1}'), ("c", 1, '{"id":1,"v":1}', None), ("d", 1, None, '{"id":1,"v":1.0}'))
-    assert _applied({'{"id":1}': '{"id":1}'}, settled(log_table(rows))) == {}
+    assert _applied({'{"id":1}': '{"id":1}'}, reduced(log_table(rows))) == {}

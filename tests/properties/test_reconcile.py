@@ -213,7 +213,7 @@ class Run:
             rows = logged(tx)
             self.committed.add(rows["xid"].to_numpy())
             if self.window is not None:
-                self.window.see(rows)
+                self.window.add(rows)
             for store in self.stores:
                 store.apply(rows.to_pylist())
         self.passed = len(self.source.stream)
@@ -249,7 +249,7 @@ def test_a_row_that_took_over_a_key_between_the_marks_gets_nothing_of_the_row_be
     gone = {"op": "d", "key": "1", "after": None, "unchanged": None, "version": 5, "schema_id": 1, "table": "t"}
     come = {**gone, "op": "c", "after": '{"id":1,"v":2}', "unchanged": ["big"], "version": 6}
     later = {**come, "op": "u", "after": '{"id":1,"v":3}', "version": 7}
-    window.see(pa.Table.from_pylist([gone, come, later], schema=CHANGES))
+    window.add(pa.Table.from_pylist([gone, come, later], schema=CHANGES))
     read = images({"1": {"id": 1, "v": 1, "big": 8}})
     merged = window.merge(Chunk(read, PgSnapshot.parse("5:5:"), Lsn(1), 1))
     assert isinstance(merged, Merged)
@@ -259,7 +259,7 @@ def test_a_row_that_took_over_a_key_between_the_marks_gets_nothing_of_the_row_be
 def test_a_truncate_between_the_marks_leaves_nothing_of_the_chunk() -> None:
     window = Window("t", np.zeros(0, np.int64))
     truncate = {"op": "t", "key": None, "after": None, "unchanged": None, "version": 5, "schema_id": 1, "table": "t"}
-    window.see(pa.Table.from_pylist([truncate], schema=CHANGES))
+    window.add(pa.Table.from_pylist([truncate], schema=CHANGES))
     chunk = Chunk(images({"1": {"id": 1}}), PgSnapshot.parse("5:5:"), Lsn(1), 1)
     merged = window.merge(chunk)
     assert isinstance(merged, Merged)
@@ -270,5 +270,5 @@ def test_a_truncate_between_the_marks_leaves_nothing_of_the_chunk() -> None:
 def test_a_change_of_columns_between_the_marks_asks_for_another_look() -> None:
     window = Window("t", np.zeros(0, np.int64))
     change = {"op": "c", "key": "1", "after": "{}", "unchanged": None, "version": 5, "schema_id": 2, "table": "t"}
-    window.see(pa.Table.from_pylist([change], schema=CHANGES))
+    window.add(pa.Table.from_pylist([change], schema=CHANGES))
     assert isinstance(window.merge(Chunk(images({}), PgSnapshot.parse("5:5:"), Lsn(1), 1)), Reread)

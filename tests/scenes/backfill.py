@@ -43,14 +43,14 @@ class Backfilling:
         self.backfills.start()
         return log
 
-    def passed(self, item: Entry | SpilledTransaction) -> None:
-        self.backfills.passed(item)
+    def transactions(self, item: Entry | SpilledTransaction) -> None:
+        self.backfills.transactions(item)
 
-    def heard(self, message: LogicalMessage) -> Sequence[Entry]:
-        return self.backfills.heard(message)
+    def message(self, message: LogicalMessage) -> Sequence[Entry]:
+        return self.backfills.message(message)
 
-    def restarted(self) -> None:
-        self.backfills.restarted()
+    def connection_started(self) -> None:
+        self.backfills.connection_started()
 
     def ask(self, request: Request, key: bytes | None = None) -> str:
         """Ask as the command does; returns the backfill's id."""

@@ -1,6 +1,6 @@
-"""What the decoder must ask the source for: types that are not Postgres's own, and keys of tables with identity FULL.
+"""Catalog queries of the decoder: types that are not built in, and keys of tables with replica identity FULL.
 
-Rare, so a connection is opened for each question instead of being kept.
+They are rare, so each one opens its own connection.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from cdc.model import PgType
 
 
 class CatalogLookups:
-    """Asks the source's catalog as it is now: a type that was dropped since is taken for text of that oid."""
+    """Reads the source's current catalog: a type that has been dropped since counts as text."""
 
     def __init__(self, source: SourceSettings) -> None:
         self._source = source
@@ -23,7 +23,7 @@ class CatalogLookups:
             return catalog.types(connection, [oid]).get(oid) or PgType(oid, f"type {oid}")
 
     def key_of(self, oid: int) -> Collection[str]:
-        """The key's columns of a table with identity FULL; empty where its whole row is its key."""
+        """The key columns of a table with identity FULL; empty: the whole row is the key."""
         with brief(self._source) as connection:
             found = catalog.table(connection, oid)
         return () if found is None else found.key

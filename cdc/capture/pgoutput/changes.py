@@ -1,8 +1,8 @@
 """Inserts, updates and deletes of one table schema, decoded together.
 
-Old values: under identity FULL an old tuple (`O`) holds the whole row; otherwise (`K`) only its key columns are data
-and every other `n` in it means nothing. An unchanged TOAST column is taken from a full old tuple where there is one,
-else it is left out of the image and named.
+Old values: under identity FULL an old tuple (`O`) has the whole row; otherwise (`K`) only its key columns are data and
+its other columns are `n`, which does not mean NULL. An unchanged TOAST column is taken from a full old tuple if there
+is one; otherwise the image leaves it out and `unchanged` names it.
 """
 
 from dataclasses import dataclass, replace
@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import Bools, Ints
 from cdc.capture.pgoutput.frames import Frames
-from cdc.capture.pgoutput.tuples import Tuples, walk
+from cdc.capture.pgoutput.tuples import Tuples, read_tuples
 from cdc.capture.rows.arrow_buffers import flags_of, letters, lists, spread, take
-from cdc.capture.rows.byte_spans import Block, Flags, Places, Spans, as_arrow, gather
+from cdc.capture.rows.byte_spans import Block, Spans, as_arrow, gather
 from cdc.capture.rows.layout import RowLayout
 from cdc.errors import DecodeError
 
@@ -27,9 +28,9 @@ NAMES = pa.list_(pa.string())
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of one layout in stream order, one row each, a key change being two: `d`, then `c`."""
+    """The changes of one layout in stream order, one row each; a key change is two rows: `d`, then `c`."""
 
-    message: Places
+    message: Ints
     """Which message each row came from."""
     op: "pa.StringArray"
     key: "pa.StringArray"
@@ -45,20 +46,20 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The tuples of a group's messages. `old` and `new` are compact: over the messages that have one."""
+    """The tuples of a group's messages. `old` and `new` have entries only for the messages that have such a tuple."""
 
     old: Tuples | None
     new: Tuples | None
-    has_old: Flags
-    has_new: Flags
-    full: Flags
+    has_old: Bools
+    has_new: Bools
+    full: Bools
 
 
-def decode(frames: Frames, layout: RowLayout, message: Places, at: Places) -> Changes:
-    """Decode these messages; `at` is where each one's first tuple mark stands."""
-    read = _filled(_read(frames, layout, message, at), layout)
+def decode(frames: Frames, layout: RowLayout, message: Ints, at: Ints) -> Changes:
+    """Decode these messages; `at` is the offset of each one's first tuple mark."""
+    read = _fill_unchanged(_read(frames, layout, message, at), layout)
     key = layout.key_images(_key_block(read, layout, frames, message))
-    return _rows(read, layout, frames, message, (key, *_moved(read, layout, frames, key)))
+    return _rows(read, layout, frames, message, (key, *_key_changes(read, layout, frames, key)))
 
 
 def truncate(message: int) -> Changes:
@@ -67,36 +68,36 @@ def truncate(message: int) -> Changes:
     return Changes(np.array([message]), pa.array(["t"]), nothing, nothing, nothing, pa.nulls(1, NAMES))
 
 
-def _read(frames: Frames, layout: RowLayout, message: Places, at: Places) -> _Read:
+def _read(frames: Frames, layout: RowLayout, message: Ints, at: Ints) -> _Read:
     kind = frames.kind[message]
     mark = frames.data[at]
     has_new, has_old = kind != DELETE, mark != _NEW
     full = mark == _OLD
     legal = np.where(has_old, (full | (mark == _KEY)) & (kind != INSERT), has_new) & (at < frames.stop[message])
-    _demand(frames, message, at, legal, "A row begins with an unknown mark")
+    _require(frames, message, at, legal, "A row begins with an unknown mark")
     at = at + 1
     old = new = None
     if has_old.any():
-        old, ends = walk(frames, message[has_old], at[has_old], layout.width)
+        old, ends = read_tuples(frames, message[has_old], at[has_old], layout.width)
         at[has_old] = ends
         again = has_old & has_new
-        _demand(frames, message, at, ~again | ((frames.data[at] == _NEW) & (at < frames.stop[message])), "No new row")
+        _require(frames, message, at, ~again | ((frames.data[at] == _NEW) & (at < frames.stop[message])), "No new row")
         at[again] += 1
     if has_new.any():
-        new, ends = walk(frames, message[has_new], at[has_new], layout.width)
+        new, ends = read_tuples(frames, message[has_new], at[has_new], layout.width)
         at[has_new] = ends
-    _demand(frames, message, at, at == frames.stop[message], "A message goes on after its last column")
+    _require(frames, message, at, at == frames.stop[message], "A message goes on after its last column")
     return _Read(old, new, has_old, has_new, full)
 
 
-def _demand(frames: Frames, message: Places, at: Places, good: Flags, complaint: str) -> None:
+def _require(frames: Frames, message: Ints, at: Ints, good: Bools, problem: str) -> None:
     if not good.all():
         row = int(np.argmin(good))
-        raise DecodeError(complaint, frames.offset(int(message[row]), int(at[row])))
+        raise DecodeError(problem, frames.offset(int(message[row]), int(at[row])))
 
 
-def _filled(read: _Read, layout: RowLayout) -> _Read:
-    """Take columns that were not sent from the old tuple: all of them under FULL, key columns always."""
+def _fill_unchanged(read: _Read, layout: RowLayout) -> _Read:
+    """Take columns that were not sent from the old tuple: all columns under FULL, otherwise key columns only."""
     if read.new is None or read.old is None or not any(flags is not None for flags in read.new.unchanged):
         return read
     keys = {field.index for field in layout.keys}
@@ -109,13 +110,13 @@ def _filled(read: _Read, layout: RowLayout) -> _Read:
             continue
         fill = missing & (old_of_new if index in keys else full_of_new)
         source = read.old.columns[index].pick(new_of_old)
-        columns[index], unchanged[index] = _patched(columns[index], missing, fill, source, fill[old_of_new])
+        columns[index], unchanged[index] = _fill_column(columns[index], missing, fill, source, fill[old_of_new])
     return replace(read, new=Tuples(columns, unchanged))
 
 
-def _patched(column: Spans, missing: Flags, fill: Flags, source: Spans, use: Flags) -> tuple[Spans, Flags | None]:
-    """The column with `fill` rows taken from the `use` rows of `source`, in a buffer of its own: the old tuple
-    stands before the new one, and a shared buffer must be read in ascending order."""
+def _fill_column(column: Spans, missing: Bools, fill: Bools, source: Spans, use: Bools) -> tuple[Spans, Bools | None]:
+    """The column with `fill` rows taken from the `use` rows of `source`, in a new buffer: the old tuple comes before
+    the new one, and a shared buffer must be read in ascending order."""
     start, stop = column.start.copy(), column.stop.copy()
     valid = np.ones(len(column), np.bool_) if column.valid is None else column.valid.copy()
     start[fill], stop[fill] = source.start[use], source.stop[use]
@@ -124,36 +125,36 @@ def _patched(column: Spans, missing: Flags, fill: Flags, source: Spans, use: Fla
     return gather(Spans(column.data, start, stop, valid)), left if left.any() else None
 
 
-def _key_block(read: _Read, layout: RowLayout, frames: Frames, message: Places) -> Block:
+def _key_block(read: _Read, layout: RowLayout, frames: Frames, message: Ints) -> Block:
     """The columns that identify each message's row: from the new tuple, or from a delete's old one.
 
-    Only key columns are merged; nobody looks at the others.
+    Only key columns are merged; the others are not read.
     """
     if read.new is not None:
-        _demand_keys(read, layout, frames, message)
+        _require_keys(read, layout, frames, message)
     found = read.new or read.old
     columns = list(found.columns) if found is not None else []
     if read.new is not None and read.old is not None and not read.has_new.all():
         deleted = ~read.has_new[read.has_old]
         for index in (field.index for field in layout.keys):
-            columns[index] = _merged(columns[index], read.old.columns[index].pick(deleted), read.has_new)
+            columns[index] = _merge_columns(columns[index], read.old.columns[index].pick(deleted), read.has_new)
     return Block(frames.data, columns, len(message))
 
 
-def _demand_keys(read: _Read, layout: RowLayout, frames: Frames, message: Places) -> None:
+def _require_keys(read: _Read, layout: RowLayout, frames: Frames, message: Ints) -> None:
     for field in layout.keys:
         missing = None if read.new is None else read.new.unchanged[field.index]
         if missing is not None:
             index = int(message[read.has_new][np.argmax(missing)])
-            complaint = f"Key column {field.column.name} of {layout.schema.table} was not sent"
-            raise DecodeError(complaint, frames.offset(index, int(frames.start[index])))
+            problem = f"Key column {field.column.name} of {layout.schema.table} was not sent"
+            raise DecodeError(problem, frames.offset(index, int(frames.start[index])))
 
 
-def _merged(new: Spans, old: Spans, is_new: Flags) -> Spans:
+def _merge_columns(new: Spans, old: Spans, is_new: Bools) -> Spans:
     """One column over all messages: `new` where `is_new`, else `old`."""
     if new.data is not old.data:
-        place = np.where(is_new, np.cumsum(is_new) - 1, len(new) + np.cumsum(~is_new) - 1)
-        return Spans.of(take(pa.concat_arrays([as_arrow(new), as_arrow(old)]), place))
+        index = np.where(is_new, np.cumsum(is_new) - 1, len(new) + np.cumsum(~is_new) - 1)
+        return Spans.of(take(pa.concat_arrays([as_arrow(new), as_arrow(old)]), index))
     start, stop = np.empty(len(is_new), np.int64), np.empty(len(is_new), np.int64)
     start[is_new], stop[is_new] = new.start, new.stop
     start[~is_new], stop[~is_new] = old.start, old.stop
@@ -165,10 +166,10 @@ def _merged(new: Spans, old: Spans, is_new: Flags) -> Spans:
     return Spans(new.data, start, stop, valid)
 
 
-def _moved(
+def _key_changes(
     read: _Read, layout: RowLayout, frames: Frames, key: "pa.StringArray"
-) -> "tuple[Flags | None, pa.StringArray | None]":
-    """Which messages changed their row's key, and the old keys of those. An old key that is sent need not differ."""
+) -> "tuple[Bools | None, pa.StringArray | None]":
+    """Which messages changed the key of their row, and the old keys. Postgres may send an old key that is the same."""
     both = read.has_old & read.has_new
     if read.old is None or not both.any():
         return None, None
@@ -186,8 +187,8 @@ def _rows(
     read: _Read,
     layout: RowLayout,
     frames: Frames,
-    message: Places,
-    keys: "tuple[pa.StringArray, Flags | None, pa.StringArray | None]",
+    message: Ints,
+    keys: "tuple[pa.StringArray, Bools | None, pa.StringArray | None]",
 ) -> Changes:
     key, moved, old_key = keys
     count = len(message)
@@ -196,38 +197,38 @@ def _rows(
     op = np.where(kind == INSERT, 0, np.where(kind == UPDATE, 1, 2))
     if moved is not None and old_key is not None:
         source = np.repeat(np.arange(count), 1 + moved)
-        leaving = np.zeros(len(source), np.bool_)
-        leaving[np.flatnonzero(moved) + np.arange(int(moved.sum()))] = True
-        place = source.copy()
-        place[leaving] = count + np.arange(len(old_key))
-        key = take(pa.concat_arrays([key, old_key]), place)
-        arriving = moved[source] & ~leaving
-        op = np.where(leaving, 2, np.where(arriving, 0, op[source]))
-        has_new, has_before = has_new[source] & ~leaving, has_before[source] & ~arriving
+        deletes = np.zeros(len(source), np.bool_)
+        deletes[np.flatnonzero(moved) + np.arange(int(moved.sum()))] = True
+        key_index = source.copy()
+        key_index[deletes] = count + np.arange(len(old_key))
+        key = take(pa.concat_arrays([key, old_key]), key_index)
+        inserts = moved[source] & ~deletes
+        op = np.where(deletes, 2, np.where(inserts, 0, op[source]))
+        has_new, has_before = has_new[source] & ~deletes, has_before[source] & ~inserts
         message = message[source]
     after, unchanged = _after(read, layout, frames, has_new)
     return Changes(message, letters(_LETTERS[op]), key, after, _before(read, layout, frames, has_before), unchanged)
 
 
 def _after(
-    read: _Read, layout: RowLayout, frames: Frames, present: Flags
+    read: _Read, layout: RowLayout, frames: Frames, present: Bools
 ) -> "tuple[pa.StringArray, pa.ListArray[Any]]":
     if read.new is None:
         return pa.nulls(len(present), pa.string()), pa.nulls(len(present), NAMES)
     block = Block(frames.data, read.new.columns, int(read.has_new.sum()))
     images = layout.rows(block, read.new.unchanged)
-    return spread(images, present), _names(read.new, layout, present)
+    return spread(images, present), _unchanged_names(read.new, layout, present)
 
 
-def _before(read: _Read, layout: RowLayout, frames: Frames, present: Flags) -> "pa.StringArray":
+def _before(read: _Read, layout: RowLayout, frames: Frames, present: Bools) -> "pa.StringArray":
     if read.old is None or not read.full.any():
         return pa.nulls(len(present), pa.string())
     old = read.old if read.full[read.has_old].all() else read.old.pick(read.full[read.has_old])
     return spread(layout.rows(Block(frames.data, old.columns, int(read.full.sum()))), present)
 
 
-def _names(new: Tuples, layout: RowLayout, present: Flags) -> "pa.ListArray[Any]":
-    """The columns that each row came without; NULL where it has all of them."""
+def _unchanged_names(new: Tuples, layout: RowLayout, present: Bools) -> "pa.ListArray[Any]":
+    """The columns that each row lacks; NULL if it has all of them."""
     absent = [(field.column.name, new.unchanged[field.index]) for field in layout.fields]
     named = [(name, flags) for name, flags in absent if flags is not None]
     if not named:

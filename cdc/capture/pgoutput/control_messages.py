@@ -1,13 +1,13 @@
-"""Transactions begin, stop and end here: messages to events, one by one where they are rare, else all at once."""
+"""Transaction control messages turned into events: rare kinds one by one, Begin and Commit all at once."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from cdc.arrays import Ints
 from cdc.capture.pgoutput import events
 from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH, MessageCursor
 from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames
-from cdc.capture.rows.byte_spans import Places
 
 Control = (
     events.StreamStart
@@ -23,83 +23,83 @@ Control = (
 )
 
 
-def stream_start(reading: MessageCursor) -> events.StreamStart:
-    return events.StreamStart(reading.u32(), reading.octet() == 1)
+def stream_start(cursor: MessageCursor) -> events.StreamStart:
+    return events.StreamStart(cursor.u32(), cursor.octet() == 1)
 
 
-def stream_stop(reading: MessageCursor) -> events.StreamStop:
+def stream_stop(cursor: MessageCursor) -> events.StreamStop:
     return events.StreamStop()
 
 
-def stream_commit(reading: MessageCursor) -> events.StreamCommit:
-    xid = reading.u32()
-    reading.octet()
-    return events.StreamCommit(xid, reading.lsn(), reading.lsn(), reading.time())
+def stream_commit(cursor: MessageCursor) -> events.StreamCommit:
+    xid = cursor.u32()
+    cursor.octet()
+    return events.StreamCommit(xid, cursor.lsn(), cursor.lsn(), cursor.time())
 
 
-def stream_abort(reading: MessageCursor) -> events.StreamAbort:
-    return events.StreamAbort(reading.u32(), reading.u32())
+def stream_abort(cursor: MessageCursor) -> events.StreamAbort:
+    return events.StreamAbort(cursor.u32(), cursor.u32())
 
 
-def parallel_abort(reading: MessageCursor) -> events.StreamAbort:
-    """With `streaming 'parallel'` an abort also says where and when."""
-    return events.StreamAbort(reading.u32(), reading.u32(), reading.lsn(), reading.time())
+def parallel_abort(cursor: MessageCursor) -> events.StreamAbort:
+    """With `streaming 'parallel'` an abort also has an LSN and a time."""
+    return events.StreamAbort(cursor.u32(), cursor.u32(), cursor.lsn(), cursor.time())
 
 
-def begin_prepare(reading: MessageCursor) -> events.BeginPrepare:
-    return events.BeginPrepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+def begin_prepare(cursor: MessageCursor) -> events.BeginPrepare:
+    return events.BeginPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
 
 
-def prepare(reading: MessageCursor) -> events.Prepare:
-    reading.octet()
-    return events.Prepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+def prepare(cursor: MessageCursor) -> events.Prepare:
+    cursor.octet()
+    return events.Prepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
 
 
-def stream_prepare(reading: MessageCursor) -> events.StreamPrepare:
-    reading.octet()
-    return events.StreamPrepare(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+def stream_prepare(cursor: MessageCursor) -> events.StreamPrepare:
+    cursor.octet()
+    return events.StreamPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
 
 
-def commit_prepared(reading: MessageCursor) -> events.CommitPrepared:
-    reading.octet()
-    return events.CommitPrepared(reading.lsn(), reading.lsn(), reading.time(), reading.u32(), reading.text())
+def commit_prepared(cursor: MessageCursor) -> events.CommitPrepared:
+    cursor.octet()
+    return events.CommitPrepared(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
 
 
-def rollback_prepared(reading: MessageCursor) -> events.RollbackPrepared:
-    reading.octet()
+def rollback_prepared(cursor: MessageCursor) -> events.RollbackPrepared:
+    cursor.octet()
     return events.RollbackPrepared(
-        reading.lsn(), reading.lsn(), reading.time(), reading.time(), reading.u32(), reading.text()
+        cursor.lsn(), cursor.lsn(), cursor.time(), cursor.time(), cursor.u32(), cursor.text()
     )
 
 
-def logical_message(reading: MessageCursor) -> events.LogicalMessage:
-    transactional = reading.octet() == 1
-    lsn, prefix = reading.lsn(), reading.text()
-    return events.LogicalMessage(prefix, reading.octets(reading.u32()), lsn, transactional)
+def logical_message(cursor: MessageCursor) -> events.LogicalMessage:
+    transactional = cursor.octet() == 1
+    lsn, prefix = cursor.lsn(), cursor.text()
+    return events.LogicalMessage(prefix, cursor.octets(cursor.u32()), lsn, transactional)
 
 
-def origin(reading: MessageCursor) -> None:
-    """Where a transaction came from: known, and not needed."""
-    reading.lsn()
-    reading.text()
+def origin(cursor: MessageCursor) -> None:
+    """The replication origin of a transaction: parsed, not used."""
+    cursor.lsn()
+    cursor.text()
 
 
-def type_name(reading: MessageCursor) -> None:
-    """A type's name: the catalog is asked instead, because the name alone does not tell how a type is built."""
-    reading.u32()
-    reading.text()
-    reading.text()
+def type_name(cursor: MessageCursor) -> None:
+    """A type's name: parsed, not used. The catalog has the element or base type too, which this message lacks."""
+    cursor.u32()
+    cursor.text()
+    cursor.text()
 
 
 def truncated(message: memoryview, streamed: bool) -> list[int]:
     """The oids of the truncated relations."""
-    reading = MessageCursor(message)
+    cursor = MessageCursor(message)
     if streamed:
-        reading.u32()
-    count = reading.u32()
-    reading.octet()
-    oids = reading.octets(4 * count)
-    reading.end()
+        cursor.u32()
+    count = cursor.u32()
+    cursor.octet()
+    oids = cursor.octets(4 * count)
+    cursor.end()
     return [int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4)]
 
 
@@ -119,8 +119,8 @@ PARSERS: dict[str, Callable[[MessageCursor], Control | None]] = {
 }
 
 
-def ordered(frames: Frames, found: Mapping[int, events.Event], counts: Places) -> list[events.Event]:
-    """Everything but rows, in stream order, each with the number of rows before it."""
+def ordered(frames: Frames, found: Mapping[int, events.Event], counts: Ints) -> list[events.Event]:
+    """All events in stream order, each with the number of rows before it."""
     before = np.cumsum(counts) - counts
     begins, commits, others = frames.of(BEGIN), frames.of(COMMIT), np.array(list(found), np.int64)
     everything = [
@@ -132,11 +132,11 @@ def ordered(frames: Frames, found: Mapping[int, events.Event], counts: Places) -
     return [everything[at] for at in order.tolist()]
 
 
-def _begins(frames: Frames, at: Places, row: Places) -> Iterator[events.Event]:
+def _begins(frames: Frames, at: Ints, row: Ints) -> Iterator[events.Event]:
     times = frames.u64(at + 9) + POSTGRES_EPOCH
     return map(events.Begin, frames.u64(at + 1).tolist(), times.tolist(), frames.u32(at + 17).tolist(), row.tolist())
 
 
-def _commits(frames: Frames, at: Places, row: Places) -> Iterator[events.Event]:
+def _commits(frames: Frames, at: Ints, row: Ints) -> Iterator[events.Event]:
     times = frames.u64(at + 18) + POSTGRES_EPOCH
     return map(events.Commit, frames.u64(at + 2).tolist(), frames.u64(at + 10).tolist(), times.tolist(), row.tolist())

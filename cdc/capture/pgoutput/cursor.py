@@ -1,4 +1,4 @@
-"""One message read field by field, for the kinds that are rare. Every read is checked against what is left."""
+"""One message read field by field, for the rare kinds. Every read is checked against the bytes that are left."""
 
 import struct
 
@@ -16,7 +16,7 @@ _I64 = struct.Struct("!q")
 
 
 class MessageCursor:
-    """A cursor over one message. Raises DecodeError, with the offset in the frame, where the message is too short."""
+    """A cursor over one message. Raises DecodeError with the offset in the frame if the message is too short."""
 
     def __init__(self, message: memoryview) -> None:
         self._message = bytes(message)
@@ -72,12 +72,12 @@ class MessageCursor:
         return value
 
     def octets(self, size: int) -> bytes:
-        """That many bytes, once it is known that they are there."""
+        """That many bytes; checks first that the message has them."""
         self._need(size)
         self._at += size
         return self._message[self._at - size : self._at]
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Raise DecodeError if bytes are left."""
         if self._at != len(self._message):
             raise DecodeError("A message goes on after its last field", HEAD + self._at)

@@ -1,6 +1,6 @@
-"""What a WAL stream says besides rows. Each event knows how many rows of its feed came before it (`row`).
+"""What a WAL stream contains besides rows. `row` is the number of rows of the feed before the event.
 
-Plain tuples, because a stream of small transactions makes two of them per row. Times are microseconds since 1970.
+Tuples, because a stream of small transactions makes two of them per row. Times are microseconds since 1970.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 
 
 class Begin(NamedTuple):
-    """A transaction follows, whole, rows in order. `final_lsn` is its commit record: the rows' `commit_lsn`."""
+    """A complete transaction follows. `final_lsn` is its commit record: the rows' `commit_lsn`."""
 
     final_lsn: Lsn
     commit_ts: int
@@ -20,7 +20,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The transaction that began last is complete; `end_lsn` is what may be confirmed once it is durable."""
+    """The transaction that began last is complete; `end_lsn` may be confirmed once its rows are durable."""
 
     commit_lsn: Lsn
     end_lsn: Lsn
@@ -37,7 +37,7 @@ class StreamStart(NamedTuple):
 
 
 class StreamStop(NamedTuple):
-    """The block of the streamed transaction ends; others may follow before it goes on."""
+    """The block of the streamed transaction ends; blocks of others may follow before its next one."""
 
     row: int = 0
 
@@ -51,13 +51,13 @@ class StreamCommit(NamedTuple):
     commit_ts: int
     row: int = 0
     schemas: Mapping[int, int] = {}
-    """The recorded ids by the provisional ones that its rows carry."""
+    """The recorded ids by the provisional ids in its rows."""
     previous: Lsn = ZERO_LSN
-    """Where the transaction committed before it ended: none of its rows has a version below."""
+    """The end of the transaction committed before it: no row of this one has a smaller version."""
 
 
 class StreamAbort(NamedTuple):
-    """Forget the rows of `subxid` so far; of everything, where it equals `xid`. `abort_lsn` 0: not sent."""
+    """Drop the rows of `subxid` so far; all rows of the transaction if it equals `xid`. `abort_lsn` 0: not sent."""
 
     xid: int
     subxid: int
@@ -100,7 +100,7 @@ class CommitPrepared(NamedTuple):
 
 
 class RollbackPrepared(NamedTuple):
-    """A prepared transaction is gone."""
+    """A prepared transaction is rolled back."""
 
     prepare_end_lsn: Lsn
     end_lsn: Lsn
@@ -123,7 +123,7 @@ class StreamPrepare(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """`pg_logical_emit_message`. Not transactional: it arrives even where its transaction was rolled back."""
+    """`pg_logical_emit_message`. Not transactional: it arrives even if its transaction was rolled back."""
 
     prefix: str
     content: bytes
@@ -134,7 +134,7 @@ class LogicalMessage(NamedTuple):
 
 
 class TableWaits(NamedTuple):
-    """This captured table cannot be followed from here on: none of its rows is decoded any more."""
+    """This captured table cannot be captured from here on: none of its later rows is decoded."""
 
     table: TableId
     reason: WaitReason
@@ -142,7 +142,7 @@ class TableWaits(NamedTuple):
 
 
 class RelationChanged(NamedTuple):
-    """Rows of this table that follow have this schema, as recorded in the registry."""
+    """The following rows of this table have this schema, as recorded in the registry."""
 
     schema: TableSchema
     row: int = 0

@@ -1,17 +1,17 @@
-"""Which transaction each row of a feed belongs to, and its place in it: one context per Begin, BeginPrepare or
-StreamStart, from there to its end. The last one stays open over feeds.
+"""Which transaction each row of a feed belongs to, and its ordinal in it: one context per Begin, BeginPrepare or
+StreamStart, from there to its end. The last one stays open across feeds.
 
-Also where the transaction before it ended: no change may have a version below that (docs/adr/0013-versions.md)."""
+Also where the previous transaction ended: no change may have a smaller version (docs/adr/0013-versions.md)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from cdc.arrays import Bools, Ints
 from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH
 from cdc.capture.pgoutput.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
 from cdc.capture.pgoutput.frames import COMMIT, Frames
-from cdc.capture.rows.byte_spans import Flags, Places
 from cdc.errors import DecodeError
 from cdc.model import Lsn
 
@@ -20,36 +20,36 @@ _OPENS, _CLOSES = np.zeros(256, np.uint8), np.zeros(256, np.bool_)
 for _opener, _closer in _CLOSER.items():
     _OPENS[_opener] = _closer
     _CLOSES[_closer] = True
-_OPENERS: Flags = _OPENS != 0
-_TURNS: Flags = _OPENERS | _CLOSES
+_OPENERS: Bools = _OPENS != 0
+_TURNS: Bools = _OPENERS | _CLOSES
 _STREAM = ord("S")
 
 
 @dataclass(frozen=True, slots=True)
 class RowTransactions:
-    """Each row's transaction and its place in it."""
+    """Each row's transaction and its ordinal in it."""
 
-    commit_lsn: Places
-    commit_ts: Places
-    xid: Places
-    ordinal: Places
-    previous: Places
-    """The end of the transaction committed before; 0 in a streamed block, whose place is known only at its commit."""
+    commit_lsn: Ints
+    commit_ts: Ints
+    xid: Ints
+    ordinal: Ints
+    previous: Ints
+    """The end of the transaction committed before; 0 in a streamed block, whose commit position is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The messages of a feed that end a transaction, and where; `ends` has the end before the feed in front."""
+    """The messages of a feed that end a transaction, and their end LSNs; `ends[0]` is the last end before the feed."""
 
-    messages: Places
-    ends: Places
+    messages: Ints
+    ends: Ints
 
-    def before(self, message: Places) -> Places:
+    def before(self, message: Ints) -> Ints:
         """The end of the last transaction that ended before each of these messages."""
         return self.ends[np.searchsorted(self.messages, message)]
 
-    def along_with(self, messages: Places, ends: Places) -> "_Ends":
-        """These ends and others, in stream order."""
+    def merged_with(self, messages: Ints, ends: Ints) -> "_Ends":
+        """These ends and the given ones, in stream order."""
         every = np.concatenate((self.messages, messages))
         order = np.argsort(every)
         return _Ends(every[order], np.concatenate((self.ends[:1], np.concatenate((self.ends[1:], ends))[order])))
@@ -60,7 +60,7 @@ class TransactionContexts:
     """The open transaction between feeds, and how many rows each streamed one has so far."""
 
     closer: int = 0
-    """The kind that ends the open context; 0: none is open."""
+    """The message kind that ends the open context; 0: none is open."""
     commit_lsn: int = 0
     commit_ts: int = 0
     xid: int = 0
@@ -68,7 +68,7 @@ class TransactionContexts:
     previous: int = 0
     """The end of the transaction committed before the open one."""
     ended: int = 0
-    """The end of the newest committed transaction; before the first one, the log's end."""
+    """The end of the newest committed transaction; at the start, the log's end."""
     streamed: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -76,16 +76,16 @@ class TransactionContexts:
         """Whether a streamed block is open."""
         return self.closer == _CLOSER[_STREAM]
 
-    def streamed_flags(self, frames: Frames) -> Flags | None:
-        """Which messages of a feed stand in a streamed block (None: none): those carry a transaction id."""
+    def streamed_flags(self, frames: Frames) -> Bools | None:
+        """Which messages of a feed are in a streamed block (None: none): those have a transaction id."""
         if not self.streaming and not frames.present[_STREAM]:
             return None
         kind = frames.kind
         starts = kind == _STREAM
         return np.cumsum(starts.astype(np.int8) - (kind == _CLOSER[_STREAM]).astype(np.int8)) + self.streaming > 0
 
-    def check(self, frames: Frames, rows: Places) -> None:
-        """Transactions must begin and end in turn, and rows stand inside them."""
+    def check(self, frames: Frames, rows: Ints) -> None:
+        """Raise DecodeError unless transactions begin and end in turn and every row is inside one."""
         kind = frames.kind
         turn = frames.of(_TURNS)
         kinds = kind[turn]
@@ -99,8 +99,8 @@ class TransactionContexts:
         if outside.any():
             raise DecodeError(f"Message {int(rows[np.argmax(outside)])} of the feed is a row outside a transaction", 0)
 
-    def place(self, frames: Frames, found: dict[int, Event], counts: Places, message: Places) -> RowTransactions:
-        """Number the rows (`counts`: rows per message, `message`: each row's message) and move on to the feed's end."""
+    def assign(self, frames: Frames, found: dict[int, Event], counts: Ints, message: Ints) -> RowTransactions:
+        """Assign rows to transactions and advance past the feed. `counts`: rows per message; `message`: of each row."""
         kind = frames.kind
         openers = frames.of(_OPENERS)
         before = np.cumsum(counts) - counts
@@ -118,36 +118,36 @@ class TransactionContexts:
         ends = self._ends(frames, found)
         previous[plain + 1] = ends.before(openers[plain])
         if len(plain) < len(openers) or self.streaming:
-            self._follow(found, openers, (lsn, ts, xid, carry), size)
+            self._assign_others(found, openers, (lsn, ts, xid, carry), size)
         context = np.searchsorted(openers, message, side="right")
         ordinal = np.arange(len(message)) - first[context] + carry[context]
-        placed = RowTransactions(lsn[context], ts[context], xid[context], ordinal, previous[context])
+        assigned = RowTransactions(lsn[context], ts[context], xid[context], ordinal, previous[context])
         self.commit_lsn, self.commit_ts, self.xid = int(lsn[-1]), int(ts[-1]), int(xid[-1])
         self.previous, self.ended = int(previous[-1]), int(ends.ends[-1])
         self.ordinal = int(carry[-1] + size[-1])
         self._close(frames)
-        return placed
+        return assigned
 
     def _ends(self, frames: Frames, found: dict[int, Event]) -> "_Ends":
-        """Where transactions end in this feed; tells each StreamCommit where the one before it ended."""
+        """Where transactions end in this feed; sets `previous` of each StreamCommit."""
         commits = frames.of(COMMIT)
         ends = _Ends(commits, np.concatenate(([self.ended], frames.u64(frames.start[commits] + 10))))
         streamed = {index: event for index, event in found.items() if isinstance(event, StreamCommit)}
         if streamed:
             at = np.array(sorted(streamed), np.int64)
-            ends = ends.along_with(at, np.array([streamed[index].end_lsn for index in at.tolist()], np.int64))
+            ends = ends.merged_with(at, np.array([streamed[index].end_lsn for index in at.tolist()], np.int64))
             for index, before in zip(at.tolist(), ends.before(at).tolist(), strict=True):
                 found[index] = streamed[index]._replace(previous=Lsn(before))
         return ends
 
-    def _follow(
+    def _assign_others(
         self,
         found: Mapping[int, Event],
-        openers: Places,
-        fields: tuple[Places, Places, Places, Places],
-        size: Places,
+        openers: Ints,
+        fields: tuple[Ints, Ints, Ints, Ints],
+        size: Ints,
     ) -> None:
-        """The contexts that are not plain: prepared ones, and blocks of streamed ones, which go on where they were."""
+        """Fill in the other contexts: prepared transactions, and streamed blocks, which continue their ordinals."""
         lsn, ts, xid, carry = fields
         if self.streaming:
             self.streamed[self.xid] = self.ordinal + int(size[0])

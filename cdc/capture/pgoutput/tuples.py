@@ -1,15 +1,16 @@
-"""The rows inside insert, update and delete messages: walked column by column over all messages of a table at once.
+"""The tuples in insert, update and delete messages: read column by column, for all messages of a table at once.
 
-No length of the wire is believed before it is compared with what is left of its message, and nothing is allocated by
-such a length.
+A length in a message is compared with the bytes left in it before it is used, and nothing is allocated by such a
+length.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from cdc.arrays import Bools, Bytes, Ints
 from cdc.capture.pgoutput.frames import Frames
-from cdc.capture.rows.byte_spans import Flags, Places, Spans
+from cdc.capture.rows.byte_spans import Spans
 from cdc.errors import DecodeError
 
 _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
@@ -17,29 +18,29 @@ _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
 
 @dataclass(frozen=True, slots=True)
 class Tuples:
-    """One tuple per message: a column's spans, and which rows came without it (`unchanged`, None: none)."""
+    """One tuple per message: the spans of each column, and which rows lack it (`unchanged`, None: none)."""
 
     columns: list[Spans]
-    unchanged: list[Flags | None]
+    unchanged: list[Bools | None]
 
-    def pick(self, rows: Flags) -> "Tuples":
+    def pick(self, rows: Bools) -> "Tuples":
         """The tuples of these messages only."""
         columns = [spans.pick(rows) for spans in self.columns]
         return Tuples(columns, [None if flags is None else flags[rows] for flags in self.unchanged])
 
 
-def walk(frames: Frames, message: Places, at: Places, width: int) -> tuple[Tuples, Places]:
-    """Read the tuple that begins at each place `at` (its column count) of these messages; returns where each ended."""
+def read_tuples(frames: Frames, message: Ints, at: Ints, width: int) -> tuple[Tuples, Ints]:
+    """Read the tuple that begins at each offset `at` (its column count); returns the tuples and where each ended."""
     stop = frames.stop[message]
     _inside(frames, message, at + 2, stop)
     counts = frames.u16(at)
     if (counts != width).any():
         row = int(np.argmax(counts != width))
-        place = frames.offset(int(message[row]), int(at[row]))
-        raise DecodeError(f"A tuple has {counts[row]} columns where its relation has {width}", place)
+        offset = frames.offset(int(message[row]), int(at[row]))
+        raise DecodeError(f"A tuple has {counts[row]} columns where its relation has {width}", offset)
     at = at + 2
     columns: list[Spans] = []
-    unchanged: list[Flags | None] = []
+    unchanged: list[Bools | None] = []
     for _ in range(width):
         spans, absent, at = _column(frames, message, at, stop)
         columns.append(spans)
@@ -47,7 +48,7 @@ def walk(frames: Frames, message: Places, at: Places, width: int) -> tuple[Tuple
     return Tuples(columns, unchanged), at
 
 
-def _column(frames: Frames, message: Places, at: Places, stop: Places) -> tuple[Spans, Flags | None, Places]:
+def _column(frames: Frames, message: Ints, at: Ints, stop: Ints) -> tuple[Spans, Bools | None, Ints]:
     kind = frames.data[at]
     text = kind == _TEXT
     if text.all():
@@ -63,7 +64,7 @@ def _column(frames: Frames, message: Places, at: Places, stop: Places) -> tuple[
     return Spans(frames.data, start, end, text), absent if absent.any() else None, end
 
 
-def _inside(frames: Frames, message: Places, end: Places, stop: Places) -> None:
+def _inside(frames: Frames, message: Ints, end: Ints, stop: Ints) -> None:
     beyond = end > stop
     if beyond.any():
         row = int(np.argmax(beyond))
@@ -71,7 +72,7 @@ def _inside(frames: Frames, message: Places, end: Places, stop: Places) -> None:
         raise DecodeError("A message ends inside a tuple", frames.offset(index, int(stop[row])))
 
 
-def _known(frames: Frames, message: Places, at: Places, kind: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
+def _known(frames: Frames, message: Ints, at: Ints, kind: Bytes) -> None:
     known = (kind == _TEXT) | (kind == _NULL) | (kind == _UNCHANGED)
     if not known.all():
         row = int(np.argmin(known))

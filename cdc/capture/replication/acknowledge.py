@@ -1,7 +1,7 @@
-"""What may be confirmed to the source: pure arithmetic, no clock, no socket.
+"""Which LSN may be confirmed to the source. Pure: no clock, no socket.
 
-Promise: the confirmed LSN is the end of the unbroken run of durable entries, whatever the order in which they became
-durable. The newest acknowledgement to arrive says nothing about those before it.
+Promise: the confirmed LSN is the end of the unbroken run of durable entries, in whatever order they became durable.
+That an entry is durable proves nothing about the entries before it.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ class _Pending:
 
 
 class Acknowledgements:
-    """Entries in log order, each with a ticket. Not safe for several threads: the caller locks."""
+    """Entries in log order, each with a ticket. Not thread-safe: the caller locks."""
 
     def __init__(self, confirmed: Lsn = ZERO_LSN) -> None:
         self._confirmed = confirmed
@@ -30,16 +30,16 @@ class Acknowledgements:
 
     @property
     def confirmed(self) -> Lsn:
-        """Everything that ends here or before is durable. Never goes back."""
+        """Every entry that ends at or before this LSN is durable. Never goes back."""
         return self._confirmed
 
     @property
     def outstanding(self) -> int:
-        """How many entries are not yet part of the unbroken run."""
+        """The number of entries that are not yet part of the unbroken run."""
         return len(self._pending)
 
     def expect(self, end: Lsn) -> Ticket:
-        """An entry is on its way to the log. Raises ValueError where it would end before one that went ahead."""
+        """An entry is about to be appended. Raises ValueError if it ends before an earlier entry."""
         if end < self._last:
             raise ValueError(f"an entry that ends at {end} cannot follow one that ends at {self._last}")
         self._last = end
@@ -47,10 +47,10 @@ class Acknowledgements:
         return Ticket(self._first + len(self._pending) - 1)
 
     def durable(self, ticket: Ticket) -> Lsn:
-        """That entry is durable; returns what may be confirmed now. Saying it twice changes nothing."""
+        """That entry is durable; returns the LSN that may be confirmed now. Idempotent."""
         at = ticket - self._first
         if at >= len(self._pending):
-            raise ValueError(f"ticket {ticket} was never given")
+            raise ValueError(f"ticket {ticket} was never issued")
         if at >= 0:
             self._pending[at].durable = True
         while self._pending and self._pending[0].durable:

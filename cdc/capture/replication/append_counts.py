@@ -1,4 +1,4 @@
-"""What went into the log, counted: for status and metrics, never for decisions."""
+"""Counts of the changes appended to the log: for status and metrics, never for decisions."""
 
 import threading
 from collections import Counter
@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 _FEW = 64
-"""Up to so many rows count one by one: making groups takes a quarter of a millisecond however few there are."""
+"""Up to this many rows are counted one by one: a group-by takes a quarter of a millisecond even for one row."""
 _Group = tuple[str, str, int, int, datetime]
-"""Table, operation, how many, and the newest commit's LSN and time."""
+"""Table, operation, count, and the LSN and time of the newest commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTotals:
-    """The counts at one moment; `changes` by table and operation, `newest` the last commit of each table."""
+    """The counts at one moment: `changes` by table and operation, `newest` the last commit of each table."""
 
     changes: Mapping[tuple[str, str], int]
     rows: int
@@ -27,7 +27,7 @@ class AppendTotals:
 
 
 class AppendCounts:
-    """Counts rows as they become durable. Safe to read from any thread."""
+    """Counts rows as they become durable. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class AppendCounts:
         self._newest: dict[str, tuple[int, datetime]] = {}
 
     def add(self, rows: pa.Table, size: int) -> None:
-        """These rows, so many bytes, are in the log."""
+        """These rows, of `size` bytes, are in the log."""
         if not rows.num_rows:
             return
         groups = _grouped(rows)
@@ -49,8 +49,8 @@ class AppendCounts:
             self._last = max(group[-1] for group in groups)
 
     def merge(self, other: "AppendCounts") -> None:
-        """What another one counted is in the log as well."""
-        counted = other.counted()
+        """Add the counts of `other`, whose rows are in the log now."""
+        counted = other.totals()
         with self._lock:
             self._changes.update(counted.changes)
             self._size += counted.size
@@ -61,7 +61,7 @@ class AppendCounts:
     def _note(self, table: str, newest: tuple[int, datetime]) -> None:
         self._newest[table] = max(newest, self._newest.get(table, newest))
 
-    def counted(self) -> AppendTotals:
+    def totals(self) -> AppendTotals:
         """The counts so far."""
         with self._lock:
             return AppendTotals(dict(self._changes), self._changes.total(), self._size, self._last, dict(self._newest))

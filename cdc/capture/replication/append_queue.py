@@ -1,7 +1,8 @@
-"""From the reading thread to the log: a queue bounded by bytes, and the one thread that appends.
+"""The queue between the reading thread and the log, bounded by bytes, and the thread that appends from it.
 
-Promise: entries become durable in the order in which they were put, each once; `confirmed` never passes one that is
-not. What waits is merged into one entry, so an idle log gets a change at once and a busy one gets few, large entries.
+Promise: entries become durable in the order in which they were put, each once; `confirmed` never passes an entry that
+is not durable. Queued entries are merged into one, so an idle log gets a change at once and a busy log gets few, large
+entries.
 """
 
 import logging
@@ -23,7 +24,7 @@ from cdc.model import Entry, Lsn
 from cdc.ports import Clock, LogWriter
 
 MERGE_BYTES = 16 * 2**20
-"""A merged entry is cut about here: a larger one saves no CPU, takes long to become visible, and memory."""
+"""The approximate limit of a merged entry: a larger one saves no CPU, takes memory and is visible later."""
 _RETRY_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -31,107 +32,107 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Queued:
     ticket: Ticket
     item: Entry | SpilledTransaction
     size: int
 
 
 class AppendQueue:
-    """Put in one thread, appended in another. `durable` is called after each append, in the appending thread."""
+    """Items are put by one thread and appended by another."""
 
-    def __init__(self, log: LogWriter, limit: int, tally: AppendCounts, clock: Clock) -> None:
+    def __init__(self, log: LogWriter, limit: int, counts: AppendCounts, clock: Clock) -> None:
         self._log = log
         self._limit = limit
-        self._tally = tally
+        self._counts = counts
         self._clock = clock
         self._durable: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Queued] = deque()
         self._acknowledged = Acknowledgements(log.progress().end)
-        self._held = 0
+        self._queued_bytes = 0
         self._closed = False
         self._appended = clock.monotonic() - log.pace
         self._failure: BaseException | None = None
         self.trouble = ""
-        """Why the log takes nothing at the moment; empty: it does."""
+        """Why nothing can be appended at the moment; empty: appending works."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def call_when_durable(self, durable: Callable[[], None]) -> None:
-        """Whom to tell of an append from now on."""
+        """Call this after each append from now on, in the appending thread."""
         self._durable = durable
 
     def put(self, items: Sequence[Entry | SpilledTransaction]) -> None:
-        """Queue items in log order. Never blocks: look at `full` before reading more."""
+        """Queue items in log order. Never blocks: check `full` before reading more."""
         with self._changed:
             for item in items:
                 size = item.rows.nbytes if isinstance(item, Entry) else 0
-                self._held += size
-                self._queue.append(_Waiting(self._acknowledged.expect(item.end), item, size))
+                self._queued_bytes += size
+                self._queue.append(_Queued(self._acknowledged.expect(item.end), item, size))
             self._changed.notify_all()
 
     @property
     def full(self) -> bool:
-        """Whether reading on would hold too much."""
-        return self._held >= self._limit
+        """Whether the queue has reached its limit."""
+        return self._queued_bytes >= self._limit
 
     @property
-    def held(self) -> int:
+    def queued_bytes(self) -> int:
         """Bytes that are not yet durable."""
-        return self._held
+        return self._queued_bytes
 
     @property
-    def settled(self) -> bool:
+    def all_durable(self) -> bool:
         """Whether everything that was put is durable."""
         return not self._acknowledged.outstanding
 
     @property
     def confirmed(self) -> Lsn:
-        """What may be confirmed to the source."""
+        """The LSN that may be confirmed to the source."""
         return self._acknowledged.confirmed
 
     def check(self) -> None:
-        """Raise in the reading thread what the appending thread died of."""
+        """Raise the error that ended the appending thread, if any."""
         if self._failure is not None:
             raise self._failure
 
-    def settle(self, seconds: float) -> bool:
-        """Wait until everything is durable, at most that long; raises what the appending thread died of."""
+    def wait_until_durable(self, seconds: float) -> bool:
+        """Wait at most that long until everything is durable. Raises the error that ended the appending thread."""
         with self._changed:
-            done = self._changed.wait_for(lambda: self.settled or self._failure is not None, seconds)
+            done = self._changed.wait_for(lambda: self.all_durable or self._failure is not None, seconds)
         self.check()
         return done
 
     def close(self) -> None:
-        """Stop appending; what is queued is forgotten, and read again at the next start."""
+        """Stop appending. Queued items are dropped; the next start reads them again."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        for waiting in self._queue:
-            if isinstance(waiting.item, SpilledTransaction):
-                waiting.item.discard()
+        for queued in self._queue:
+            if isinstance(queued.item, SpilledTransaction):
+                queued.item.discard()
         self._queue.clear()
 
     def _run(self) -> None:
         try:
             while taken := self._take():
                 self._append(taken)
-                taken.clear()  # a large entry must not stay in memory until the next one comes
+                taken.clear()  # frees a large entry before waiting for the next one
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
             self._durable()
 
-    def _take(self) -> list[_Waiting]:
-        """The next items to append together; empty: closed."""
+    def _take(self) -> list[_Queued]:
+        """The next items to append as one entry; empty: the queue was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             pause = self._appended + self._log.pace - self._clock.monotonic()
             if pause > 0:
-                self._changed.wait_for(lambda: self._held >= MERGE_BYTES or self._closed, pause)
+                self._changed.wait_for(lambda: self._queued_bytes >= MERGE_BYTES or self._closed, pause)
             if self._closed:
                 return []
             taken = [self._queue.popleft()]
@@ -141,46 +142,46 @@ class AppendQueue:
                 size += taken[-1].size
             return taken
 
-    def _append(self, taken: list[_Waiting]) -> None:
+    def _append(self, taken: list[_Queued]) -> None:
         self._appended = self._clock.monotonic()
         failpoint.reached("capture.before_append")
         first = taken[0].item
         if isinstance(first, SpilledTransaction):
-            self._publish(first)
+            self._append_large(first)
             first.discard()
         else:
-            entry = _merged([waiting.item for waiting in taken if isinstance(waiting.item, Entry)])
-            self._patiently(lambda: self._log.append(entry))
-            self._tally.add(entry.rows, sum(waiting.size for waiting in taken))
+            entry = _merged([queued.item for queued in taken if isinstance(queued.item, Entry)])
+            self._retry_while_full(lambda: self._log.append(entry))
+            self._counts.add(entry.rows, sum(queued.size for queued in taken))
         with self._changed:
-            for waiting in taken:
-                self._acknowledged.durable(waiting.ticket)
-                self._held -= waiting.size
+            for queued in taken:
+                self._acknowledged.durable(queued.ticket)
+                self._queued_bytes -= queued.size
             self._changed.notify_all()
         self._durable()
 
-    def _publish(self, large: SpilledTransaction) -> None:
-        spool = self._patiently(self._log.spool)
-        tally = AppendCounts()
+    def _append_large(self, large: SpilledTransaction) -> None:
+        spool = self._retry_while_full(self._log.spool)
+        counts = AppendCounts()
         try:
             for rows in large.parts():
-                self._patiently(partial(spool.write, rows))
-                tally.add(rows, rows.nbytes)
-            self._patiently(lambda: spool.publish(large.end))
+                self._retry_while_full(partial(spool.write, rows))
+                counts.add(rows, rows.nbytes)
+            self._retry_while_full(lambda: spool.publish(large.end))
         except BaseException:
             spool.discard()
             raise
-        self._tally.merge(tally)
+        self._counts.merge(counts)
 
-    def _patiently(self, action: Callable[[], T]) -> T:
-        """A full log is waited for: the queue fills, reading stops, and the source keeps its WAL."""
+    def _retry_while_full(self, action: Callable[[], T]) -> T:
+        """Retry while the log is full: meanwhile the queue fills, reading stops, and the source keeps its WAL."""
         while True:
             try:
                 done = action()
             except LogFull as error:
                 if not self.trouble:
-                    # Said here too: a full disk may have no room for a status either.
-                    _log.warning("%s Reading stops until there is room.", error)
+                    # Logged here too: a full disk may have no room for a status file either.
+                    _log.warning("%s Capture pauses until there is room.", error)
                 self.trouble = str(error)
                 if self._closed:
                     raise

@@ -1,8 +1,8 @@
-"""The one replication socket: frames out, confirmations in.
+"""The replication connection: it receives frames and sends confirmations.
 
-Only the thread that drains may call anything here but `wake`. Nothing is decoded: a frame is the CopyData payload
-as Postgres sent it (`w`, start, end, time, message). `get_copy_data` is only ever called in its asynchronous form:
-the other one holds the GIL while it waits.
+Only the reading thread may call anything here but `wake`. Nothing is decoded: a frame is the CopyData payload as
+Postgres sent it (`w`, start, end, time, message). `get_copy_data` is always called in its asynchronous form: the other
+one keeps the GIL while it waits.
 """
 
 import os
@@ -27,7 +27,7 @@ _FEEDBACK = struct.Struct("!cQQQqc")
 _KEEPALIVE = struct.Struct("!cQqB")
 _STOP_SECONDS = 2.0
 _STRIDE = range(64)
-"""Limits are looked at once per so many messages: the loop over them is the hottest of all."""
+"""Limits are checked once per this many messages: no other loop runs as often."""
 
 Frame = bytes | memoryview
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -35,8 +35,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one `drain` took off the socket. `server_end` is the newest keepalive's LSN: everything that commits at
-    or below it came before it. `reply` says that the server waits for an answer."""
+    """What one `drain` received. `server_end` is the newest keepalive's LSN: everything that commits at or below it was
+    sent before it. `reply`: the server asked for a status message."""
 
     frames: list[Frame]
     size: int
@@ -45,10 +45,10 @@ class Received:
 
 
 def protocol(server_version: int) -> dict[str, str]:
-    """pgoutput's options for this server: the newest protocol it knows, open transactions streamed, our messages sent.
+    """pgoutput's options for this server: its newest protocol, streaming of open transactions, logical messages.
 
-    `two_phase` is never asked for: a prepared transaction then arrives whole at COMMIT PREPARED, and a rolled back
-    one never.
+    `two_phase` is never set: a prepared transaction then arrives complete at COMMIT PREPARED, or never if it is rolled
+    back.
     """
     version = 2 if server_version < 150_000 else 3 if server_version < 160_000 else 4
     return {"proto_version": str(version), "streaming": "on", "messages": "true"}
@@ -57,8 +57,8 @@ def protocol(server_version: int) -> dict[str, str]:
 class ReplicationConnection:
     """Logical replication over one connection, from `start` until `stop` or an error.
 
-    A peer that stays silent for `silence` seconds although it was asked to answer raises SourceLost: a black hole
-    sends no FIN. Time during which nobody drains is not held against the server.
+    A server that sends nothing for `silence` seconds, although a reply was requested, raises SourceLost: a network that
+    drops packets closes no connection. Time in which `drain` is not called does not count.
     """
 
     def __init__(self, connection: Connection, clock: Clock, silence: float = 20.0) -> None:
@@ -67,8 +67,8 @@ class ReplicationConnection:
         self._clock = clock
         self._silence = silence
         self._status_seconds = min(5.0, silence / 4)
-        self._heard = self._told = clock.monotonic()
-        self._asked = False
+        self._last_received = self._last_sent = clock.monotonic()
+        self._reply_requested = False
         self._confirmed = ZERO_LSN
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -77,49 +77,49 @@ class ReplicationConnection:
     def start(self, slot: str, publication: str, after: Lsn) -> None:
         """Begin streaming what commits after an LSN.
 
-        The trap: Postgres takes an LSN behind the slot's for the slot's, and one ahead of it as it is, both
-        without a word. `cdc.capture.source.slot.check` compares them first.
+        The trap: Postgres silently starts at the slot's own LSN if this one is smaller, and silently skips to it if it
+        is greater. `cdc.capture.source.slot.check` compares them first.
         """
         options = {**protocol(self._pg.server_version), "publication_names": _quoted(publication, '"')}
         listed = ", ".join(f"{name} {_quoted(value, chr(39))}" for name, value in options.items())
         query = f"START_REPLICATION SLOT {_quoted(slot, chr(34))} LOGICAL {format_lsn(after)} ({listed})"
         self._pg.nonblocking = 1
-        result = run_command(self._pg, query, self._give_up)
+        result = run_command(self._pg, query, self._check_timeout)
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise explain_result(result, f"Reading slot {slot}")
         self._confirmed = after
-        self._heard = self._clock.monotonic()
+        self._last_received = self._clock.monotonic()
 
     def drain(self, max_messages: int, max_bytes: int, wait: float) -> Received:
-        """Take what has arrived, up to a limit; wait for something at most `wait` seconds, or until `wake`."""
-        drained = self._take(max_messages, max_bytes)
+        """Receive what has arrived, up to the limits; wait at most `wait` seconds for it, or until `wake`."""
+        drained = self._receive(max_messages, max_bytes)
         if not drained.frames and not drained.server_end:
             if self._wait([self._pg.socket], wait):
-                self._listened()
-            drained = self._take(max_messages, max_bytes)
+                self._note_received()
+            drained = self._receive(max_messages, max_bytes)
         if drained.frames or drained.server_end:
-            self._listened()
+            self._note_received()
         else:
             self._check_silence()
         return drained
 
-    def hold(self, wait: float) -> None:
-        """Leave the data in the socket for up to `wait` seconds, or until `wake`; the server still hears from us."""
+    def pause(self, wait: float) -> None:
+        """Receive nothing for up to `wait` seconds, or until `wake`; status messages are still sent."""
         self._wait([], wait)
-        self._listened()
+        self._note_received()
         self.confirm(self._confirmed)
 
     def confirm(self, lsn: Lsn, answer: bool = False) -> None:
-        """Tell the server what is durable. Never goes back; repeats itself often enough to be known to live."""
+        """Tell the server which LSN is durable. Never goes back; repeated often enough to prevent a timeout."""
         now = self._clock.monotonic()
-        if lsn <= self._confirmed and not answer and now - self._told < self._status_seconds:
+        if lsn <= self._confirmed and not answer and now - self._last_sent < self._status_seconds:
             return
         self._confirmed = max(self._confirmed, lsn)
         self._send_status(ask=False)
 
     def wake(self) -> None:
-        """End a wait of the draining thread. The one method for other threads."""
-        with suppress(OSError):  # full: it will wake anyway; closed: nobody waits
+        """End a wait of the reading thread. The only method for other threads."""
+        with suppress(OSError):  # a full pipe wakes it too; a closed one has no reader
             os.write(self._wake_write, b"\0")
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ class ReplicationConnection:
                 self._wait([self._pg.socket], 0.1)
                 self._pg.consume_input()
         except psycopg.Error:
-            pass  # the connection is given up either way
+            pass  # the connection is closed in any case
         finally:
             self.close()
 
@@ -144,7 +144,7 @@ class ReplicationConnection:
                 os.close(end)
         self._wake_read = self._wake_write = -1
 
-    def _take(self, max_messages: int, max_bytes: int) -> Received:
+    def _receive(self, max_messages: int, max_bytes: int) -> Received:
         frames: list[Frame] = []
         get, append = self._pg.get_copy_data, frames.append
         size, seen, server_end, reply, dry = 0, 0, ZERO_LSN, False, False
@@ -165,47 +165,47 @@ class ReplicationConnection:
                     server_end, reply, dry = Lsn(end), reply or bool(asked), False
                 elif length < 0:
                     if not frames:
-                        raise self._ending()
+                        raise self._end_error()
                     break  # the next call finds the end again
                 elif dry and len(frames) == seen:
-                    break  # the socket was asked since and gave no whole message: TLS may hide what poll cannot see
+                    break  # consume_input, which also reads what TLS buffers unseen by select, gave nothing
                 else:
                     self._pg.consume_input()
                     dry, seen = True, len(frames)
         except psycopg.Error:
             if not frames:
-                raise self._ending() from None
+                raise self._end_error() from None
         return Received(frames, size, server_end, reply)
 
-    def _ending(self) -> SourceError:
+    def _end_error(self) -> SourceError:
         with suppress(psycopg.Error):
             result = self._pg.get_result()
             if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
                 return explain_result(result, "Streaming")
-        return SourceLost("The connection to the source ended.", "It is tried again.")
+        return SourceLost("The connection to the source ended.", "It is retried automatically.")
 
     def _wait(self, sockets: list[int], seconds: float) -> bool:
-        """True if one of the sockets can be read."""
+        """Whether one of the sockets is readable."""
         ready, _, _ = select.select([*sockets, self._wake_read], [], [], seconds)
         if self._wake_read in ready:
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
         return any(socket in ready for socket in sockets)
 
-    def _listened(self) -> None:
-        self._heard, self._asked = self._clock.monotonic(), False
+    def _note_received(self) -> None:
+        self._last_received, self._reply_requested = self._clock.monotonic(), False
 
     def _check_silence(self) -> None:
-        quiet = self._clock.monotonic() - self._heard
+        quiet = self._clock.monotonic() - self._last_received
         if quiet >= self._silence:
-            self._give_up(quiet)
-        if quiet >= self._silence / 2 and not self._asked:
-            self._asked = True
+            self._check_timeout(quiet)
+        if quiet >= self._silence / 2 and not self._reply_requested:
+            self._reply_requested = True
             self._send_status(ask=True)
 
-    def _give_up(self, quiet: float) -> None:
+    def _check_timeout(self, quiet: float) -> None:
         if quiet >= self._silence:
-            raise SourceLost(f"The source has not answered for {quiet:.0f} seconds.", "It is tried again.")
+            raise SourceLost(f"The source has not answered for {quiet:.0f} seconds.", "It is retried automatically.")
 
     def _send_status(self, ask: bool) -> None:
         now = int((self._clock.now().timestamp() - _POSTGRES_EPOCH) * 1_000_000)
@@ -214,12 +214,12 @@ class ReplicationConnection:
             self._pg.put_copy_data(_FEEDBACK.pack(b"r", at, at, at, now, b"\1" if ask else b"\0"))
             self._pg.flush()
         except psycopg.Error:
-            raise self._ending() from None
-        self._told = self._clock.monotonic()
+            raise self._end_error() from None
+        self._last_sent = self._clock.monotonic()
 
 
 def run_command(pg: pq.abc.PGconn, query: str, waiting: Callable[[float], None]) -> pq.abc.PGresult:
-    """Run one replication command; `waiting(seconds so far)` is called about twice a second and may raise."""
+    """Run one replication command; `waiting(seconds elapsed)` is called about twice a second and may raise."""
     try:
         pg.send_query(query.encode())
         begun = time.monotonic()
@@ -229,12 +229,12 @@ def run_command(pg: pq.abc.PGconn, query: str, waiting: Callable[[float], None])
             waiting(time.monotonic() - begun)
         result = pg.get_result()
         if result is None:
-            raise SourceLost("The source gave no answer to a command.", "It is tried again.")
+            raise SourceLost("The source did not answer a command.", "It is retried automatically.")
         if result.status != pq.ExecStatus.COPY_BOTH:
             while pg.get_result() is not None:
                 pass
     except psycopg.OperationalError:
-        raise SourceLost("The connection to the source ended.", "It is tried again.") from None
+        raise SourceLost("The connection to the source ended.", "It is retried automatically.") from None
     return result
 
 

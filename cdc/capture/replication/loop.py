@@ -1,8 +1,8 @@
-"""The loop of capture: drain, decode, assemble, hand over, confirm; and begin again when the source went away.
+"""The capture loop: receive, decode, assemble, append, confirm; and reconnect when the connection is lost.
 
-Promise: everything committed after the log's end goes into the log once, in commit order, and nothing is confirmed
-that is not durable there. An idle stretch of WAL becomes an empty entry before it is confirmed, so the slot is never
-ahead of the log, and a slot that is has been moved by somebody else.
+Promise: everything committed after the log's end is appended to the log once, in commit order, and nothing is confirmed
+that is not durable there. WAL without captured changes becomes an empty entry before it is confirmed, so Millrace never
+moves the slot ahead of the log; a slot that is ahead was moved by another program.
 """
 
 import logging
@@ -16,7 +16,7 @@ from cdc.capture.pgoutput.catalog_lookups import CatalogLookups
 from cdc.capture.pgoutput.decoder import Decoder
 from cdc.capture.replication.append_counts import AppendCounts
 from cdc.capture.replication.append_queue import AppendQueue
-from cdc.capture.replication.captured_tables import CapturedTables, waiting
+from cdc.capture.replication.captured_tables import CapturedTables, waiting_tables
 from cdc.capture.replication.connection import ReplicationConnection
 from cdc.capture.replication.stream import Listener, NoListener, Stream
 from cdc.capture.rows.mask import NO_MASK, Masking
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoopStatus:
-    """What the reader knows of itself. Nothing that commits at or below `watermark` is missing from the log."""
+    """The state of a capture loop. Nothing that commits at or below `watermark` is missing from the log."""
 
     state: str = "starting"
     watermark: Lsn = ZERO_LSN
@@ -58,33 +58,33 @@ class LoopStatus:
     reconnects: int = 0
     trouble: str = ""
     newest: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)
-    """The last commit of each table that this reader put into the log: its LSN and time."""
+    """LSN and time of the last commit of each table that this loop appended."""
 
 
 class CaptureLoop:
-    """Follows one slot into one log. `run` in one thread; `status` and `fail` from any."""
+    """Copies the changes of one slot into one log. `run` blocks; every other method may be called from any thread."""
 
     def __init__(
         self,
         source: SourceSettings,
         log: LogWriter,
         clock: Clock,
-        scratch: SpillFolder,
+        spill_folder: SpillFolder,
         *,
         masking: Masking = NO_MASK,
         listener: Listener | None = None,
         known: Collection[TableId] = (),
     ) -> None:
-        """`known` are tables besides the configured ones whose changes may still be under way."""
+        """`known` are tables besides the configured ones whose last changes may still be in the WAL."""
         self._source = source
         self._log = log
         self._clock = clock
-        self._scratch = scratch
+        self._spill_folder = spill_folder
         self._masking = masking
         self._listener: Listener = listener or NoListener()
         self._leaving = frozenset(known)
-        self._tally = AppendCounts()
-        self._handoff = AppendQueue(log, _QUEUE_BYTES, self._tally, clock)
+        self._counts = AppendCounts()
+        self._queue = AppendQueue(log, _QUEUE_BYTES, self._counts, clock)
         self._state = "starting"
         self._trouble = ""
         self._no_room = ""
@@ -96,53 +96,53 @@ class CaptureLoop:
 
     @property
     def status(self) -> LoopStatus:
-        """A picture of now."""
-        counted = self._tally.counted()
-        durable = self._handoff.confirmed
+        """The current state."""
+        counted = self._counts.totals()
+        durable = self._queue.confirmed
         return LoopStatus(
-            "blocked" if self._handoff.trouble or self._no_room else self._state,
+            "blocked" if self._queue.trouble or self._no_room else self._state,
             max(self._watermark, durable),
             durable,
             max(self._received, durable),
-            self._handoff.held,
+            self._queue.queued_bytes,
             counted.changes,
             counted.rows,
             counted.size,
             counted.last_commit,
             self._reconnects,
-            self._handoff.trouble or self._no_room or self._trouble,
+            self._queue.trouble or self._no_room or self._trouble,
             counted.newest,
         )
 
     def fail(self, error: SourceError) -> None:
-        """Have `run` raise this at its next turn: somebody else found that going on would be wrong."""
+        """Make `run` raise this error: another thread found that continuing would lose changes."""
         self._failure = error
 
-    def between(self, change: Callable[[], None]) -> None:
-        """Have `run` end its connection, do this in its own thread while nothing is on its way, and connect again."""
+    def run_between_connections(self, change: Callable[[], None]) -> None:
+        """Make `run` disconnect, call `change` in its own thread once the queue is empty, and reconnect."""
         self._change = change
 
-    def follow(self, source: SourceSettings, masking: Masking, leaving: Collection[TableId]) -> None:
-        """Take over other tables from the next connection on. Only inside `between`.
+    def set_tables(self, source: SourceSettings, masking: Masking, leaving: Collection[TableId]) -> None:
+        """Capture the tables of `source` from the next connection on. Call it only inside `run_between_connections`.
 
-        `leaving` are those besides whose last changes may still be under way.
+        `leaving` are removed tables whose last changes may still be in the WAL.
         """
         self._source, self._masking, self._leaving = source, masking, frozenset(leaving)
 
     def run(self, stop: threading.Event) -> None:
-        """Follow the slot until `stop`. Raises what cannot be cured by trying again."""
+        """Capture until `stop`. Raises errors that a retry cannot cure."""
         attempts = _Attempts(2 * self._source.heartbeat_seconds, self._clock)
         try:
             while not stop.is_set():
                 try:
-                    self._follow(stop, attempts)
+                    self._connect_and_read(stop, attempts)
                 except (SourceLost, SlotBusy) as error:
-                    self._lost(error, attempts.delay(error), stop)
+                    self._wait_after(error, attempts.delay(error), stop)
         finally:
-            self._handoff.close()
+            self._queue.close()
 
-    def _lost(self, error: SourceError | LogFull, delay: float, stop: threading.Event) -> None:
-        _log.warning("%s Trying again in %.1f s.", error, delay)
+    def _wait_after(self, error: SourceError | LogFull, delay: float, stop: threading.Event) -> None:
+        _log.warning("%s Retrying in %.1f s.", error, delay)
         full = isinstance(error, LogFull)
         self._state, self._trouble = ("blocked", str(error)) if full else ("reconnecting", error.message)
         self._no_room = ""
@@ -151,38 +151,38 @@ class CaptureLoop:
         while not stop.is_set() and (left := until - self._clock.monotonic()) > 0:
             self._clock.wait(min(left, _WAIT_SECONDS))
 
-    def _follow(self, stop: threading.Event, attempts: "_Attempts") -> None:
-        while not self._handoff.settle(_WAIT_SECONDS):
+    def _connect_and_read(self, stop: threading.Event, attempts: "_Attempts") -> None:
+        while not self._queue.wait_until_durable(_WAIT_SECONDS):
             if stop.is_set():
                 return
         if (change := self._change) is not None:
             self._change = None
             change()
-        self._listener.restarted()
+        self._listener.connection_started()
         try:
             self._read(stop, attempts)
-        except LogFull as error:  # a new schema found no room: what came with it is read again
-            self._lost(error, _FULL_SECONDS, stop)
+        except LogFull as error:  # no room to record a new schema: its changes are read again
+            self._wait_after(error, _FULL_SECONDS, stop)
 
     def _read(self, stop: threading.Event, attempts: "_Attempts") -> None:
         after = self._log.progress().end
         with self._stream(self._connected(after, attempts.silence), after) as stream:
             self._state, self._trouble = "streaming", ""
             while not stop.is_set() and self._change is None:
-                stream.turn()
+                stream.step()
                 self._watermark, self._received = stream.watermark, stream.received
                 self._no_room = stream.trouble
                 if self._failure is not None:
                     raise self._failure
-                if stream.alive:
+                if stream.answered:
                     attempts.reset()
             stream.finish(_STOP_SECONDS)
 
-    def _stream(self, wire: ReplicationConnection, after: Lsn) -> Stream:
+    def _stream(self, connection: ReplicationConnection, after: Lsn) -> Stream:
         lookups = CatalogLookups(self._source)
         return Stream(
-            wire,
-            self._handoff,
+            connection,
+            self._queue,
             Decoder(
                 self._log.schemas,
                 lookups.type_of,
@@ -191,41 +191,41 @@ class CaptureLoop:
                 after=after,
                 captured=self._captured(),
             ),
-            Assembler(after, _OPEN_BYTES, self._scratch.open),
+            Assembler(after, _OPEN_BYTES, self._spill_folder.open),
             self._clock,
             listener=self._listener,
             heartbeat=self._source.heartbeat_seconds,
         )
 
     def _captured(self) -> CapturedTables:
-        """What is wanted of this connection: nothing of tables that the log knows to wait."""
+        """The tables to capture over this connection: without those that wait according to the log."""
         tables = self._leaving | {table.name for table in self._source.tables}
-        return CapturedTables(tables - waiting(self._log.progress().marks).keys(), self._log.schemas.newest())
+        return CapturedTables(tables - waiting_tables(self._log.progress().marks).keys(), self._log.schemas.newest())
 
     def _connected(self, after: Lsn, silence: float) -> ReplicationConnection:
-        """A started stream, once slot and log are known to fit together."""
+        """A connection that streams, after the check that slot and log fit together."""
         replication = connect(self._source, "millrace capture", replication=True)
-        wire = ReplicationConnection(replication, self._clock, silence)
+        connection = ReplicationConnection(replication, self._clock, silence)
         try:
             server = slot.identify(replication)
             self._check_slot(server, after)
             self._note_timeline(server)
-            self._start(wire, server, after)
+            self._start(connection, server, after)
             self._sender = replication.info.backend_pid
         except BaseException:
-            wire.close()
+            connection.close()
             raise
-        return wire
+        return connection
 
-    def _start(self, wire: ReplicationConnection, server: slot.ServerIdentity, after: Lsn) -> None:
+    def _start(self, connection: ReplicationConnection, server: slot.ServerIdentity, after: Lsn) -> None:
         try:
-            wire.start(self._source.slot, self._source.publication, after)
+            connection.start(self._source.slot, self._source.publication, after)
         except SourceRefused:
-            self._check_slot(server, after)  # dropped since the last look: then that is what has to be said
+            self._check_slot(server, after)  # if the slot was dropped since the first check, this error says so
             raise
 
     def _note_timeline(self, server: slot.ServerIdentity) -> None:
-        """What comes from now on is of this timeline: the next failover is compared with it."""
+        """Record the server's timeline: the next failover is compared with it."""
         progress = self._log.progress()
         stored = slot.SourceIdentity.of_mark(progress.marks[slot.MARK])
         if stored.timeline != server.timeline:
@@ -234,7 +234,7 @@ class CaptureLoop:
             self._log.append(Entry(LOG_SCHEMA.empty_table(), progress.end, {slot.MARK: mark}))
 
     def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
-        """Also tells a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
+        """Also distinguishes a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
         with brief(self._source) as connection:
             found = slot.find(connection, self._source.slot)
             if found is not None and found.active_pid and found.active_pid == self._sender:
@@ -244,7 +244,7 @@ class CaptureLoop:
 
 
 class _Attempts:
-    """How long to wait before the next connection, and how much silence to bear on it."""
+    """How long to wait before the next connection, and how long it may be silent."""
 
     def __init__(self, silence: float, clock: Clock) -> None:
         self._clock = clock
@@ -254,16 +254,16 @@ class _Attempts:
         self._busy_since: float | None = None
 
     def reset(self) -> None:
-        """The connection carries a stream: its next loss is a new one."""
+        """The connection streams: the next failure counts from zero."""
         self._failures, self._busy_since, self.silence = 0, None, self._least
 
     def delay(self, error: SourceError) -> float:
-        """Seconds until the next try. Raises SlotBusy again once another reader has held the slot for long."""
+        """Seconds until the next attempt. Raises SlotBusy if another process has used the slot for too long."""
         if isinstance(error, SlotBusy):
             self._busy_since = self._busy_since or self._clock.monotonic()
             if self._clock.monotonic() - self._busy_since > _BUSY_SECONDS:
                 raise error
         self._failures += 1
-        # A server that decodes a huge transaction in silence must not be asked to begin again for ever.
+        # A server that decodes a huge transaction sends nothing meanwhile: a fixed limit would reconnect for ever.
         self.silence = min(2 * self.silence, _LONGEST_SILENCE)
         return backoff.spread(backoff.delay(self._failures, _FIRST_DELAY, _LONGEST_DELAY))

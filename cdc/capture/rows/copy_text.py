@@ -1,12 +1,13 @@
-"""COPY's text format to columns, all rows at once: the snapshot's twin of the stream's tuples.
+"""COPY's text format parsed into columns, all rows at once: for snapshots what `tuples` is for the stream.
 
-Tabs and line ends are found over the whole chunk; `\\N` is NULL; a backslash is undone only where one stands.
-What comes out goes through the same images as the stream (`cdc.capture.rows.layout.images`), so both are byte-equal.
+Tabs and line ends are searched in the whole chunk; `\\N` is NULL; escapes are undone only if there are backslashes. The
+result goes through the same images as the stream (`cdc.capture.rows.layout.images`), so both are byte-equal.
 """
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Block, Octets, Places, Spans, require_room
+from cdc.arrays import Bools, Bytes, Ints
+from cdc.capture.rows.byte_spans import Block, Spans, require_room
 from cdc.errors import DecodeError
 
 _TAB, _LINE, _BACKSLASH = ord("\t"), ord("\n"), ord("\\")
@@ -15,9 +16,9 @@ _MEANING[np.frombuffer(b"bfnrtv", np.uint8)] = np.frombuffer(b"\b\f\n\r\t\v", np
 
 
 def parse(chunk: bytes | bytearray | memoryview, width: int) -> Block:
-    """Read whole lines of COPY TEXT with `width` columns. The trap: a chunk must end at a line's end.
+    """Parse complete lines of COPY TEXT with `width` columns. The trap: a chunk must end at the end of a line.
 
-    Raises DecodeError where the number of values does not fit, before anything is allocated by it.
+    Raises DecodeError if the number of values is wrong, before anything is allocated by it.
     """
     require_room(len(chunk), "One chunk of COPY")
     data = np.frombuffer(bytearray(chunk), np.uint8)
@@ -36,18 +37,16 @@ def parse(chunk: bytes | bytearray | memoryview, width: int) -> Block:
     return Block(data, columns, lines)
 
 
-_NOTHING: Places = np.zeros(0, np.int64)
+_NOTHING: Ints = np.zeros(0, np.int64)
 
 
-def _column(
-    data: Octets, start: Places, stop: Places, null: "np.ndarray[tuple[int], np.dtype[np.bool_]]", rows: slice
-) -> Spans:
+def _column(data: Bytes, start: Ints, stop: Ints, null: Bools, rows: slice) -> Spans:
     valid = ~null[rows]
     return Spans(data, start[rows], stop[rows], None if valid.all() else valid)
 
 
-def _unescaped(data: Octets, start: Places, stop: Places) -> tuple[Octets, Places, Places]:
-    """Undo backslashes over the whole chunk: the sign after one gets its meaning, the backslash goes, all moves up."""
+def _unescaped(data: Bytes, start: Ints, stop: Ints) -> tuple[Bytes, Ints, Ints]:
+    """Replace the escapes of the whole chunk; the rest of the data moves up."""
     marks = np.flatnonzero(data == _BACKSLASH)
     if len(marks) == 0:
         return data, start, stop

@@ -1,8 +1,8 @@
-"""JSON images of rows, assembled column-wise in one pass over the bytes: the forms are in docs/architecture.md.
+"""JSON images of rows, assembled column by column in one pass over the bytes; docs/architecture.md has the formats.
 
-An image is a row of pieces: literal, value, literal, value, …, literal. All pieces of all rows are entries of one
-Arrow array over one buffer, and a single `take` copies them together; every so many pieces are one row. Nothing is
-done per row in Python. Stream and snapshot both come here, so that their images are byte-equal.
+An image is a sequence of pieces: literal, value, literal, value, …, literal. All pieces of all rows are entries of one
+Arrow array over one buffer, and a single `take` copies them; every row has the same number of pieces. No Python code
+runs per row. Stream and snapshot both use this module, so their images are byte-equal.
 """
 
 import json
@@ -13,35 +13,36 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from cdc.arrays import Bools, Bytes, Ints
 from cdc.capture.rows.arrow_buffers import binary, bounds_of, octets_of, regrouped, take
-from cdc.capture.rows.byte_spans import Flags, Octets, Places, Spans, few, require_room
+from cdc.capture.rows.byte_spans import Spans, few, require_room
 from cdc.capture.rows.types.rendering import Rendered
 from cdc.errors import DecodeError
 
-_PLAIN, _QUOTED, _START = 0, 1, 2  # what stands before a literal: a bare value, a string to close, nothing yet
+_PLAIN, _QUOTED, _START = 0, 1, 2  # what precedes a literal: a bare value, a string to close, nothing yet
 _VALUE, _NULL, _ABSENT = 0, 1, 2  # what follows the literal
 _VARIANTS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One column of an image: its rendered values, and the rows in which it is left out."""
+    """One column of an image: its rendered values, and the rows that lack it."""
 
     rendered: Rendered
-    absent: Flags | None = None
+    absent: Bools | None = None
 
 
 @dataclass(frozen=True)
 class Template:
-    """The literal text of an image of these columns. Made once per table schema, used for every batch."""
+    """The literal text of an image of these columns. Made once per table schema."""
 
     names: tuple[str, ...]
     quoted: tuple[bool, ...]
 
-    def images(self, cells: Sequence[Cell], shared: Octets, count: int) -> "pa.StringArray":
-        """`count` images as JSON text; `shared` is the buffer that unconverted columns still lie in.
+    def images(self, cells: Sequence[Cell], shared: Bytes, count: int) -> "pa.StringArray":
+        """`count` images as JSON text; `shared` is the buffer of the columns that were not converted.
 
-        Raises DecodeError where a text is not UTF-8.
+        Raises DecodeError if a text is not UTF-8.
         """
         if not self.names:
             return pa.array(["{}"] * count, pa.string())
@@ -52,17 +53,17 @@ class Template:
         source, entries = _source(literals, columns, shared, count)
         empty = len(literals) - 1
         index = np.empty((count, 2 * len(cells) + 1), np.int32)
-        before: int | Places = _START
+        before: int | Ints = _START
         for at, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
             state = _state(cell, count)
             index[:, 2 * at] = _VARIANTS * at + 3 * before + state
             index[:, 2 * at + 1] = entry if isinstance(state, int) else np.where(state == _VALUE, entry, empty)
             before = self._after[at][before, state]
         index[:, -1] = _VARIANTS * len(cells) + before
-        return _cut(source, index)
+        return _join_pieces(source, index)
 
     def _one(self, cells: Sequence[Cell], row: int) -> bytes:
-        """One image, by hand."""
+        """One image without Arrow, for small batches."""
         members = []
         for label, cell in zip(self._labels, cells, strict=True):
             rendered = cell.rendered
@@ -76,7 +77,7 @@ class Template:
 
     @cached_property
     def _labels(self) -> list[tuple[bytes, bytes, bytes]]:
-        """Per column what stands before NULL, before a value and after a value."""
+        """Per column the text before NULL, before a value and after a value."""
         labels = [json.dumps(name, ensure_ascii=False).encode() + b":" for name in self.names]
         marks = [b'"' if quoted else b"" for quoted in self.quoted]
         return [(label, label + mark, mark) for label, mark in zip(labels, marks, strict=True)]
@@ -93,8 +94,8 @@ class Template:
         return Spans.pack([*literals, b"}", b'"}', b"}", b""])
 
     @cached_property
-    def _after(self) -> list[Places]:
-        """Per column: from (what stood before, what it was) to what stands before the next one."""
+    def _after(self) -> list[Ints]:
+        """Per column: from (what precedes it, what it is) to what precedes the next column."""
         tables = []
         for quoted in self.quoted:
             value = _QUOTED if quoted else _PLAIN
@@ -103,7 +104,7 @@ class Template:
         return tables
 
 
-def _state(cell: Cell, count: int) -> "int | Places":
+def _state(cell: Cell, count: int) -> "int | Ints":
     valid, absent = cell.rendered.valid, cell.absent
     if valid is None and absent is None:
         return _VALUE
@@ -116,12 +117,12 @@ def _state(cell: Cell, count: int) -> "int | Places":
 
 
 _PIECE = 100
-"""Bytes that are copied in the time that taking one piece costs."""
+"""Bytes that can be copied in the time that taking one piece costs."""
 
 
-def _compacted(columns: Sequence[Rendered], shared: Octets, count: int) -> tuple[Sequence[Rendered], Octets]:
-    """Move the columns together where they are a small part of the shared buffer, which would be copied as a whole:
-    a key, or one of many tables in a feed."""
+def _compacted(columns: Sequence[Rendered], shared: Bytes, count: int) -> tuple[Sequence[Rendered], Bytes]:
+    """Copy the columns into a smaller buffer if they are a small part of the shared one, which would be copied as a
+    whole: a key, or one of many tables in a feed."""
     mine = [column.spans for column in columns if column.spans.data is shared]
     used = sum(int((spans.stop - spans.start).sum()) for spans in mine)
     if not mine or used + _PIECE * len(mine) * count > len(shared):
@@ -135,20 +136,20 @@ def _compacted(columns: Sequence[Rendered], shared: Octets, count: int) -> tuple
 
 
 def _source(
-    literals: Spans, columns: Sequence[Rendered], shared: Octets, count: int
-) -> "tuple[pa.BinaryArray, list[Places]]":
-    """One array that holds every piece, and each column's entry per row.
+    literals: Spans, columns: Sequence[Rendered], shared: Bytes, count: int
+) -> "tuple[pa.BinaryArray, list[Ints]]":
+    """One array of all pieces, and each column's entry per row.
 
     Order: literals, then the columns of the shared buffer row by row (every other entry is the gap between two
-    values), then columns with a buffer of their own. So offsets ascend, as Arrow wants them, and no value is moved.
+    values), then columns with their own buffer. So offsets ascend, as Arrow requires, and no value is moved.
     """
     own = [column for column in columns if column.spans.data is not shared]
     buffers = [literals.data, *([shared] if len(own) < len(columns) else []), *(column.spans.data for column in own)]
     total = sum(map(len, buffers))
     require_room(total, "A batch of row images")
-    bounds: list[Places] = [literals.start, literals.stop[-1:]]
+    bounds: list[Ints] = [literals.start, literals.stop[-1:]]
     base, first = len(literals.data), len(literals) + 1
-    entries: dict[int, Places] = {}
+    entries: dict[int, Ints] = {}
     mine = [column for column in columns if column.spans.data is shared]
     if mine:
         bounds.append(_interleaved([column.spans for column in mine], base, count))
@@ -165,7 +166,7 @@ def _source(
     return array, [entries[id(column)] for column in columns]
 
 
-def _interleaved(columns: Sequence[Spans], base: int, count: int) -> Places:
+def _interleaved(columns: Sequence[Spans], base: int, count: int) -> Ints:
     pairs = np.empty((count, 2 * len(columns)), np.int64)
     for at, spans in enumerate(columns):
         pairs[:, 2 * at] = spans.start
@@ -174,8 +175,10 @@ def _interleaved(columns: Sequence[Spans], base: int, count: int) -> Places:
     return pairs.ravel()
 
 
-def _cut(source: "pa.BinaryArray", index: "np.ndarray[tuple[int, int], np.dtype[np.int32]]") -> "pa.StringArray":
-    """Take all pieces at once, then let every row of `index` be one text."""
+def _join_pieces(
+    source: "pa.BinaryArray", index: "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
+) -> "pa.StringArray":
+    """Take all pieces at once and join each row of `index` into one text."""
     try:
         return regrouped(take(source, index.ravel()), index.shape[1])
     except pa.ArrowInvalid:
@@ -194,5 +197,5 @@ def _not_utf8() -> DecodeError:
     return DecodeError(
         "A text value is not valid UTF-8, or the batch of images is larger than 2 GiB",
         0,
-        "Read the source with client_encoding UTF8; a database in SQL_ASCII must hold valid UTF-8.",
+        "Read the source with client_encoding UTF8; a database in SQL_ASCII must contain valid UTF-8.",
     )

@@ -1,11 +1,12 @@
-"""A table schema made ready for images: which columns go in, under which names, rendered how."""
+"""How rows of a table schema become images: which columns, under which names, with which renderer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc.capture.rows.byte_spans import Block, Flags
+from cdc.arrays import Bools
+from cdc.capture.rows.byte_spans import Block
 from cdc.capture.rows.images import Cell, Template
 from cdc.capture.rows.mask import NO_MASK, Masking
 from cdc.capture.rows.types import Renderer
@@ -14,7 +15,7 @@ from cdc.model import Column, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column that goes into images: its place among the source's columns, and its way into JSON."""
+    """One column of the images: its index among the source's columns, and its renderer."""
 
     index: int
     column: Column
@@ -23,21 +24,21 @@ class Field:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows of one schema become images. `schema` is the masked one: what the registry holds.
+    """How rows of one schema become images. `schema` is the masked one, as in the registry.
 
-    A table without any key column (replica identity nothing) has its whole row as key.
+    Without key columns (replica identity NOTHING) the whole row is the key.
     """
 
     schema: TableSchema
     width: int
-    """How many columns the source sends, dropped ones included."""
+    """The number of columns that the source sends, including those that the mask drops."""
     fields: tuple[Field, ...]
     keys: tuple[Field, ...]
     row: Template
     key: Template
 
-    def rows(self, block: Block, absent: Sequence[Flags | None] | None = None) -> "pa.StringArray":
-        """The row images of a block; where `absent`, a column is left out."""
+    def rows(self, block: Block, absent: Sequence[Bools | None] | None = None) -> "pa.StringArray":
+        """The row images of a block; a column is left out of the rows in which it is `absent`."""
         return _images(self.row, self.fields, block, absent)
 
     def key_images(self, block: Block) -> "pa.StringArray":
@@ -46,7 +47,7 @@ class RowLayout:
 
 
 def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> RowLayout:
-    """Apply the masking rules to a schema as the source has it. Raises ConfigError where they would lose its key."""
+    """Apply the masking rules to a schema of the source. Raises ConfigError if they would drop or mask its key."""
     masked = masking.columns(schema)
     fields = tuple(Field(index, column, renderer) for index, column, renderer in masked)
     keys = tuple(field for field in fields if field.column.key) or fields
@@ -57,7 +58,7 @@ def lay_out(schema: TableSchema, masking: Masking = NO_MASK) -> RowLayout:
 
 
 def recorded_as(layout: RowLayout, recorded: TableSchema) -> RowLayout:
-    """The layout under the schema that the registry keeps; a column that it does not know is left out of images."""
+    """The layout with the recorded schema; images leave out columns that this schema does not have."""
     known = {column.name for column in recorded.columns}
     fields = tuple(field for field in layout.fields if field.column.name in known)
     keys = tuple(field for field in fields if field.column.key) or fields
@@ -65,7 +66,7 @@ def recorded_as(layout: RowLayout, recorded: TableSchema) -> RowLayout:
 
 
 def images(layout: RowLayout, block: Block) -> "tuple[pa.StringArray, pa.StringArray]":
-    """(key, after) of whole rows: the snapshot's entrance, by the same code as the stream's."""
+    """(key, after) of complete rows, for snapshots: the same code as for the stream."""
     return layout.key_images(block), layout.rows(block)
 
 
@@ -74,7 +75,7 @@ def _template(fields: Sequence[Field]) -> Template:
 
 
 def _images(
-    template: Template, fields: Sequence[Field], block: Block, absent: Sequence[Flags | None] | None
+    template: Template, fields: Sequence[Field], block: Block, absent: Sequence[Bools | None] | None
 ) -> "pa.StringArray":
     cells = [
         Cell(field.renderer.render(block.columns[field.index]), None if absent is None else absent[field.index])

@@ -1,8 +1,8 @@
-"""What must not leave the source: columns dropped, hashed or masked before an image is built.
+"""Masking: columns are dropped, hashed or masked before an image is built.
 
-A rule replaces the column's renderer, so rows, old rows, keys and snapshots are treated alike and no image ever holds
-the value. A hash is keyed (HMAC-SHA256, hex, of the value's Postgres text), made once per distinct value of a batch;
-equal values stay equal, so that joins and keys go on working. NULL stays NULL.
+A rule replaces the column's renderer, so it applies to rows, old rows, keys and snapshots alike, and no image ever
+contains the value. A hash is keyed (HMAC-SHA256, hex, of the value's Postgres text) and computed once per distinct
+value of a batch; equal values stay equal, so joins and keys still work. NULL stays NULL.
 """
 
 import hmac
@@ -32,9 +32,9 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """The rules of a pipeline: per table, per column; `only` lists the columns to keep, key columns always being kept.
+    """The rules of a pipeline, by table and column. `only` lists the columns to keep; key columns are always kept.
 
-    `secret` keys the hash and is never shown.
+    `secret` is the key of the hash and is never shown.
     """
 
     rules: Mapping[TableId, Mapping[str, Rule]] = field(default_factory=dict)
@@ -47,21 +47,21 @@ class Masking:
             raise ConfigError(f"Columns of {', '.join(hashed)} are to be hashed without a key", "Set source.mask_key.")
 
     def columns(self, schema: TableSchema) -> Iterator[tuple[int, Column, Renderer]]:
-        """The columns that stay, as recorded, each with its place at the source and its renderer."""
+        """The columns that stay, as recorded, each with its index at the source and its renderer."""
         rules = self.rules.get(schema.table, {})
         only = self.only.get(schema.table)
         for index, column in enumerate(schema.columns):
             rule = rules.get(column.name)
             if column.key and rule in (Rule.DROP, Rule.MASK):
                 raise ConfigError(
-                    f"Column {column.name} of {schema.table} is part of its key: the rule `{rule}` would lose it",
+                    f"Column {column.name} of {schema.table} is part of its key: the rule `{rule}` would remove it",
                     "Use `hash`: equal keys stay equal.",
                 )
             if rule is Rule.DROP or (only is not None and column.name not in only and not column.key):
                 continue
-            yield index, *self._treated(column, rule)
+            yield index, *self._masked(column, rule)
 
-    def _treated(self, column: Column, rule: Rule | None) -> tuple[Column, Renderer]:
+    def _masked(self, column: Column, rule: Rule | None) -> tuple[Column, Renderer]:
         if rule is None:
             return column, renderer_of(column.type)
         text = replace(column, type=_TEXT, modifier=-1)

@@ -1,4 +1,4 @@
-"""What the source's catalog says of tables and types. Reads only; every name goes in as a parameter."""
+"""Tables and types as the source's catalog has them. Read only; every name is passed as a parameter."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _KINDS = {"r": "table", "p": "partitioned table", "v": "view", "m": "materialize
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """One table as the catalog has it. `columns` are those that Postgres publishes: not the generated ones."""
+    """One table in the catalog. `columns` are those that Postgres publishes: without the generated ones."""
 
     oid: int
     table: TableId
@@ -32,30 +32,30 @@ class TableFacts:
     row_security: bool
     readable: bool
     server: int
-    """The server's version, since what it can publish depends on it."""
+    """The server's version: what it can publish depends on it."""
     has_children: bool = False
-    """Whether other tables inherit from it. Partitions do not count."""
+    """Whether other tables inherit from it, partitions excluded."""
     leaf_of: TableId | None = None
 
     @property
     def kind_name(self) -> str:
-        """For messages."""
+        """The kind of relation, for messages."""
         prefix = {"u": "unlogged ", "t": "temporary "}.get(self.persistence, "")
         return prefix + _KINDS.get(self.kind, "relation")
 
     @property
     def publishable(self) -> bool:
-        """Whether Postgres can publish it at all."""
+        """Whether Postgres can publish it."""
         return self.kind in "rp" and self.persistence == "p"
 
     @property
     def identity_columns(self) -> tuple[str, ...]:
-        """See `keys.identity_columns`: empty where UPDATE and DELETE could not be published."""
+        """See `keys.identity_columns`; empty: UPDATE and DELETE cannot be published."""
         return keys.identity_columns(self.identity, self.indexes, self.columns)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """See `keys.key`: empty where the whole row is the key."""
+        """See `keys.key`; empty: the whole row is the key."""
         return keys.key(self.identity, self.indexes, self.columns)
 
 
@@ -102,14 +102,14 @@ select f.oid, f.nspname, f.relname, c.relkind::text, c.relpersistence::text, c.r
 
 
 def tables(connection: Connection, names: Iterable[TableId], *, leaves: bool = True) -> list[TableFacts]:
-    """The named tables that exist, and every leaf partition below them. A name that is missing is simply not there."""
+    """The named tables that exist, and their leaf partitions. Names that do not exist are left out."""
     wanted = list(names)
     given = {"schemas": [name.schema for name in wanted], "names": [name.name for name in wanted]}
     return _found(connection, _FACTS.format(wanted=_NAMED, leaves=_LEAVES if leaves else ""), given)
 
 
 def table(connection: Connection, oid: int) -> TableFacts | None:
-    """A table by its oid; None where it was dropped."""
+    """A table by its oid; None: it was dropped."""
     return next(iter(_found(connection, _FACTS.format(wanted=_NUMBERED, leaves=""), {"oid": oid})), None)
 
 
@@ -159,7 +159,7 @@ _TYPE_KINDS = {
 
 
 def types(connection: Connection, oids: Iterable[int]) -> dict[int, PgType]:
-    """Types by oid, arrays and domains with what they are made of. Unknown oids are left out."""
+    """Types by oid, arrays with their element type and domains with their base type. Unknown oids are left out."""
     with explained("Reading the catalog"):
         rows = {row[0]: row for row in connection.execute(_TYPES, {"oids": sorted(set(oids))}).fetchall()}
     return {oid: _built(oid, rows) for oid in rows}
@@ -181,7 +181,7 @@ select a.attname::text, a.atttypid, a.atttypmod from pg_catalog.pg_attribute a
 
 
 def schema(connection: Connection, facts: TableFacts) -> TableSchema:
-    """A table's schema as the stream will tell it: no generated columns; without a key the whole row is one."""
+    """A table's schema as the stream sends it: no generated columns; without a key the whole row is the key."""
     with explained("Reading the catalog"):
         rows = connection.execute(_COLUMNS, (facts.oid,)).fetchall()
     known = types(connection, (row[1] for row in rows))
@@ -203,7 +203,7 @@ select n.nspname::text, c.relname::text, an.nspname::text, ac.relname::text
 
 
 def ancestors(connection: Connection, names: Iterable[TableId]) -> dict[TableId, list[TableId]]:
-    """The partitioned tables above those of these tables that are partitions, the root last."""
+    """The partitioned tables above each of these tables that is a partition, the root last."""
     wanted = list(names)
     keys = {"schemas": [name.schema for name in wanted], "names": [name.name for name in wanted]}
     found: dict[TableId, list[TableId]] = {}
@@ -214,5 +214,5 @@ def ancestors(connection: Connection, names: Iterable[TableId]) -> dict[TableId,
 
 
 def relation(table: TableId) -> sql.Identifier:
-    """The table in a composed statement."""
+    """The table's quoted name in a composed statement."""
     return sql.Identifier(table.schema, table.name)

@@ -1,6 +1,6 @@
-"""Preflight: everything that could go wrong with the source, found before anything is made or read.
+"""Preflight checks of the source, before anything is created or read.
 
-Each finding says what was looked at, whether it is well, and what to run if not. Nothing is changed.
+Each finding has the object that was checked, the verdict, and the command to run if it is not OK. Nothing is changed.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ import psycopg
 
 from cdc.capture.source import catalog, publication, replica_identity, slot
 from cdc.capture.source.catalog import TableFacts, relation
-from cdc.capture.source.connect import connect, explained, place, stays_here
+from cdc.capture.source.connect import address, connect, explained, is_local
 from cdc.capture.source.keys import FULL
 from cdc.config.settings import SourceSettings
 from cdc.errors import SourceError
@@ -22,7 +22,7 @@ from cdc.errors import SourceError
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 OLDEST_SERVER = 140_000
-"""13 sends no logical messages, which backfills need, and streams no open transactions."""
+"""Version 13 sends no logical messages, which backfills need, and does not stream open transactions."""
 
 
 class Verdict(StrEnum):
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     verdict: Verdict
@@ -45,16 +45,16 @@ class Finding:
 
 
 def examine(source: SourceSettings) -> list[Finding]:
-    """Look at the source with the pipeline's own connection. A source that cannot be reached is a finding."""
+    """Check the source with the pipeline's own role. An unreachable source is a finding too."""
     found = list(_installation())
     try:
         with connect(source, "millrace doctor") as connection:
-            found.append(_ok("connection", place(source), f"reached as {source.user}"))
+            found.append(_ok("connection", address(source), f"reached as {source.user}"))
             for check in _CHECKS:
                 found += check(connection, source)
         found += _replication(source)
     except SourceError as error:
-        found.append(_fail("connection", place(source), error.message, error.remedy))
+        found.append(_fail("connection", address(source), error.message, error.remedy))
     return found
 
 
@@ -77,16 +77,16 @@ def _row(connection: Connection, query: str, *values: object) -> tuple[Any, ...]
 
 
 def _installation() -> Iterator[Finding]:
-    """`sinks` and `snapshots` are names that a foreign package may have as well."""
+    """Other packages may be named `sinks` or `snapshots` too."""
     home = Path(__file__).parents[3]
     for name in ("cdc", "sinks", "snapshots", "views"):
         spec = importlib.util.find_spec(name)
         found = Path(spec.origin).parents[1] if spec is not None and spec.origin else None
         if found == home:
-            yield _ok("installation", name, "our own package")
+            yield _ok("installation", name, "belongs to Millrace")
         else:
-            message = f"the package {name} that Python finds lies under {found}, not under {home}"
-            yield _fail("installation", name, message, "Install Millrace into an environment of its own.")
+            message = f"Python imports the package {name} from {found}, not from {home}"
+            yield _fail("installation", name, message, "Install Millrace into a separate environment.")
 
 
 def _server(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _server(connection: Connection, source: SourceSettings) -> Iterator[Finding]
             if table.columns or table.where:
                 message = f"column lists and row filters need PostgreSQL 15, this is {shown}"
                 yield _fail("version", str(table.name), message, "Use `mask: {column: drop}` instead, or upgrade.")
-    if not connection.pgconn.ssl_in_use and not stays_here(source.host):
+    if not connection.pgconn.ssl_in_use and not is_local(source.host):
         yield _warn("encryption", "connection", "the connection is not encrypted", "Set source.sslmode: verify-full.")
 
 
@@ -113,14 +113,14 @@ def _wal(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
         remedy = "Run: ALTER SYSTEM SET wal_level = 'logical', then restart the server."
         yield _fail("wal_level", "server", f"wal_level is {level}; logical replication needs logical", remedy)
     if _row(connection, "select pg_is_in_recovery()")[0]:
-        message = "this is a standby: the publication, backfills and verify need a server that can be written to"
+        message = "this is a standby: the publication, backfills and verify need a writable server"
         yield _fail("recovery", "server", message, "Point source.host at the primary.")
     kept = _row(connection, "select current_setting('max_slot_wal_keep_size')")[0]
     if kept == "-1":
-        message = "max_slot_wal_keep_size is unlimited: a reader that stays away fills the server's disk"
-        yield _warn("wal_keep", "server", message, "Set a limit that your disk can bear, and an alert well below it.")
+        message = "max_slot_wal_keep_size is unlimited: while capture is down, WAL fills the server's disk"
+        yield _warn("wal_keep", "server", message, "Set a limit below the free disk space, and an alert well below it.")
     else:
-        yield _ok("wal_keep", "server", f"slots may hold {kept} of WAL")
+        yield _ok("wal_keep", "server", f"slots may retain {kept} of WAL")
 
 
 _CAPACITY = """
@@ -133,15 +133,15 @@ def _capacity(connection: Connection, source: SourceSettings) -> Iterator[Findin
     slots, used_slots, senders, used_senders = _row(connection, _CAPACITY)
     existing = slot.find(connection, source.slot)
     if existing is None and used_slots >= slots:
-        remedy = "Raise max_replication_slots (needs a restart), or drop a slot that nobody reads."
-        yield _fail("slots", "server", f"all {slots} replication slots are taken (max_replication_slots)", remedy)
+        remedy = "Raise max_replication_slots (needs a restart), or drop an unused slot."
+        yield _fail("slots", "server", f"all {slots} replication slots are in use (max_replication_slots)", remedy)
     else:
-        yield _ok("slots", "server", f"{used_slots} of {slots} replication slots taken")
+        yield _ok("slots", "server", f"{used_slots} of {slots} replication slots in use")
     if used_senders >= senders and not (existing and existing.active_pid):
-        remedy = "Raise max_wal_senders (needs a restart), or stop a reader."
-        yield _fail("senders", "server", f"all {senders} walsenders are taken (max_wal_senders)", remedy)
+        remedy = "Raise max_wal_senders (needs a restart), or stop another replication client."
+        yield _fail("senders", "server", f"all {senders} walsenders are in use (max_wal_senders)", remedy)
     else:
-        yield _ok("senders", "server", f"{used_senders} of {senders} walsenders taken")
+        yield _ok("senders", "server", f"{used_senders} of {senders} walsenders in use")
 
 
 _ROLE = """
@@ -155,7 +155,7 @@ def _role(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
     quoted = psycopg.sql.Identifier(source.user).as_string(None)
     if superuser:
         remedy = "Use a role with LOGIN REPLICATION and SELECT on the tables; see deploy/postgres."
-        yield _warn("role", source.user, "is a superuser: more than capture needs", remedy)
+        yield _warn("role", source.user, "is a superuser, which capture does not need", remedy)
     elif replication or _grants_replication(connection):
         yield _ok("role", source.user, "may replicate")
     else:
@@ -163,7 +163,7 @@ def _role(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
 
 
 def _grants_replication(connection: Connection) -> bool:
-    """Managed services hide the attribute behind a role of their own."""
+    """Managed services grant REPLICATION through a role."""
     query = (
         "select exists (select from pg_catalog.pg_roles r where r.rolname = 'rds_replication'"
         " and pg_has_role(current_user, r.oid, 'member'))"
@@ -173,16 +173,16 @@ def _grants_replication(connection: Connection) -> bool:
 
 def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
     if not source.tables:
-        yield _fail("tables", "pipeline", "no table is configured", "List some under source.tables.")
+        yield _fail("tables", "pipeline", "no table is configured", "List tables under source.tables.")
     facts = catalog.tables(connection, (table.name for table in source.tables))
     bypass = any(_row(connection, _ROLE)[index] for index in (0, 2))
     settings = {table.name: table for table in source.tables}
     for missing in settings.keys() - {fact.table for fact in facts}:
-        yield _fail("tables", str(missing), "does not exist", "Create it, or take it out of source.tables.")
+        yield _fail("tables", str(missing), "does not exist", "Create it, or remove it from source.tables.")
     for table, above in catalog.ancestors(connection, settings).items():
         for root in [name for name in above if name in settings][-1:]:
-            held = replica_identity.partition_of(table, root, source)
-            yield _fail("partitions", str(table), held.message, held.remedy)
+            reason = replica_identity.partition_of(table, root, source)
+            yield _fail("partitions", str(table), reason.message, reason.remedy)
     unfit = {fact.oid: (message, remedy) for fact, message, remedy in replica_identity.unfit_tables(facts, source)}
     for fact in facts:
         about = str(fact.table)
@@ -193,7 +193,7 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
         yield from _access(fact, source, bypass)
         if fact.kind == "p":
             message = "ATTACH, DETACH, DROP and TRUNCATE of a single partition are not published"
-            yield _warn("partitions", about, message, "They are noticed while capture runs; see source.partitions.")
+            yield _warn("partitions", about, message, "Capture detects them; see source.partitions.")
         if fact.has_children:
             message = "other tables inherit from it: only its own rows are captured"
             yield _warn("inheritance", about, message, "List the tables that inherit from it under source.tables too.")
@@ -201,7 +201,7 @@ def _tables(connection: Connection, source: SourceSettings) -> Iterator[Finding]
 
 def _identity(fact: TableFacts) -> Finding:
     if fact.identity == FULL and not fact.key:
-        message = "has identity FULL and no primary key: its whole row is its key, equal rows are one"
+        message = "has identity FULL and no primary key: the whole row is its key, and equal rows become one"
         return _warn("identity", str(fact.table), message, f"Run: {replica_identity.statement(fact, False)}")
     return _ok("identity", str(fact.table), f"identified by {', '.join(fact.key)}")
 
@@ -209,7 +209,7 @@ def _identity(fact: TableFacts) -> Finding:
 def _access(fact: TableFacts, source: SourceSettings, bypass: bool) -> Iterator[Finding]:
     name = relation(fact.table).as_string(None)
     role = psycopg.sql.Identifier(source.user).as_string(None)
-    # A leaf is read through its root, whose privileges count.
+    # A leaf is read through its root, with the root's privileges.
     if not fact.readable and fact.leaf_of is None:
         yield _fail(
             "select", str(fact.table), f"role {source.user} may not read it", f"Run: GRANT SELECT ON {name} TO {role}"
@@ -222,45 +222,45 @@ def _access(fact: TableFacts, source: SourceSettings, bypass: bool) -> Iterator[
 def _publication(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
     found = publication.read(connection, source.publication)
     if found is None:
-        yield _ok("publication", source.publication, "does not exist yet; it is made at the start")
+        yield _ok("publication", source.publication, "does not exist yet; `millrace run` creates it")
         if not _row(connection, _ROLE)[3]:
             role = psycopg.sql.Identifier(source.user).as_string(None)
             remedy = f"Create it as the tables' owner: {publication.statement(source).as_string(None)}"
             yield _fail("publication", source.publication, f"role {role} may not create it", remedy)
         return
-    said = publication.differences(found, source)
-    for difference in said:
-        remedy = "Correct the publication or the pipeline; a changed publication needs: millrace resync"
+    differences = publication.differences(found, source)
+    for difference in differences:
+        remedy = "Correct the publication or the pipeline file; a changed publication needs: millrace resync"
         yield _fail("publication", source.publication, difference, remedy)
     if found.all_tables:
-        remedy = "Use an explicit list: the server sends changes of every table otherwise, and capture drops them."
+        remedy = "Publish a list of tables: otherwise the server sends the changes of all tables to capture."
         yield _warn("publication", source.publication, "publishes all tables", remedy)
-    if not said:
+    if not differences:
         yield _ok("publication", source.publication, f"publishes {len(found.tables)} tables as configured")
 
 
 def _slot(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
     found = slot.find(connection, source.slot)
     if found is None:
-        yield _ok("slot", source.slot, "does not exist yet; it is made at the start")
+        yield _ok("slot", source.slot, "does not exist yet; `millrace run` creates it")
         return
     if found.plugin != "pgoutput":
         yield _fail("slot", found.name, f"uses plugin {found.plugin or 'none'}", "Configure another source.slot.")
     elif found.database != source.database:
         yield _fail("slot", found.name, f"belongs to database {found.database}", "Configure another source.slot.")
     elif found.wal_status == "lost":
-        yield _fail("slot", found.name, "was invalidated: the WAL it needs is gone", "Run: millrace resync")
+        yield _fail("slot", found.name, "was invalidated: the WAL it needs was removed", "Run: millrace resync")
     elif found.wal_status == "unreserved":
-        remedy = "Let the reader catch up at once, or raise max_slot_wal_keep_size."
+        remedy = "Run capture now so that it catches up, or raise max_slot_wal_keep_size."
         yield _warn("slot", found.name, "is about to be invalidated", remedy)
     else:
-        yield _ok("slot", found.name, f"is {found.wal_status} and holds {found.retained_bytes:,} bytes of WAL")
+        yield _ok("slot", found.name, f"is {found.wal_status} and retains {found.retained_bytes:,} bytes of WAL")
 
 
 def _replication(source: SourceSettings) -> Iterator[Finding]:
     with connect(source, "millrace doctor", replication=True) as replication:
         server = slot.identify(replication)
-    yield _ok("replication", place(source), f"system {server.system_id}, timeline {server.timeline}")
+    yield _ok("replication", address(source), f"system {server.system_id}, timeline {server.timeline}")
 
 
 _CHECKS: tuple[Callable[[Connection, SourceSettings], Iterator[Finding]], ...] = (

@@ -1,8 +1,8 @@
-"""The keys that the stores' rows lie under, kept as a mark in the log.
+"""The keys that rows are stored under, kept as a mark in the log.
 
-A store cannot find a row under a key that was replaced (`drop constraint …, add primary key …`), and the stream says
-only what the key is from then on; under identity FULL not even that. So what the catalog says is compared with the
-mark, at every start and while capture runs, and a table whose key was replaced begins again.
+A store cannot find a row under a key that was replaced (`drop constraint …, add primary key …`), and the stream has
+only the new key; under identity FULL not even that. So the keys in the catalog are compared with the mark, at every
+start and while capture runs, and a table whose key was replaced begins again.
 """
 
 import json
@@ -17,11 +17,11 @@ from cdc.ports import LogWriter
 
 MARK = "keys"
 Keys = Mapping[str, Sequence[str]]
-"""Table's name to the names of its key columns, sorted. A table without an identity is not there."""
+"""Names of the key columns by table name, sorted. Tables without a replica identity are left out."""
 
 
 def current(connection: Connection, tables: Iterable[TableSettings]) -> Keys:
-    """The keys as the catalog has them."""
+    """The keys in the catalog."""
     settings = {table.name: table for table in tables}
     facts = catalog.tables(connection, settings, leaves=False)
     return {
@@ -36,25 +36,25 @@ def _whole_row(fact: TableFacts, table: TableSettings) -> list[str]:
     return [name for name in fact.columns if name in kept and table.mask.get(name) != "drop"]
 
 
-def marked(log: LogWriter) -> Keys:
-    """The keys that the log's rows were written with, as its mark says."""
+def recorded(log: LogWriter) -> Keys:
+    """The keys that the log's rows were written with, according to its mark."""
     found: Keys = json.loads(log.progress().marks.get(MARK, "{}"))
     return found
 
 
-def noted(log: LogWriter) -> Keys:
-    """The same also for tables that a log from before the mark knows only by their schemas. Reads the registry."""
-    recorded = {str(schema.table): sorted(column.name for column in schema.key) for schema in log.schemas.newest()}
-    return {**{table: key for table, key in recorded.items() if key}, **marked(log)}
+def recorded_or_in_schemas(log: LogWriter) -> Keys:
+    """The same; for tables without the mark (older logs) the keys of their schemas. Reads the registry."""
+    known = {str(schema.table): sorted(column.name for column in schema.key) for schema in log.schemas.newest()}
+    return {**{table: key for table, key in known.items() if key}, **recorded(log)}
 
 
 def replaced(now: Keys, before: Keys) -> list[TableId]:
-    """The tables whose rows lie under another key than they have now."""
+    """The tables whose rows are stored under another key than their current one."""
     return [TableId.parse(table) for table in sorted(now) if list(before.get(table, now[table])) != list(now[table])]
 
 
 def mark(now: Keys, before: Keys, tables: Iterable[TableSettings]) -> str:
-    """As the log keeps it: of a table that has no identity now, what it had."""
+    """The text of the mark; a table without an identity now keeps its former key."""
     names = sorted(str(table.name) for table in tables)
     known = {name: now.get(name, before.get(name)) for name in names if name in now or name in before}
     return json.dumps(known, ensure_ascii=False, separators=(",", ":"))

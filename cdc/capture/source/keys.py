@@ -1,8 +1,8 @@
-"""What a table's key is: the one place that decides it, for stream, snapshot, backfill, verify and every sink. Pure.
+"""What a table's key is, for stream, snapshot, backfill, verify and every sink. Pure.
 
-The key is what the stream marks as identifying a row (the key flags of a RELATION message): the columns of the replica
-identity's index. Under identity FULL the stream marks every column, so there the primary key is the key, and the whole
-row where there is none. Everybody else takes the key from the schema that is recorded with it.
+The key is the set of columns with the key flag in a RELATION message: those of the replica identity's index. Under
+identity FULL every column has the flag, so the key is the primary key, or the whole row without one. All other modules
+take the key from the recorded schema.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ FULL = "f"
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """A valid unique index over columns and all rows. `columns` are in its order, without those it only INCLUDEs."""
+    """A valid unique index over columns and all rows. `columns` are in its order, without INCLUDE columns."""
 
     name: str
     columns: tuple[str, ...]
@@ -22,19 +22,19 @@ class UniqueIndex:
     identity: bool
     """Whether REPLICA IDENTITY USING INDEX names it."""
     immediate: bool
-    """False for a deferrable constraint: two rows may share a key for a while, so to Postgres it is no identity."""
+    """False for a deferrable constraint: two rows may briefly share a key, so Postgres rejects it as an identity."""
     not_null: bool
 
 
 def primary_key(indexes: Sequence[UniqueIndex]) -> tuple[str, ...]:
-    """The primary key's columns, deferrable or not; empty: there is none."""
+    """The primary key's columns, deferrable or not; empty: the table has none."""
     return next((index.columns for index in indexes if index.primary), ())
 
 
 def identity_columns(identity: str, indexes: Sequence[UniqueIndex], columns: Sequence[str]) -> tuple[str, ...]:
-    """What Postgres sends of an old row, which a column list or row filter must cover.
+    """The columns of an old row that Postgres sends; a column list or row filter must cover them.
 
-    Empty: nothing, and once the table is published its UPDATE and DELETE fail.
+    Empty: none, and once the table is published its UPDATE and DELETE fail.
     """
     if identity == FULL:
         return tuple(columns)
@@ -45,7 +45,7 @@ def identity_columns(identity: str, indexes: Sequence[UniqueIndex], columns: Seq
 def key(identity: str, indexes: Sequence[UniqueIndex], columns: Collection[str]) -> tuple[str, ...]:
     """The key's columns in the order of its index; empty: the whole row is the key. `columns` are the published ones.
 
-    A key that is not published whole tells nothing apart: then the whole row does.
+    A key of which not every column is published does not identify a row: then the whole row is the key.
     """
     if identity != FULL:
         return identity_columns(identity, indexes, ())

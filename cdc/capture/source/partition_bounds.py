@@ -1,7 +1,7 @@
-"""What the catalog says of a leaf partition's bounds, as a range of keys; or why it cannot be one.
+"""The bounds of a leaf partition as a range of keys, or why they are none.
 
-The bounds of all levels above a leaf together say which rows it holds, for RANGE and LIST partitions. Rows of a HASH
-partition are told apart by a function of the server, and those of a DEFAULT partition by what its siblings are not.
+For RANGE and LIST partitions, the bounds of all levels above a leaf determine its rows. For a HASH partition a function
+of the server does, and a DEFAULT partition has the rows that no sibling takes.
 """
 
 import re
@@ -36,14 +36,14 @@ _SEPARATED = re.compile(r"\) TO \(")
 
 
 def read(connection: Connection, leaves: Sequence[int]) -> Mapping[int, str]:
-    """By oid: the text of the leaf's range, or a sentence that says why it has none. Levels count from the topmost."""
+    """By oid: the text of the leaf's range, or the reason why it has none. Levels start at the root."""
     with explained("Reading the partitions' bounds"):
         rows = connection.execute(_BOUNDS, [list(leaves)]).fetchall()
     return {oid: bounds_of(levels or ()) for oid, levels in rows}
 
 
 def bounds_of(levels: Sequence[Sequence[Any]]) -> str:
-    """From the catalog's description of each level: strategy, bound, and columns with their types. Pure."""
+    """From the catalog's description of each level (strategy, bound, columns with their types). Pure."""
     try:
         return KeyRange(tuple(_level(*level) for level in levels)).text()
     except ValueError as error:
@@ -51,16 +51,16 @@ def bounds_of(levels: Sequence[Sequence[Any]]) -> str:
 
 
 def unfit(bounds: str, schema: TableSchema) -> str:
-    """Why these bounds do not say which rows of the log are within; empty if they do."""
+    """Why these bounds do not determine which rows of the log they contain; empty: they do."""
     if not bounds.startswith("["):
-        return bounds or "its bounds were not known before it went"
+        return bounds or "its bounds were not known before it was removed"
     key = {column.name: column.type for column in schema.key or schema.columns}
     for level in KeyRange.parse(bounds).levels:
         for name, kind in zip(level.columns, level.kinds, strict=True):
             if name not in key:
-                return f"column {name} is not part of the key by which rows are told apart"
+                return f"column {name} is not part of the key"
             if LISTED.get(key[name].name, "word" if key[name].kind is TypeKind.ENUM else "") != kind:
-                return f"column {name} is masked, or has another type than its partitions"
+                return f"column {name} is masked, or its type differs from that of its partitions"
     if any(type_.name in ("json", "jsonb", "_json", "_jsonb") for type_ in key.values()):
         return "the key has a column of JSON"
     return ""
@@ -68,9 +68,9 @@ def unfit(bounds: str, schema: TableSchema) -> str:
 
 def _level(strategy: str, bound: str, columns: Sequence[Sequence[Any]]) -> Level:
     if bound == "DEFAULT":
-        raise ValueError("it is a DEFAULT partition, whose rows no bounds tell")
+        raise ValueError("it is a DEFAULT partition, which has no bounds")
     if strategy == "h":
-        raise ValueError("it is a HASH partition, whose rows no bounds tell")
+        raise ValueError("it is a HASH partition, which has no bounds")
     names = tuple(str(name) for name, *_ in columns)
     kinds = tuple(_kind(strategy, *column) for column in columns)
     types = [str(column[1]) for column in columns]
@@ -79,7 +79,7 @@ def _level(strategy: str, bound: str, columns: Sequence[Sequence[Any]]) -> Level
         return Level(names, kinds, listed=listed)
     if strategy == "r" and (found := _IN_RANGE.fullmatch(bound)) and len(_SEPARATED.findall(bound)) == 1:
         return Level(names, kinds, _ends(found[1], types), _ends(found[2], types))
-    raise ValueError("its bounds were not understood")
+    raise ValueError("its bounds could not be parsed")
 
 
 def _kind(strategy: str, name: str | None, type_: str | None, made: str | None, plain: bool) -> Kind:
@@ -87,7 +87,7 @@ def _kind(strategy: str, name: str | None, type_: str | None, made: str | None, 
         raise ValueError("its table is partitioned by an expression")
     kind = (LISTED if strategy == "l" else KINDS).get(type_, "word" if made == "e" and strategy == "l" else None)
     if kind is None or not plain:
-        raise ValueError(f"values of column {name} ({type_}) are compared in a way that the stores do not know")
+        raise ValueError(f"the stores cannot compare values of column {name} ({type_}) as the server does")
     return kind
 
 
@@ -95,24 +95,24 @@ def _ends(listed: str, types: Sequence[str]) -> tuple[Bound, ...]:
     edges = {"MINVALUE": MINVALUE, "MAXVALUE": MAXVALUE}
     raw = list(values(listed))
     if len(raw) != len(types) or None in raw:
-        raise ValueError("its bounds were not understood")
+        raise ValueError("its bounds could not be parsed")
     return tuple(edges.get(one or "") or _text(one or "", type_) for one, type_ in zip(raw, types, strict=True))
 
 
 def _text(raw: str, type_: str) -> str:
-    """A bound as the log would write the value. The session's settings are those of every session of ours."""
+    """A bound in the format of the log. It was read with the session settings that the stream uses too."""
     if type_ == "timestamptz" and not raw.endswith("+00"):
         raise ValueError("its bounds are not in UTC")
     return time_text(raw) if KINDS.get(type_) == "time" else raw
 
 
 def values(listed: str) -> Iterator[str | None]:
-    """The values of a list as Postgres prints it, without quotes; None for NULL. Raises ValueError."""
+    """The values of a list in Postgres's notation, without quotes; None for NULL. Raises ValueError."""
     at = 0
     while at < len(listed):
         found = _VALUE.match(listed, at)
         if found is None:
-            raise ValueError("its bounds were not understood")
+            raise ValueError("its bounds could not be parsed")
         escaped, quoted, bare = found.groups()
         if quoted is not None:
             text = quoted.replace("''", "'")

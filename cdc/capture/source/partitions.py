@@ -1,7 +1,7 @@
-"""What happens to single partitions without being published: attached, detached, dropped, truncated.
+"""Detects what Postgres does not publish of single partitions: ATTACH, DETACH, DROP, TRUNCATE.
 
-Through the root Postgres sends the changes of rows and nothing else. A partition that comes with rows, or goes with
-them, is noticed here from the side and said by name; the policy of its table decides what follows. Capture goes on.
+Through the root Postgres publishes only row changes. Partitions that were attached with rows, or removed with them, are
+found in the catalog and reported by name; the table's partition policy decides what follows. Capture continues.
 See docs/adr/0016-partition-lifecycle.md.
 """
 
@@ -44,11 +44,11 @@ select n.nspname::text, r.relname::text, ln.nspname::text, l.relname::text, l.oi
 
 @dataclass(frozen=True, slots=True)
 class LeafPartition:
-    """A partition with rows. `file` changes when it is truncated or rewritten; `born` says that it was made as a
-    partition, so that no row can have been in it before (its type and its place in the tree are of one transaction).
+    """A leaf partition. `file` changes when it is truncated or rewritten. `born`: it was created as a partition, so it
+    had no rows before (the same transaction created its type and attached it).
 
-    `joined` are the transactions that put it and what is above it into the tree: others, if it was attached again.
-    `bounds` is the text of its range, or why it has none: after a DROP nobody can be asked.
+    `joined` are the transactions that attached it and its ancestors: different ones if it was attached again. `bounds`
+    is the text of its range, or why it has none: after a DROP the catalog no longer has it.
     """
 
     name: str
@@ -59,11 +59,11 @@ class LeafPartition:
 
 
 Leaves = Mapping[str, Mapping[int, LeafPartition]]
-"""Root's name to its leaves by oid."""
+"""The leaves by root name and oid."""
 
 
 class PartitionChange(StrEnum):
-    """What became of a partition."""
+    """What happened to a partition."""
 
     REMOVED = "was detached from {root} or dropped"
     ATTACHED = "was attached to {root}"
@@ -73,16 +73,16 @@ class PartitionChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionEvent:
-    """One partition and what became of it. `before` and `now` are the leaf as it was and is; None: not there."""
+    """One partition and what happened to it. `before` and `now` are the leaf before and after; None: not there."""
 
     root: str
-    happening: PartitionChange
+    change: PartitionChange
     before: LeafPartition | None
     now: LeafPartition | None
 
     @property
     def leaf(self) -> LeafPartition:
-        """The newest that is known of it."""
+        """The newest known state of it."""
         found = self.now or self.before
         assert found is not None
         return found
@@ -90,12 +90,12 @@ class PartitionEvent:
     @property
     def subject(self) -> str:
         """The beginning of a sentence."""
-        return f"Partition {self.leaf.name} {self.happening.format(root=self.root)}"
+        return f"Partition {self.leaf.name} {self.change.format(root=self.root)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What no change in the log will ever say."""
+    """A message about changes that the stream does not contain."""
 
     message: str
     remedy: str
@@ -106,7 +106,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRefill:
-    """Rows of a table to be read again, and ranges of which everything else is to go."""
+    """Rows of a table to read again, and key ranges whose other rows are to be removed."""
 
     table: TableId
     conditions: tuple[str, ...]
@@ -114,7 +114,7 @@ class PartitionRefill:
 
 
 def read(connection: Connection, tables: Sequence[TableId]) -> Leaves:
-    """The leaves of those of these tables that are partitioned, as the catalog has them; without their bounds."""
+    """The leaves, without bounds, of those tables that are partitioned, from the catalog."""
     keys = {"schemas": [table.schema for table in tables], "names": [table.name for table in tables]}
     with explained("Reading the partitions"):
         rows = connection.execute(_LEAVES, keys).fetchall()
@@ -126,14 +126,14 @@ def read(connection: Connection, tables: Sequence[TableId]) -> Leaves:
     return found
 
 
-def bounded(connection: Connection, now: Leaves, before: Leaves) -> Leaves:
-    """The same leaves with their bounds: those of before, and for what is new those that the catalog has."""
+def with_bounds(connection: Connection, now: Leaves, before: Leaves) -> Leaves:
+    """The leaves with their bounds: known ones from `before`, those of new leaves from the catalog."""
     known = {(oid, leaf.joined): leaf.bounds for leaves in before.values() for oid, leaf in leaves.items()}
-    asked = [oid for leaves in now.values() for oid, leaf in leaves.items() if not known.get((oid, leaf.joined))]
-    told = partition_bounds.read(connection, asked) if asked else {}
+    unknown = [oid for leaves in now.values() for oid, leaf in leaves.items() if not known.get((oid, leaf.joined))]
+    found = partition_bounds.read(connection, unknown) if unknown else {}
     return {
         root: {
-            oid: replace(leaf, bounds=known.get((oid, leaf.joined)) or told.get(oid, ""))
+            oid: replace(leaf, bounds=known.get((oid, leaf.joined)) or found.get(oid, ""))
             for oid, leaf in leaves.items()
         }
         for root, leaves in now.items()
@@ -141,7 +141,7 @@ def bounded(connection: Connection, now: Leaves, before: Leaves) -> Leaves:
 
 
 def events(before: Leaves, now: Leaves) -> Iterator[PartitionEvent]:
-    """What happened to the leaves of the roots that were known before. Pure."""
+    """What happened to the leaves of roots that are in both. Pure."""
     for root in sorted(before.keys() & now.keys()):
         old, new = before[root], now[root]
         for oid in sorted(old.keys() - new.keys()):
@@ -157,51 +157,51 @@ def events(before: Leaves, now: Leaves) -> Iterator[PartitionEvent]:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAnswer:
-    """What follows from an event: what is said, what is read again, and which range of rows goes."""
+class PartitionResponse:
+    """What follows from an event: the notice, the rows to read again, and the key range to remove."""
 
     notice: Notice
     condition: str = ""
     removed: str = ""
 
 
-_STAY = "See them with millrace verify; millrace resync removes them."
-_FOLLOW = "Follow it with: millrace backfill"
+_STAY = "List them with millrace verify; millrace resync removes them."
+_FOLLOW = "See the progress with: millrace backfill"
 
 
-def answer(event: PartitionEvent, policy: PartitionSettings, schema: TableSchema | None) -> PartitionAnswer:
-    """What the policy of a table makes of an event. Pure; `schema` is what the log knows of the table."""
-    if event.happening is PartitionChange.ATTACHED:
+def respond(event: PartitionEvent, policy: PartitionSettings, schema: TableSchema | None) -> PartitionResponse:
+    """What a table's policy requires after an event. Pure; `schema` is the table's newest in the log."""
+    if event.change is PartitionChange.ATTACHED:
         return _attached(event, policy)
     lost = event.before.bounds if event.before is not None else ""
     if policy.removed == "delete":
-        why_not = "the log knows no row of it" if schema is None else partition_bounds.unfit(lost, schema)
+        why_not = "the log has no row of it" if schema is None else partition_bounds.unfit(lost, schema)
         if not why_not:
-            return PartitionAnswer(
-                Notice(f"{event.subject}: rows that it does not hold any more are removed from the stores.", _FOLLOW),
+            return PartitionResponse(
+                Notice(f"{event.subject}: the rows that it no longer has are removed from the stores.", _FOLLOW),
                 _condition(event, lost),
                 lost,
             )
         kept = Notice(f"{event.subject}: its rows stay in the stores, because {why_not}.", _STAY)
-    elif event.happening is PartitionChange.REWRITTEN:
+    elif event.change is PartitionChange.REWRITTEN:
         kept = Notice(f"{event.subject}: if truncated, its rows stay.", _STAY)
     else:
         kept = Notice(f"{event.subject}: its rows stay in the stores.", _STAY)
-    reads = event.happening is PartitionChange.MOVED and policy.attached == "backfill"
-    return PartitionAnswer(kept, _condition(event) if reads else "")
+    reads = event.change is PartitionChange.MOVED and policy.attached == "backfill"
+    return PartitionResponse(kept, _condition(event) if reads else "")
 
 
-def _attached(event: PartitionEvent, policy: PartitionSettings) -> PartitionAnswer:
+def _attached(event: PartitionEvent, policy: PartitionSettings) -> PartitionResponse:
     if policy.attached == "backfill":
-        return PartitionAnswer(
-            Notice(f"{event.subject}: rows that it had before are read.", _FOLLOW), _condition(event)
+        return PartitionResponse(
+            Notice(f"{event.subject}: the rows that it had before are read.", _FOLLOW), _condition(event)
         )
-    message = f"{event.subject}: rows that it had before are not in the log."
-    return PartitionAnswer(Notice(message, f"Read them: millrace backfill {event.root}"))
+    message = f"{event.subject}: the rows that it had before are not in the log."
+    return PartitionResponse(Notice(message, f"Read them: millrace backfill {event.root}"))
 
 
 def _condition(event: PartitionEvent, lost: str = "") -> str:
-    """The rows to read: those within the range that was lost, and those of the partition as it is now."""
+    """The rows to read: those in the range that was lost, and those of the partition as it is now."""
     ranges = [KeyRange.parse(lost).condition()] if lost else []
     now = event.now.bounds if event.now is not None else ""
     if now.startswith("["):
@@ -217,15 +217,15 @@ def _relation(name: str) -> str:
     return "'" + quoted.replace("'", "''") + "'"
 
 
-def refill(table: TableId, answers: Sequence[PartitionAnswer]) -> PartitionRefill | None:
-    """One for all partitions of a table; None if nothing is to be read or removed."""
-    conditions = tuple(dict.fromkeys(one.condition for one in answers if one.condition))
-    removed = tuple(dict.fromkeys(one.removed for one in answers if one.removed))
+def refill(table: TableId, responses: Sequence[PartitionResponse]) -> PartitionRefill | None:
+    """One refill for all partitions of a table; None: nothing to read or remove."""
+    conditions = tuple(dict.fromkeys(one.condition for one in responses if one.condition))
+    removed = tuple(dict.fromkeys(one.removed for one in responses if one.removed))
     return PartitionRefill(table, conditions, removed) if conditions or removed else None
 
 
 def mark(leaves: Leaves) -> str:
-    """As the log keeps it, so that what happened while nobody looked is noticed too."""
+    """The text of the log's mark: with it, what happened while capture was down is detected too."""
     known = {
         root: {oid: [leaf.name, leaf.file, leaf.joined, leaf.bounds] for oid, leaf in found.items()}
         for root, found in leaves.items()
@@ -234,7 +234,7 @@ def mark(leaves: Leaves) -> str:
 
 
 def of_mark(text: str) -> Leaves:
-    """Read it back; older ones know name and file only."""
+    """Parse a mark; older ones have only name and file."""
     return {
         root: {int(oid): LeafPartition(str(facts[0]), int(facts[1]), True, *facts[2:]) for oid, facts in found.items()}
         for root, found in json.loads(text).items()
@@ -242,52 +242,53 @@ def of_mark(text: str) -> Leaves:
 
 
 class Partitions:
-    """Looks at the captured tables' partitions, whenever asked, and remembers in the log what it saw.
+    """Compares the captured tables' partitions with the log's mark, and records them in it.
 
-    `ask` has rows read again and ranges removed; it is called before the look is remembered, so that a crash in
-    between asks once more, which changes nothing.
+    `request` asks for rows to be read again and ranges to be removed. It is called before the mark is written: after a
+    crash in between it is called again, which changes nothing.
     """
 
     def __init__(
         self,
         tables: Callable[[], Mapping[TableId, PartitionSettings]],
         log: LogWriter,
-        ask: Callable[[Connection, PartitionRefill], None],
+        request: Callable[[Connection, PartitionRefill], None],
     ) -> None:
         self._tables = tables
         self._log = log
-        self._ask = ask
-        self._asked = ""
-        self.said: tuple[Notice, ...] = ()
+        self._request = request
+        self._requested = ""
+        self.notices: tuple[Notice, ...] = ()
         """The newest notices of this process."""
 
-    def look(self, connection: Connection) -> None:
-        """Say what has changed since the last look, whoever looked. A log without room is written at a later one."""
+    def check(self, connection: Connection) -> None:
+        """Report what changed since the last check, also of an earlier process. If the log is full, at a later
+        check."""
         tables = self._tables()
         before = of_mark(self._log.progress().marks.get(MARK, "{}"))
-        now = bounded(connection, read(connection, list(tables)), before)
+        now = with_bounds(connection, read(connection, list(tables)), before)
         if mark(now) == mark(before):
             return
-        answers = self._answers(before, now, tables)
-        if self._asked != mark(now):
-            for root, found in answers.items():
+        responses = self._responses(before, now, tables)
+        if self._requested != mark(now):
+            for root, found in responses.items():
                 if (wanted := refill(root, found)) is not None:
-                    self._ask(connection, wanted)
-            self._asked = mark(now)
+                    self._request(connection, wanted)
+            self._requested = mark(now)
         try:
             self._log.append(Entry(LOG_SCHEMA.empty_table(), self._log.progress().end, {MARK: mark(now)}))
         except LogFull:
             return
-        for notice in (one.notice for found in answers.values() for one in found):
+        for notice in (one.notice for found in responses.values() for one in found):
             _log.warning("%s", notice)
-            self.said = (*self.said, notice)[-_MOST_NOTICES:]
+            self.notices = (*self.notices, notice)[-_MOST_NOTICES:]
 
-    def _answers(
+    def _responses(
         self, before: Leaves, now: Leaves, policies: Mapping[TableId, PartitionSettings]
-    ) -> Mapping[TableId, Sequence[PartitionAnswer]]:
+    ) -> Mapping[TableId, Sequence[PartitionResponse]]:
         schemas = {schema.table: schema for schema in self._log.schemas.newest()}
-        found: dict[TableId, list[PartitionAnswer]] = {}
+        found: dict[TableId, list[PartitionResponse]] = {}
         for event in events(before, now):
             root = TableId.parse(event.root)
-            found.setdefault(root, []).append(answer(event, policies[root], schemas.get(root)))
+            found.setdefault(root, []).append(respond(event, policies[root], schemas.get(root)))
         return found

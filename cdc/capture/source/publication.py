@@ -1,7 +1,7 @@
-"""The publication: an explicit list of tables, made before the slot.
+"""The publication: a list of tables, created before the slot.
 
-A published table without a usable identity makes UPDATE and DELETE fail in the source's own application, and so does
-a column list or row filter that the identity does not cover. So such a table is refused before it is published.
+UPDATE and DELETE fail in the source's application on a published table without a usable replica identity, or with a
+column list or row filter that the identity does not cover. So such a table is refused before it is published.
 """
 
 import json
@@ -23,7 +23,7 @@ from cdc.model import TableId
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 MARK = "publication"
-"""The log's mark that holds the publication which the log was filled through."""
+"""The log's mark with the publication that the log was filled through."""
 RESYNC = "Undo the change, or take a new snapshot with: millrace resync"
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -32,7 +32,7 @@ FILTERS_FROM = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One table of a publication. Empty `columns` means all; `where` is the filter as the server prints it."""
+    """One table of a publication. Empty `columns`: all; `where` is the row filter as the server prints it."""
 
     table: TableId
     columns: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as the catalog has it; `all_tables` also for whole schemas."""
+    """A publication in the catalog; `all_tables` is also set for TABLES IN SCHEMA."""
 
     name: str
     tables: tuple[Published, ...]
@@ -49,20 +49,20 @@ class Publication:
     via_root: bool = True
     all_tables: bool = False
     generated: bool = False
-    """Whether generated columns are published, which a snapshot would not have."""
+    """Whether generated columns are published, which a snapshot does not read."""
 
     def mark(self) -> str:
-        """As the log keeps it, to notice changes by hand. Equal for two publications that send the same."""
+        """The text of the log's mark, to detect manual changes. Equal for publications that send the same."""
         ordered = replace(self, tables=tuple(sorted(self.tables, key=lambda entry: entry.table)))
         return json.dumps(asdict(ordered), separators=(",", ":"))
 
     def of(self, tables: Collection[TableId]) -> "Publication":
-        """What it is for these tables: whatever else it holds is no concern of the pipeline."""
+        """The publication with only these tables: the others do not concern the pipeline."""
         return replace(self, tables=tuple(entry for entry in self.tables if entry.table in tables))
 
     @classmethod
     def of_mark(cls, text: str) -> Self:
-        """Read it back. Raises LogCorrupt if the mark is not one."""
+        """Parse a mark. Raises LogCorrupt if it is invalid."""
         try:
             facts = json.loads(text)
             tables = tuple(
@@ -71,7 +71,7 @@ class Publication:
             )
             return cls(tables=tables, **{**facts, "operations": tuple(facts["operations"])})
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise LogCorrupt("The log's mark `publication` cannot be read.", RESYNC) from None
+            raise LogCorrupt("The log's mark `publication` is invalid.", RESYNC) from None
 
 
 _PUBLICATION = """
@@ -122,34 +122,34 @@ def _tables_query(connection: Connection, every: bool) -> sql.SQL | sql.Composed
 
 
 def differences(found: Publication, source: SourceSettings) -> list[str]:
-    """What a publication does not send as configured, in words; empty if it fits. What it sends besides is dropped.
+    """How a publication differs from the configuration; empty: it does not. Additional tables do not count.
 
-    A row filter is compared only for being there: the server prints conditions in its own way. The reader
-    notices a change of the text by the mark.
+    Only the presence of a row filter is compared, because the server prints conditions in its own notation. A changed
+    filter is detected with the mark.
     """
     have = {entry.table: entry for entry in found.tables}
-    said = [f"{table.name} is not in it" for table in source.tables if table.name not in have]
+    problems = [f"{table.name} is not in it" for table in source.tables if table.name not in have]
     wanted = {table.name: table for table in source.tables}
     for name, entry in have.items():
         if name in wanted:
-            said += _entry_differences(entry, wanted[name])
+            problems += _entry_differences(entry, wanted[name])
     missing = [operation for operation in OPERATIONS if operation not in found.operations]
     if missing:
-        said.append(f"it does not publish {', '.join(missing)}")
+        problems.append(f"it does not publish {', '.join(missing)}")
     if not found.via_root:
-        said.append("publish_via_partition_root is off")
+        problems.append("publish_via_partition_root is off")
     if found.generated:
-        said.append("it publishes generated columns")
-    return said
+        problems.append("it publishes generated columns")
+    return problems
 
 
 def _entry_differences(entry: Published, wanted: TableSettings) -> list[str]:
-    said = []
+    found = []
     if set(entry.columns) != set(wanted.columns):
-        said.append(f"{entry.table} publishes columns {_listed(entry.columns)} instead of {_listed(wanted.columns)}")
+        found.append(f"{entry.table} publishes columns {_listed(entry.columns)} instead of {_listed(wanted.columns)}")
     if bool(entry.where) != bool(wanted.where):
-        said.append(f"{entry.table} has {'a' if entry.where else 'no'} row filter, unlike configured")
-    return said
+        found.append(f"{entry.table} has {'a' if entry.where else 'no'} row filter, unlike configured")
+    return found
 
 
 def _listed(columns: tuple[str, ...]) -> str:
@@ -165,7 +165,8 @@ def statement(source: SourceSettings) -> sql.Composed:
 
 
 def _only(table: TableId) -> sql.Composed:
-    """Without `ONLY`, tables that inherit from it would be published as well, and perhaps harmed."""
+    """Without `ONLY`, tables that inherit from it would be published as well, and their UPDATE and DELETE could
+    fail."""
     return sql.SQL("ONLY {}").format(relation(table))
 
 
@@ -184,83 +185,86 @@ def _refuse_unfit(connection: Connection, source: SourceSettings) -> None:
 
 
 def drop(connection: Connection, name: str) -> None:
-    """Give the publication up; no error if it is gone already."""
+    """Drop the publication; no error if it does not exist."""
     with explained(f"Dropping publication {name}"):
         connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
 
 
 def ensure(connection: Connection, source: SourceSettings) -> Publication:
-    """Make the publication if there is none; raise SourceRefused if the one there sends something else.
+    """Create the publication if there is none; raise SourceRefused if the existing one differs from the configuration.
 
-    Everything is decided in one transaction: a filter over columns outside the identity is rolled back before the
-    application could stumble over it.
+    Creation and checks are one transaction: a filter over columns outside the identity is rolled back before it could
+    make an UPDATE of the application fail.
     """
     found = read(connection, source.publication)
     _refuse_unfit(connection, source)
     if found is None:
         with explained(f"Creating publication {source.publication}"), connection.transaction():
             connection.execute(statement(source))
-            _refuse_unfit(connection, source)  # once more: from here on nobody can alter the tables
+            _refuse_unfit(connection, source)  # once more: from here on the tables are locked against ALTER
             refuse_filters(connection, source)
         found = read(connection, source.publication)
     if found is None:
-        raise SourceRefused(f"Publication {source.publication} vanished while it was made.", "Start again.")
-    if said := differences(found, source):
+        raise SourceRefused(f"Publication {source.publication} was dropped while it was created.", "Start again.")
+    if problems := differences(found, source):
         raise SourceRefused(
-            f"Publication {source.publication} differs from the pipeline: {'; '.join(said)}.",
-            "Make the pipeline fit it, or drop it while nothing is captured and let Millrace create it.",
+            f"Publication {source.publication} differs from the pipeline: {'; '.join(problems)}.",
+            "Change the pipeline file, or drop the publication before the first start and let Millrace create it.",
         )
     return found
 
 
-def follow(
+def update_tables(
     connection: Connection, source: SourceSettings, stored: Publication, waiting: Collection[TableId] = ()
 ) -> Publication:
-    """The publication at a later start: tables that the pipeline gained or gave up are put in or taken out.
+    """Add the tables that the pipeline gained to the publication, and drop those that it lost; return the result.
 
-    Those of `waiting` are taken out too. What others have put in stays: it may be for somebody else.
+    Tables of `waiting` are dropped too. Tables that others have added stay: other programs may use them.
 
-    Raises SourceRefused where anything else differs from `stored`, what the log was filled through: a filter that
-    somebody added has lost changes already.
+    Raises SourceRefused if anything else differs from `stored`, the publication that the log was filled through: an
+    added filter has lost changes already.
     """
     found = read(connection, source.publication)
     if found is None:
-        raise SourceRefused(f"Publication {source.publication} was dropped; what changed since is lost.", RESYNC)
-    if said := altered(stored, found, {table.name for table in source.tables}):
-        raise SourceRefused(f"Publication {source.publication} was changed: {'; '.join(said)}.", RESYNC)
+        raise SourceRefused(f"Publication {source.publication} was dropped; changes made since then are lost.", RESYNC)
+    if changes := altered(stored, found, {table.name for table in source.tables}):
+        raise SourceRefused(f"Publication {source.publication} was changed: {'; '.join(changes)}.", RESYNC)
     have, wanted = {entry.table for entry in found.tables}, {table.name for table in source.tables}
     surplus = (have - wanted) & {*waiting, *(entry.table for entry in stored.tables)}
     if not found.all_tables and (surplus or wanted - have):
-        found = _adopt(connection, source, found, surplus)
-    if said := differences(found, source):
+        found = _alter_tables(connection, source, found, surplus)
+    if problems := differences(found, source):
         raise SourceRefused(
-            f"Publication {source.publication} differs from the pipeline: {'; '.join(said)}.",
+            f"Publication {source.publication} differs from the pipeline: {'; '.join(problems)}.",
             "Undo the change of source.tables, or take a new snapshot with: millrace resync",
         )
     return found
 
 
 def altered(stored: Publication, found: Publication, wanted: Collection[TableId]) -> list[str]:
-    """What somebody changed by hand, in words. Tables that came, and tables nobody wants any more, are no loss."""
+    """Manual changes of the publication that may lose changes. Added tables, and tables not in `wanted`, do not
+    count."""
     now = {entry.table: entry for entry in found.tables}
-    said = []
+    changes = []
     for entry in stored.tables:
         if entry.table not in now:
             if entry.table in wanted:
-                said.append(f"{entry.table} was taken out")
+                changes.append(f"{entry.table} was dropped from it")
         elif now[entry.table] != entry:
-            said.append(f"{entry.table} has another row filter or other columns")
+            changes.append(f"{entry.table} has another row filter or other columns")
     if found.operations != stored.operations:
-        said.append(f"it publishes {', '.join(found.operations) or 'nothing'}")
+        changes.append(f"it publishes {', '.join(found.operations) or 'nothing'}")
     if found.via_root != stored.via_root:
-        said.append("publish_via_partition_root changed")
+        changes.append("publish_via_partition_root changed")
     if found.generated != stored.generated:
-        said.append("publish_generated_columns changed")
-    return said
+        changes.append("publish_generated_columns changed")
+    return changes
 
 
-def _adopt(connection: Connection, source: SourceSettings, found: Publication, surplus: set[TableId]) -> Publication:
-    """Put configured tables in, take others out, in one transaction."""
+def _alter_tables(
+    connection: Connection, source: SourceSettings, found: Publication, surplus: set[TableId]
+) -> Publication:
+    """Add missing configured tables and drop `surplus`, in one transaction."""
     have = {entry.table for entry in found.tables}
     added = [table for table in source.tables if table.name not in have]
     narrowed = source.model_copy(update={"tables": tuple(added)})
@@ -274,10 +278,10 @@ def _adopt(connection: Connection, source: SourceSettings, found: Publication, s
             refuse_filters(connection, source)
     except psycopg.errors.InsufficientPrivilege:
         if not added:
-            return found  # what it sends besides is dropped
-        said = "; ".join(change.as_string(None) for change in statements)
+            return found  # capture drops the changes of surplus tables
+        commands = "; ".join(change.as_string(None) for change in statements)
         raise SourceRefused(
-            f"Role {source.user} may not change publication {source.publication}.", f"Run as its owner: {said}"
+            f"Role {source.user} may not change publication {source.publication}.", f"Run as its owner: {commands}"
         ) from None
     except psycopg.Error as error:
         raise explain(error, f"Changing publication {source.publication}") from None

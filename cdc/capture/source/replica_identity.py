@@ -1,7 +1,7 @@
-"""Whether a table may be published without harm: to its application, or to what we make of it.
+"""Whether a table can be published without breaking its application or losing changes.
 
-A published table without a usable identity makes UPDATE and DELETE fail in the source's own application, and so does
-a column list or row filter that the identity does not cover.
+UPDATE and DELETE fail in the source's application on a published table without a usable replica identity, or with a
+column list or row filter that the identity does not cover.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,23 +21,23 @@ from cdc.model import TableId
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _GENERATED_FROM = 180_000
-"""From here on Postgres could publish generated columns, and wants those of an identity to be published."""
+"""From this version on Postgres can publish generated columns, and requires it for those of an identity."""
 
 
 def refuse_unfit(facts: Sequence[TableFacts], source: SourceSettings) -> None:
-    """Raise SourceRefused for the first table that cannot be published without harm."""
+    """Raise SourceRefused for the first table that cannot be published safely."""
     found = {fact.table for fact in facts}
     for table in source.tables:
         if table.name not in found:
-            raise SourceRefused(f"Table {table.name} does not exist.", "Create it or take it out of source.tables.")
+            raise SourceRefused(f"Table {table.name} does not exist.", "Create it or remove it from source.tables.")
     for _, message, remedy in unfit_tables(facts, source):
         raise SourceRefused(message, remedy)
 
 
 def unfit_tables(facts: Sequence[TableFacts], source: SourceSettings) -> Iterator[tuple[TableFacts, str, str]]:
-    """Every table, and every leaf of one, that would be harmed or lose changes, with why and the remedy.
+    """Every table or leaf partition that cannot be published safely, with the reason and the remedy.
 
-    A partition's changes come under its root's name and with its root's key flags, so both must have one key.
+    A partition's changes have its root's name and its root's key flags, so both must have the same key.
     """
     settings = {table.name: table for table in source.tables}
     roots = {fact.table: fact for fact in facts if fact.leaf_of is None}
@@ -51,14 +51,14 @@ def unfit_tables(facts: Sequence[TableFacts], source: SourceSettings) -> Iterato
 
 
 def unfit(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None:
-    """Why publishing this table would harm its application or lose changes, with the remedy; None if it is fit."""
+    """Why publishing this table would break its application or lose changes, with the remedy; None: it is safe."""
     if not fact.publishable:
-        return f"{fact.table} is a {fact.kind_name}: Postgres cannot publish it.", "Take it out of source.tables."
+        return f"{fact.table} is a {fact.kind_name}: Postgres cannot publish it.", "Remove it from source.tables."
     unknown = [name for name in table.columns if name not in fact.columns]
     if unknown:
         return f"{fact.table} has no column {unknown[0]}.", "Correct source.tables.columns."
     unknown = [name for name in table.mask if name not in fact.columns]
-    if unknown:  # a misspelt rule would let through what it is meant to hide
+    if unknown:  # a misspelt rule would not mask the column that it is meant for
         return f"{fact.table} has no column {unknown[0]} to mask.", "Correct source.tables.mask."
     return _without_identity(fact) or _unpublished(fact) or _uncovered(fact, table)
 
@@ -68,8 +68,8 @@ def _without_identity(fact: TableFacts) -> tuple[str, str] | None:
         return None
     deferrable = fact.identity == "d" and keys.primary_key(fact.indexes)
     why = " (its primary key is deferrable)" if deferrable else ""
-    # The root of partitions has no rows of its own, but the stream calls its key the key of theirs.
-    harm = "its UPDATE and DELETE would fail" if fact.kind != "p" else "rows of its partitions could not be told apart"
+    # The root of partitions has no rows of its own, but the stream flags its key as theirs.
+    harm = "its UPDATE and DELETE would fail" if fact.kind != "p" else "rows of its partitions could not be identified"
     return (
         f"{fact.table} has no replica identity{why}: once published, {harm}.",
         f"Run: {statement(fact)}",
@@ -82,7 +82,7 @@ def _unpublished(fact: TableFacts) -> tuple[str, str] | None:
     if hidden:
         return (
             f"{fact.table} is identified by the generated column {', '.join(hidden)}, which is not published: its rows "
-            "could not be told apart.",
+            "could not be identified.",
             f"Run: {statement(fact)}",
         )
     if fact.identity == keys.FULL and fact.generated and fact.server >= _GENERATED_FROM:
@@ -99,9 +99,9 @@ def _uncovered(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None
         return None
     if fact.identity == keys.FULL:
         return (
-            f"{fact.table} has identity FULL, which Postgres allows no column list for: once published, its UPDATE and "
-            "DELETE would fail.",
-            "Leave out columns by source.tables.mask (`drop`) instead of source.tables.columns"
+            f"{fact.table} has identity FULL, for which Postgres allows no column list: once published, its UPDATE "
+            "and DELETE would fail.",
+            "Drop columns with source.tables.mask (`drop`) instead of source.tables.columns"
             + (f", or run: {statement(fact)}" if _usable(fact) else "."),
         )
     uncovered = [name for name in fact.identity_columns if name not in table.columns]
@@ -115,7 +115,7 @@ def _uncovered(fact: TableFacts, table: TableSettings) -> tuple[str, str] | None
 
 
 def _unlike_root(fact: TableFacts, root: TableFacts) -> tuple[str, str] | None:
-    """A leaf with identity FULL sends whatever its root's key may be."""
+    """A leaf with identity FULL sends every key that its root may have."""
     if fact.identity == keys.FULL or (root.key and set(fact.identity_columns) == set(root.key)):
         return None
     name = relation(fact.table).as_string(None)
@@ -124,7 +124,7 @@ def _unlike_root(fact: TableFacts, root: TableFacts) -> tuple[str, str] | None:
     known = ", ".join(root.key) or "the whole row"
     return (
         f"{fact.table} is a partition of {root.table}, whose rows are identified by {known}, but it sends only "
-        f"{', '.join(fact.identity_columns)} of an old row: rows could not be told apart.",
+        f"{', '.join(fact.identity_columns)} of an old row: rows could not be identified.",
         f"Run: ALTER TABLE {name} REPLICA IDENTITY {chosen}",
     )
 
@@ -143,22 +143,22 @@ def _chosen(index: UniqueIndex) -> str:
 
 
 def partition_of(table: TableId, root: TableId, source: SourceSettings) -> WaitReason:
-    """Why a table is not captured that is a partition of a published one."""
+    """Why a partition of a published table is not captured by itself."""
     captured = any(other.name == root for other in source.tables)
     message = f"{table} is a partition of {root}: Postgres sends its changes as changes of {root}"
     if captured:
         return WaitReason(
-            f"{message}, which holds its rows in the stores.",
-            f"Take {table} out of source.tables, or detach it: ALTER TABLE {relation(root).as_string(None)} DETACH "
+            f"{message}, which is captured.",
+            f"Remove {table} from source.tables, or detach it: ALTER TABLE {relation(root).as_string(None)} DETACH "
             f"PARTITION {relation(table).as_string(None)}",
         )
     return WaitReason(
-        f"{message}, which is not captured.", f"Name {root} instead of {table} in source.tables, or detach it."
+        f"{message}, which is not captured.", f"Replace {table} by {root} in source.tables, or detach it."
     )
 
 
 def statement(fact: TableFacts, full: bool = True) -> str:
-    """What to run to give a table an identity; `full` says whether FULL would do."""
+    """The statement that gives a table an identity; `full`: FULL is acceptable."""
     name = relation(fact.table).as_string(None)
     if usable := _usable(fact):
         return f"ALTER TABLE {name} REPLICA IDENTITY {_chosen(usable[0])}"
@@ -182,7 +182,7 @@ select distinct d.refobjid, a.attname::text
 
 
 def refuse_filters(connection: Connection, source: SourceSettings) -> None:
-    """Raise SourceRefused where a row filter looks at columns outside the table's identity."""
+    """Raise SourceRefused if a row filter uses columns outside the table's identity."""
     filtered = {table.name: table for table in source.tables if table.where}
     if not filtered:
         return
@@ -193,7 +193,7 @@ def refuse_filters(connection: Connection, source: SourceSettings) -> None:
     oids = {fact.table: fact.oid for fact in facts}
     for fact in facts:
         root = fact.leaf_of or fact.table
-        # A column list depends on its columns too, so they cannot be told apart from the filter's here.
+        # pg_depend has the columns of the column list too, and does not distinguish them from the filter's.
         seen = used.get(oids[root], set()) - set(filtered[root].columns)
         if outside := seen - set(fact.identity_columns):
             raise SourceRefused(

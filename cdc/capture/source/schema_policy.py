@@ -1,6 +1,6 @@
-"""What a table may do to its columns: the schema policy, kept where schemas are recorded.
+"""The schema policy: which changes of a table's columns are accepted, checked when a schema is recorded.
 
-Stream, snapshots and backfills all record through it, so none of them can follow a change that the others refuse.
+Stream, snapshots and backfills all record schemas through it, so they accept and refuse the same changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ _WIDER = {
     "float4": {"float8"},
     "bpchar": {"varchar"},
 }
-"""Types that hold every value of the former one. Text holds the text of all."""
+"""Types that can represent every value of the former one. Text can represent all."""
 
 
 class CheckedSchemas:
-    """A registry that refuses what the policy forbids. `record` is the only way in."""
+    """A schema registry that refuses what the policy forbids."""
 
     def __init__(self, schemas: Schemas, policy: Policy) -> None:
         self._schemas = schemas
@@ -32,19 +32,19 @@ class CheckedSchemas:
         self._newest = {schema.table: schema for schema in schemas.newest()}
 
     def record(self, schema: TableSchema) -> TableSchema:
-        """Record it, or keep the former one (`ignore`). Raises SchemaRefused; durable on return."""
+        """Record it, or keep the former one (policy `ignore`). Raises SchemaRefused; durable on return."""
         before = self._newest.get(schema.table)
         if before is not None and self._keeps(before, schema):
             if before.oid == schema.oid:
                 return before
-            schema = replace(before, oid=schema.oid)  # made again: the former columns, by its new oid
+            schema = replace(before, oid=schema.oid)  # recreated table: the former columns with the new oid
         if (refused := self.refusal(schema)) is not None:
             raise refused
         recorded = self._newest[schema.table] = self._schemas.record(schema)
         return recorded
 
     def refusal(self, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
-        """What `record` would raise, if the schema before it were this one. Records nothing."""
+        """What `record` would raise after `before`, or after the newest schema. Records nothing."""
         before = before or self._newest.get(schema.table)
         if before is None or self.policy == "evolve" or self._keeps(before, schema):
             return None
@@ -54,18 +54,18 @@ class CheckedSchemas:
             return None
         return SchemaRefused(
             f"{schema.table} changed: {'; '.join(refused)}. The policy `{self.policy}` forbids it.",
-            "Undo the change, or follow it with source.schema_policy: evolve",
+            "Undo the change, or accept it with source.schema_policy: evolve",
         )
 
-    def standing(self, schema: TableSchema) -> TableSchema | None:
-        """What `record` would return without having to store anything; None: it would store it, or refuse it."""
+    def already_recorded(self, schema: TableSchema) -> TableSchema | None:
+        """What `record` would return without storing anything; None: it would store or refuse the schema."""
         before = self._newest.get(schema.table)
         if before is None or replace(schema, id=before.id) == before:
             return before
         return before if self._keeps(before, schema) else None
 
     def _keeps(self, before: TableSchema, schema: TableSchema) -> bool:
-        """Whether the former columns stay although the table has others."""
+        """Whether the policy keeps the former columns although the table has changed."""
         return self.policy == "ignore" and not _rekeyed(before, schema) and any(_changes(before, schema))
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
@@ -77,44 +77,44 @@ class CheckedSchemas:
         return self._schemas.newest()
 
 
-def standing(schemas: Schemas, schema: TableSchema) -> TableSchema | None:
-    """The schema under which rows of this one would go, if the registry has it already. Records nothing."""
+def already_recorded(schemas: Schemas, schema: TableSchema) -> TableSchema | None:
+    """The recorded schema for rows of this one, if the registry has it. Records nothing."""
     if isinstance(schemas, CheckedSchemas):
-        return schemas.standing(schema)
+        return schemas.already_recorded(schema)
     return next((known for known in schemas.newest() if replace(schema, id=known.id) == known), None)
 
 
 def refusal(schemas: Schemas, schema: TableSchema, before: TableSchema | None = None) -> SchemaRefused | None:
-    """Why the registry would not take this schema after that one, or after its newest. Records nothing."""
+    """Why the registry would refuse this schema after `before`, or after its newest. Records nothing."""
     return schemas.refusal(schema, before) if isinstance(schemas, CheckedSchemas) else None
 
 
 def stops(schemas: Schemas) -> bool:
-    """Whether a change that the registry refuses ends capture, instead of having its table wait."""
+    """Whether a refused change stops capture, instead of making the table wait."""
     return isinstance(schemas, CheckedSchemas) and schemas.policy == "exception"
 
 
 def _changes(before: TableSchema, after: TableSchema) -> Iterator[tuple[str, bool]]:
-    """What changed, in words, and whether it loses nothing."""
+    """Descriptions of the changes, each with whether it is lossless."""
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}
-    yield from ((f"column {name} is gone", False) for name in old if name not in new)
-    yield from ((f"column {name} is new", True) for name in new if name not in old)
+    yield from ((f"column {name} was dropped", False) for name in old if name not in new)
+    yield from ((f"column {name} was added", True) for name in new if name not in old)
     for name in old.keys() & new.keys():
         if (old[name].type.name, old[name].modifier) != (new[name].type.name, new[name].modifier):
-            said = f"column {name} was {old[name].type.name} and is {new[name].type.name}"
-            yield said, _holds(new[name], old[name])
+            change = f"column {name} was {old[name].type.name} and is {new[name].type.name}"
+            yield change, _fits(new[name], old[name])
     if _rekeyed(before, after):
-        yield "its key is another", False
+        yield "its key was replaced", False
 
 
 def _rekeyed(before: TableSchema, after: TableSchema) -> bool:
-    """Whether rows are told apart by other columns, which no policy can pass over: their old keys are sent no more."""
+    """Whether the key has other columns. No policy can ignore that: the stream no longer has the old keys."""
     return {column.name for column in before.key} != {column.name for column in after.key}
 
 
-def _holds(new: Column, old: Column) -> bool:
-    """Whether the new type has room for every value of the old one."""
+def _fits(new: Column, old: Column) -> bool:
+    """Whether the new type can represent every value of the old one."""
     if new.type.name == "text" or (new.type.name in _WIDER.get(old.type.name, set()) and new.modifier == -1):
         return True
     if new.type.name != old.type.name or new.modifier == -1:

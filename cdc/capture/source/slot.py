@@ -1,7 +1,7 @@
-"""The replication slot: made once, watched always, never silently replaced.
+"""The replication slot: created once, checked at every connection, never silently replaced.
 
-Postgres skips or fast-forwards without a word when a position does not fit the slot. So the slot's identity is kept in
-the log (mark `source`), and `check` compares it with the server at every start and reconnect.
+Postgres silently skips or fast-forwards when a position does not fit the slot. So the slot's identity is kept in the
+log (mark `source`), and `check` compares it with the server at every start and reconnect.
 """
 
 import json
@@ -22,15 +22,15 @@ from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 MARK = "source"
-"""The log's mark that holds a SourceIdentity."""
+"""The log's mark with a SourceIdentity."""
 
 RESYNC = "Take a new snapshot into a new slot with: millrace resync"
-"""The remedy where what was missed cannot be read any more."""
+"""The remedy if missed changes can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCreated:
-    """A new slot. Its snapshot can be imported only while the connection that made it stays as it is."""
+    """A new slot. Its snapshot can be imported only while the connection that created it stays open and idle."""
 
     slot: str
     consistent_point: Lsn
@@ -42,7 +42,7 @@ class SlotCreated:
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Which slot of which server the log was filled from."""
+    """The slot and server that the log was filled from."""
 
     slot: str
     system_id: str
@@ -51,37 +51,37 @@ class SourceIdentity:
     restart_lsn: Lsn
 
     def mark(self) -> str:
-        """As the log keeps it."""
+        """The text of the log's mark."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def of_mark(cls, text: str) -> Self:
-        """Read it back. Raises LogCorrupt if the mark is not one."""
+        """Parse a mark. Raises LogCorrupt if it is invalid."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
-            raise LogCorrupt("The log's mark `source` cannot be read.", RESYNC) from None
+            raise LogCorrupt("The log's mark `source` is invalid.", RESYNC) from None
 
     @classmethod
     def of_created(cls, made: SlotCreated) -> Self:
-        """The identity to keep for a slot that was just made."""
+        """The identity of a slot that was just created."""
         return cls(made.slot, made.system_id, made.timeline, made.consistent_point, made.restart_lsn)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """What IDENTIFY_SYSTEM says; `flushed` is how far the server's WAL is safe."""
+    """The result of IDENTIFY_SYSTEM; `flushed` is the end of the WAL that is flushed to disk."""
 
     system_id: str
     timeline: int
     flushed: Lsn
     forks: Mapping[int, Lsn] = field(default_factory=dict)
-    """Where each earlier timeline was left: WAL of that timeline beyond there is not this server's."""
+    """Where the server left each earlier timeline: it does not have that timeline's WAL beyond this LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """A slot as pg_replication_slots shows it."""
+    """A row of pg_replication_slots."""
 
     name: str
     plugin: str
@@ -93,9 +93,9 @@ class SlotFacts:
     retained_bytes: int
     failover: bool = False
     source_lsn: Lsn = ZERO_LSN
-    """Where the server's WAL ended at the moment of the look."""
+    """The end of the server's WAL when the slot was read."""
     safe_bytes: int | None = None
-    """How much more WAL may be written before the slot is lost; None where max_slot_wal_keep_size sets no limit."""
+    """How much more WAL may be written before the slot is lost; None: max_slot_wal_keep_size is unlimited."""
 
 
 _SLOT = """
@@ -122,8 +122,8 @@ def find(connection: Connection, name: str) -> SlotFacts | None:
 
 
 def identify(replication: Connection) -> ServerIdentity:
-    """Ask a replication connection which server this is."""
-    row = _one_row(replication, "IDENTIFY_SYSTEM", "Identifying the server", _hurry)
+    """The identity of the server of a replication connection."""
+    row = _one_row(replication, "IDENTIFY_SYSTEM", "Identifying the server", _check_timeout)
     timeline = int(row["timeline"])
     return ServerIdentity(row["systemid"], timeline, parse_lsn(row["xlogpos"]), _forks(replication, timeline))
 
@@ -131,21 +131,21 @@ def identify(replication: Connection) -> ServerIdentity:
 def _forks(replication: Connection, timeline: int) -> dict[int, Lsn]:
     if timeline == 1:
         return {}
-    row = _one_row(replication, f"TIMELINE_HISTORY {timeline}", "Reading the server's timeline history", _hurry)
+    row = _one_row(replication, f"TIMELINE_HISTORY {timeline}", "Reading the server's timeline history", _check_timeout)
     lines = (line.split("\t") for line in row["content"].splitlines())
     return {int(line[0]): parse_lsn(line[1]) for line in lines if line[0].strip().isdigit()}
 
 
-def _hurry(seconds: float) -> None:
+def _check_timeout(seconds: float) -> None:
     if seconds >= BRIEF_SECONDS:
-        raise SourceLost(f"The source has not answered for {seconds:.0f} seconds.", "It is tried again.")
+        raise SourceLost(f"The source has not answered for {seconds:.0f} seconds.", "It is retried automatically.")
 
 
 def check(stored: SourceIdentity, slot: SlotFacts | None, server: ServerIdentity, durable: Lsn) -> None:
-    """Raise unless streaming on from `durable`, the log's end, skips nothing.
+    """Raise unless streaming from `durable`, the log's end, skips nothing.
 
-    The slot may be behind the log: a crash came before the confirmation. It may never be ahead of it, but for where it
-    began: everything else that is confirmed was durable in the log before.
+    The slot may be behind the log, after a crash before the confirmation. It may be ahead only up to its consistent
+    point: every later LSN was durable in the log before it was confirmed.
     """
     if error := _mismatch(stored, slot, server, durable):
         raise error
@@ -157,17 +157,19 @@ def _mismatch(
     if server.system_id != stored.system_id:
         return PositionMismatch(
             f"The log was filled from system {stored.system_id}, but this server is system {server.system_id}.",
-            f"Point source.host at the server of before. If this one replaces it: {RESYNC}",
+            f"Point source.host at the former server. If this one replaces it: {RESYNC}",
         )
     if server.flushed < durable:
         return PositionMismatch(
             f"The log reaches {format_lsn(durable)}, but the server's WAL ends at {format_lsn(server.flushed)}: "
-            "the server was restored from a backup or lost a failover.",
-            "Versions are LSNs: begin with a new state folder and empty stores.",
+            "the server was restored from a backup, or a failover lost WAL.",
+            "Versions are LSNs: start with a new state folder and empty stores.",
         )
     if slot is None:
         moved = f" (timeline {stored.timeline}, now {server.timeline})" if server.timeline != stored.timeline else ""
-        return SlotLost(f"Slot {stored.slot} is gone{moved}; changes after {format_lsn(durable)} may be lost.", RESYNC)
+        return SlotLost(
+            f"Slot {stored.slot} does not exist{moved}; changes after {format_lsn(durable)} may be lost.", RESYNC
+        )
     return _unfit(stored, slot, server, durable)
 
 
@@ -182,31 +184,31 @@ def _unfit(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, dura
     if slot.confirmed > max(durable, stored.consistent_point):
         return PositionMismatch(
             f"Slot {slot.name} is confirmed up to {format_lsn(slot.confirmed)}, beyond the log's end "
-            f"{format_lsn(durable)}: it was made anew or moved by hand, and the changes between are not in the log.",
+            f"{format_lsn(durable)}: it was recreated or moved by hand, and the changes in between are not in the log.",
             RESYNC,
         )
     return _forked(stored, slot, server, durable) if server.timeline != stored.timeline else None
 
 
 def _forked(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, durable: Lsn) -> SourceError | None:
-    """A failover slot may be followed to another timeline, but not where the log has what that timeline lacks."""
+    """A failover slot may be used on another timeline, unless the log has changes that this timeline lacks."""
     if not slot.failover:
         return PositionMismatch(
             f"The server is on timeline {server.timeline}, the log was filled from timeline {stored.timeline}: "
-            "after a failover or a point-in-time recovery the WAL of before need not be the WAL of now.",
+            "after a failover or a point-in-time recovery its WAL may differ.",
             RESYNC,
         )
     fork = server.forks.get(stored.timeline)
     if fork is None:
         return PositionMismatch(
-            f"The server is on timeline {server.timeline}, which does not come from timeline {stored.timeline}, from "
-            "which the log was filled.",
+            f"The server is on timeline {server.timeline}, which does not descend from timeline {stored.timeline}, "
+            "from which the log was filled.",
             RESYNC,
         )
     if fork < durable:
         return PositionMismatch(
             f"The log reaches {format_lsn(durable)} on timeline {stored.timeline}, but the server left that timeline "
-            f"at {format_lsn(fork)}: the standby that was promoted lacked WAL, and the stores hold changes that the "
+            f"at {format_lsn(fork)}: the promoted standby lacked WAL, and the stores have changes that the "
             "source has lost.",
             f"{RESYNC}. In future, name the standby's slot in synchronized_standby_slots.",
         )
@@ -215,10 +217,10 @@ def _forked(stored: SourceIdentity, slot: SlotFacts, server: ServerIdentity, dur
 
 @contextmanager
 def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None]) -> Iterator[SlotCreated]:
-    """Make the slot and hold its exported snapshot while the block runs.
+    """Create the slot and keep its exported snapshot while the block runs.
 
-    Postgres waits for every transaction that is writing; `waiting` is told which, and after `timeout` seconds
-    SourceRefused names them. Nothing is left behind then. The slot outlives the block, also when it fails.
+    Postgres waits for every transaction that is writing; `waiting` is called with their pids, and after `timeout`
+    seconds SourceRefused names them, and no slot is left behind. The slot stays after the block, also if that fails.
     """
     with (
         closing(connect(source, "millrace slot", replication=True)) as replication,
@@ -230,7 +232,7 @@ def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None
         try:
             row = _one_row(replication, command, f"Creating slot {source.slot}", blockers.check)
         except BaseException:
-            # A closed connection alone is not noticed: the slot would be made once the others have committed.
+            # Closing the connection is not enough: the server would create the slot once the others have committed.
             replication.cancel_safe(timeout=5)
             raise
         made = find(ordinary, source.slot)
@@ -246,7 +248,7 @@ def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None
 
 @dataclass(slots=True)
 class _Blockers:
-    """Says who holds up a slot's creation."""
+    """Reports the transactions that block a slot's creation."""
 
     connection: Connection
     creator: int
@@ -256,25 +258,24 @@ class _Blockers:
 
     def check(self, seconds: float) -> None:
         pids = self._pids()
-        who = pids or "not known"
         if seconds >= self.timeout:
             raise SourceRefused(
-                f"Creating slot {self.slot} waited {seconds:.0f} seconds for open transactions ({who}).",
+                f"Creating slot {self.slot} waited {seconds:.0f} seconds for transactions ({pids or 'not known'}).",
                 "End them, for instance with select pg_terminate_backend(pid), and start again.",
             )
         if pids:
             self.waiting(f"creating slot {self.slot}: waiting for open transactions ({pids})")
 
     def _pids(self) -> str:
-        with explained("Looking up who holds up the slot"):
+        with explained("Looking up what blocks the slot's creation"):
             row = self.connection.execute("select pg_blocking_pids(%s)", (self.creator,)).fetchone()
         pids = sorted(set(row[0] if row else []))
         return ", ".join("a prepared transaction" if pid == 0 else f"pid {pid}" for pid in pids)
 
 
 def evict(connection: Connection, facts: SlotFacts) -> None:
-    """End the server process that reads the slot: one of our own whose connection is dead, which the server would
-    only notice after wal_sender_timeout."""
+    """End the walsender that uses the slot: an earlier connection of ours that is dead, which the server would notice
+    only after wal_sender_timeout."""
     with explained(f"Freeing slot {facts.name}"):
         connection.execute(
             "select pg_terminate_backend(active_pid) from pg_replication_slots"
@@ -284,7 +285,7 @@ def evict(connection: Connection, facts: SlotFacts) -> None:
 
 
 def drop(connection: Connection, name: str) -> None:
-    """Give the slot up; no error if it is gone already."""
+    """Drop the slot; no error if it does not exist."""
     with explained(f"Dropping slot {name}"):
         connection.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (name,)

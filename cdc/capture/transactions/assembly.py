@@ -1,7 +1,7 @@
-"""Decoded rows and events into whole transactions: pure but for what it sets aside on disk through `overflow`.
+"""Assembles decoded rows and events into complete transactions. Pure but for spilling to disk through `open_spill`.
 
-Promise: what comes out is committed, whole, in commit order, and ends beyond the LSN that the log reaches; of a
-streamed transaction only the rows of surviving subtransactions. Prepared transactions are not asked for (see
+Promise: the result is committed, complete, in commit order, and ends after the log's end; a streamed transaction has
+only the rows of subtransactions that were not rolled back. Prepared transactions are not requested (see
 `cdc.capture.replication.connection.protocol`): they arrive at COMMIT PREPARED like any other.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from cdc.arrays import Ints
 from cdc.capture.pgoutput.events import (
     Begin,
     Commit,
@@ -28,7 +28,7 @@ from cdc.capture.pgoutput.events import (
     StreamStop,
     TableWaits,
 )
-from cdc.capture.transactions.net_effect import settled, settled_parts, shows_deleted_rows
+from cdc.capture.transactions.net_effect import has_full_deletes, reduced, reduced_parts
 from cdc.errors import DecodeError, LogFull, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 
@@ -36,24 +36,24 @@ _PLAIN = frozenset({Begin, Commit, RelationChanged})
 
 
 class Spilled(Protocol):
-    """Rows set aside on disk (`cdc.capture.transactions.spill.SpillFile`)."""
+    """Rows of one transaction on disk (`cdc.capture.transactions.spill.SpillFile`)."""
 
     def write(self, rows: pa.Table) -> None:
-        """Set rows aside. Raises LogFull: then the same call may be made again."""
+        """Write rows. Raises LogFull: then the same call may be repeated."""
 
     def read(self) -> Iterator[pa.Table]:
         """Everything written, in order."""
 
     def discard(self) -> None:
-        """Forget it."""
+        """Free the disk space."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitStamp:
-    """What the rows of a streamed transaction learn at its commit, and which subtransactions did not survive.
+    """What the rows of a streamed transaction get at its commit, and which subtransactions were rolled back.
 
-    `previous` is where the transaction committed before it ended; `schemas` are the ids of its new schemas by the
-    provisional ones in the rows.
+    `previous` is the end of the transaction committed before it; `schemas` are the ids of its new schemas by the
+    provisional ids in the rows.
     """
 
     xid: int
@@ -64,7 +64,7 @@ class CommitStamp:
     schemas: Mapping[int, int] = field(default_factory=dict)
 
     def apply(self, rows: pa.Table, ordinal: int) -> pa.Table:
-        """The surviving rows, counted from `ordinal`. While streamed, `xid` holds the subtransaction's."""
+        """The committed rows, numbered from `ordinal`. Until then, `xid` is the subtransaction's."""
         if self.aborted:
             dead = pa.array(sorted(self.aborted), pa.int64())
             rows = rows.filter(pc.invert(pc.is_in(rows["xid"], dead)))
@@ -91,45 +91,45 @@ class CommitStamp:
 
 @dataclass(frozen=True, slots=True)
 class SpilledTransaction:
-    """A whole transaction that lies on disk. `discard` it afterwards, whatever happened."""
+    """A complete transaction on disk. `discard` it afterwards, also after an error."""
 
     end: Lsn
-    aside: Spilled
+    spilled: Spilled
     stamp: CommitStamp | None = None
-    unsettled: bool = False
+    reducible: bool = False
     """Whether its net effect may lack some of its changes (`cdc.capture.transactions.net_effect`)."""
     rest: Sequence[pa.Table] = ()
-    """Its last rows, where the disk had no room for them: no more than were read at once."""
+    """Its last rows, if the disk had no room for them: at most those of one feed."""
 
     def parts(self) -> Iterator[pa.Table]:
         """Its rows in log order."""
-        return settled_parts(self._stamped) if self.unsettled else self._stamped()
+        return reduced_parts(self._stamped) if self.reducible else self._stamped()
 
     def _stamped(self) -> Iterator[pa.Table]:
         ordinal = 0
-        for rows in chain(self.aside.read(), self.rest):
+        for rows in chain(self.spilled.read(), self.rest):
             kept = rows if self.stamp is None else self.stamp.apply(rows, ordinal)
             ordinal += kept.num_rows
             yield kept
 
     def discard(self) -> None:
-        """Give its disk space back."""
-        self.aside.discard()
+        """Free its disk space."""
+        self.spilled.discard()
 
 
 Item = Entry | SpilledTransaction | LogicalMessage | TableWaits
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Rows of one transaction on their way, in memory or set aside."""
+class _OpenTransaction:
+    """The rows of one open transaction, in memory or on disk."""
 
     tables: list[pa.Table] = field(default_factory=list)
     size: int = 0
-    aside: Spilled | None = None
+    spilled: Spilled | None = None
     aborted: set[int] = field(default_factory=set)
     messages: list[LogicalMessage] = field(default_factory=list)
-    unsettled: bool = False
+    reducible: bool = False
 
     def add(self, rows: pa.Table) -> None:
         if rows.num_rows:
@@ -137,50 +137,50 @@ class _Rows:
             self.size += rows.nbytes
 
     def flush(self) -> None:
-        """Bring what is in memory to where the rest was set aside. Raises LogFull; what is left stays in memory."""
-        while self.aside is not None and self.tables:
-            self.aside.write(self.tables[0])
+        """Write the rows in memory to the spill file, if any. Raises LogFull; unwritten rows stay in memory."""
+        while self.spilled is not None and self.tables:
+            self.spilled.write(self.tables[0])
             rows = self.tables.pop(0)
             self.size -= rows.nbytes
-            self.unsettled = self.unsettled or shows_deleted_rows(rows)
+            self.reducible = self.reducible or has_full_deletes(rows)
 
     def discard(self) -> None:
-        if self.aside is not None:
-            self.aside.discard()
+        if self.spilled is not None:
+            self.spilled.discard()
 
     def complete(self, end: Lsn, stamp: CommitStamp | None = None) -> Entry | SpilledTransaction:
-        if self.aside is not None:
+        if self.spilled is not None:
             with suppress(LogFull):
                 self.flush()
-            unsettled = self.unsettled or any(map(shows_deleted_rows, self.tables))
-            return SpilledTransaction(end, self.aside, stamp, unsettled, self.tables)
+            reducible = self.reducible or any(map(has_full_deletes, self.tables))
+            return SpilledTransaction(end, self.spilled, stamp, reducible, self.tables)
         rows = pa.concat_tables(self.tables) if self.tables else LOG_SCHEMA.empty_table()
-        return Entry(settled(rows if stamp is None else stamp.apply(rows, 0)), end)
+        return Entry(reduced(rows if stamp is None else stamp.apply(rows, 0)), end)
 
 
 class Assembler:
-    """Feeds in, transactions out. One per connection: a reconnect begins every open transaction afresh.
+    """Feeds in, transactions out. One per connection: a reconnect receives open transactions from their start.
 
-    About `budget` bytes of open transactions are held in memory; beyond that the largest is set aside on disk. Where
-    that has no room, `trouble` says so: give it nothing more until `relieve` has worked.
+    About `budget` bytes of open transactions stay in memory; above that the largest is spilled to disk. If the disk has
+    no room, `trouble` says so: give it nothing more until `spill` returns True.
     """
 
-    def __init__(self, after: Lsn, budget: int, overflow: Callable[[], Spilled]) -> None:
+    def __init__(self, after: Lsn, budget: int, open_spill: Callable[[], Spilled]) -> None:
         self._after = after
         self._budget = budget
-        self._overflow = overflow
-        self._open: _Rows | None = None
-        self._streams: dict[int, _Rows] = {}
+        self._open_spill = open_spill
+        self._open: _OpenTransaction | None = None
+        self._streams: dict[int, _OpenTransaction] = {}
         self._block = 0
         self.trouble = ""
 
     @property
-    def between(self) -> bool:
-        """Whether no transaction is half received. Streamed ones do not count: their commit is yet to come."""
+    def idle(self) -> bool:
+        """Whether no transaction is partly received. Streamed ones do not count: their commit comes later."""
         return self._open is None and not self._block
 
-    def take(self, rows: pa.Table, events: Sequence[Event], subxids: NDArray[np.int64]) -> list[Item]:
-        """What these rows and events complete, in order."""
+    def take(self, rows: pa.Table, events: Sequence[Event], subxids: Ints) -> list[Item]:
+        """The transactions and messages that these rows and events complete, in order."""
         if not self._block and _PLAIN.issuperset(map(type, events)):
             return self._take_plain(rows, events)
         items: list[Item] = []
@@ -188,20 +188,20 @@ class Assembler:
         for event in events:
             self._add(rows.slice(at, event.row - at), subxids[at : event.row])
             at = event.row
-            items += self._happened(event)
+            items += self._handle(event)
         self._add(rows.slice(at), subxids[at:])
-        self.relieve()
+        self.spill()
         return items
 
     def discard(self) -> None:
-        """Forget everything that is open."""
-        for held in self._held():
-            held.discard()
+        """Drop all open transactions."""
+        for rows in self._in_progress():
+            rows.discard()
         self._open, self._block = None, 0
         self._streams.clear()
 
     def _take_plain(self, rows: pa.Table, events: Sequence[Event]) -> list[Item]:
-        """The common case, without a look at each transaction: everything up to the last commit is one entry."""
+        """The common case, without work per transaction: everything up to the last commit is one entry."""
         commits = [event for event in events if type(event) is Commit]
         items: list[Item] = []
         taken = 0
@@ -213,25 +213,25 @@ class Assembler:
         while commits and commits[0].end_lsn <= self._after:
             taken = commits.pop(0).row
         if commits:
-            items.append(Entry(settled(rows.slice(taken, commits[-1].row - taken)), commits[-1].end_lsn))
+            items.append(Entry(reduced(rows.slice(taken, commits[-1].row - taken)), commits[-1].end_lsn))
             taken = commits[-1].row
         if type(next((event for event in reversed(events) if type(event) is not RelationChanged), None)) is Begin:
-            self._open = _Rows()
+            self._open = _OpenTransaction()
         if self._open is not None:
             self._open.add(rows.slice(taken))
-            self.relieve()
+            self.spill()
         return items
 
-    def _happened(self, event: Event) -> list[Item]:
+    def _handle(self, event: Event) -> list[Item]:
         match event:
             case Begin():
-                self._open = _Rows()
+                self._open = _OpenTransaction()
             case Commit() if self._open is not None:
                 whole, self._open = self._open, None
                 return self._committed(whole, event.end_lsn)
             case StreamStart():
                 self._block = event.xid
-                self._streams.setdefault(event.xid, _Rows())
+                self._streams.setdefault(event.xid, _OpenTransaction())
             case StreamStop():
                 self._block = 0
             case StreamAbort():
@@ -248,22 +248,22 @@ class Assembler:
                 )
                 return self._committed(whole, event.end_lsn, stamp)
             case LogicalMessage():
-                return self._said(event)
+                return self._message(event)
             case TableWaits():
-                return [event]  # ahead of its transaction: before any row of the table is missed
+                return [event]  # before its transaction commits: before any row of the table is missed
             case RelationChanged():
                 pass
             case Commit() | StreamCommit():
                 raise DecodeError("A commit without its transaction", 0)
             case _:
                 raise SourceRefused(
-                    "The slot sends prepared transactions ahead of their commit.",
-                    "Use a slot that was made without two_phase: let Millrace make it.",
+                    "The slot sends prepared transactions before their commit.",
+                    "Use a slot that was created without two_phase: let Millrace create it.",
                 )
         return []
 
-    def _said(self, message: LogicalMessage) -> list[Item]:
-        """A transactional message waits for its commit; the other kind is said at once, even if rolled back."""
+    def _message(self, message: LogicalMessage) -> list[Item]:
+        """A transactional message waits for its commit; the other kind counts at once, even if rolled back."""
         here = self._streams.get(self._block) if self._block else self._open
         if not message.transactional or here is None:
             return [message]
@@ -272,50 +272,50 @@ class Assembler:
 
     def _abort(self, event: StreamAbort) -> None:
         if event.xid == event.subxid:
-            if (gone := self._streams.pop(event.xid, None)) is not None:
-                gone.discard()
+            if (dropped := self._streams.pop(event.xid, None)) is not None:
+                dropped.discard()
         elif event.xid in self._streams:
             self._streams[event.xid].aborted.add(event.subxid)
 
-    def _committed(self, whole: _Rows, end: Lsn, stamp: CommitStamp | None = None) -> list[Item]:
+    def _committed(self, whole: _OpenTransaction, end: Lsn, stamp: CommitStamp | None = None) -> list[Item]:
         if end <= self._after:
             whole.discard()
             return []
-        said = [message for message in whole.messages if message.xid not in whole.aborted]
-        return [*said, whole.complete(end, stamp)]
+        messages = [message for message in whole.messages if message.xid not in whole.aborted]
+        return [*messages, whole.complete(end, stamp)]
 
-    def _add(self, rows: pa.Table, subxids: NDArray[np.int64]) -> None:
+    def _add(self, rows: pa.Table, subxids: Ints) -> None:
         if not rows.num_rows:
             return
         if self._block:
-            place = LOG_SCHEMA.get_field_index("xid")
-            self._streams[self._block].add(rows.set_column(place, LOG_SCHEMA.field(place), pa.array(subxids)))
+            column = LOG_SCHEMA.get_field_index("xid")
+            self._streams[self._block].add(rows.set_column(column, LOG_SCHEMA.field(column), pa.array(subxids)))
         elif self._open is not None:
             self._open.add(rows)
         else:
             raise DecodeError("A change outside of any transaction", 0)
 
-    def relieve(self) -> bool:
-        """Bring to disk what memory has no room for; False while the disk has none either."""
+    def spill(self) -> bool:
+        """Write to disk what exceeds the memory budget; False while the disk has no room either."""
         try:
-            self._relieve()
+            self._spill_largest()
         except LogFull as error:
             self.trouble = str(error)
             return False
         self.trouble = ""
         return True
 
-    def _relieve(self) -> None:
-        held = []
-        for rows in self._held():
+    def _spill_largest(self) -> None:
+        in_memory = []
+        for rows in self._in_progress():
             rows.flush()
-            if rows.aside is None:
-                held.append(rows)
-        while held and sum(rows.size for rows in held) > self._budget:
-            largest = max(held, key=lambda rows: rows.size)
-            largest.aside = self._overflow()
+            if rows.spilled is None:
+                in_memory.append(rows)
+        while in_memory and sum(rows.size for rows in in_memory) > self._budget:
+            largest = max(in_memory, key=lambda rows: rows.size)
+            largest.spilled = self._open_spill()
             largest.flush()
-            held.remove(largest)
+            in_memory.remove(largest)
 
-    def _held(self) -> list[_Rows]:
+    def _in_progress(self) -> list[_OpenTransaction]:
         return [*self._streams.values(), *([self._open] if self._open is not None else [])]

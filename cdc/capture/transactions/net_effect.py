@@ -1,18 +1,18 @@
-"""What a transaction leaves of a key that it gave to one row while another still had it.
+"""The net effect of a transaction on a key that two rows had at the same time. Pure.
 
-Inside a transaction a deferrable key may be held by two rows at once, and a table without a key may hold equal rows:
-`update t set id = id + 1` over 1, 2, 3 inserts 2 before it deletes the old 2. Taken in order, the delete would win and
-the row would be lost. So a delete ends the very row that it shows, and nothing else:
+Inside a transaction two rows may have the same deferrable key, and a table without a key may have equal rows: `update t
+set id = id + 1` over 1, 2, 3 inserts 2 before it deletes the old 2. Applied in order, the delete would win and the row
+would be lost. So a delete applies only to the row whose values it has:
 
 - a delete whose row was inserted before it in the same transaction cancels that insert;
 - any other delete ends the row that the key had before the transaction, which an insert has already replaced. There
-  is at most one such row, so a second delete of that kind cancels the last insert, whatever it shows.
+  is at most one such row, so a second delete of that kind cancels the last insert, whatever its values.
 
-Rows are told apart by what they show. Where the table's columns changed between an insert and a delete, the same row
-shows otherwise: then the delete counts as the insert's, as it is under every key that is checked at once.
+Rows are compared by their values. If the table's columns changed between an insert and a delete, the same row has other
+values: then the delete cancels the insert, as it does under every key that is not deferrable.
 
-This needs the deleted row itself (`before`), which identity FULL sends; under any other identity Postgres demands an
-immediate key, and no key is ever held twice. Pure.
+This needs the deleted row (`before`), which identity FULL sends; every other identity requires a key that is not
+deferrable, so no two rows ever have the same key.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,62 +26,62 @@ from numpy.typing import NDArray
 from cdc.arrays import AnyArray, Bools, Ints
 
 PASS_BYTES = 64 * 2**20
-"""Rows of a transaction on disk that are looked at in one pass: all of a key's rows come in the same pass."""
+"""Bytes of a transaction on disk that are processed in one pass: all rows of a key are in the same pass."""
 _SEEN = ["table", "op", "key", "after", "before", "commit_lsn", "schema_id"]
 
 
-def shows_deleted_rows(rows: pa.Table) -> bool:
-    """Whether a table with identity FULL lost rows here: only then is there anything to settle."""
+def has_full_deletes(rows: pa.Table) -> bool:
+    """Whether there are deletes of a table with identity FULL: only those can be superfluous."""
     return bool(pc.any(_full_deletes(rows)).as_py())
 
 
-def settled(rows: pa.Table) -> pa.Table:
-    """Whole transactions without the changes that their net effect does not have."""
-    if not shows_deleted_rows(rows):
+def reduced(rows: pa.Table) -> pa.Table:
+    """Complete transactions without the changes that are not part of their net effect."""
+    if not has_full_deletes(rows):
         return rows
     return rows.filter(pa.array(~_superfluous(rows.select(_SEEN).combine_chunks())))
 
 
-def settled_parts(read: Callable[[], Iterable[pa.Table]]) -> Iterator[pa.Table]:
-    """The same for one transaction in parts, which `read` gives as often as it is asked."""
+def reduced_parts(read: Callable[[], Iterable[pa.Table]]) -> Iterator[pa.Table]:
+    """The same for one transaction in parts; `read` is called several times and must return the same parts."""
     sizes = [(part.num_rows, part.select(_SEEN).nbytes) for part in read()]
     passes = -(-sum(size for _, size in sizes) // PASS_BYTES)
     superfluous = np.zeros(sum(count for count, _ in sizes), np.bool_)
     for number in range(passes):
-        places, rows = _share(read(), number, passes)
-        superfluous[places[_superfluous(rows)]] = True
+        positions, rows = _rows_of_pass(read(), number, passes)
+        superfluous[positions[_superfluous(rows)]] = True
     at = 0
     for part in read():
         yield part.filter(pa.array(~superfluous[at : at + part.num_rows]))
         at += part.num_rows
 
 
-def _share(parts: Iterable[pa.Table], number: int, passes: int) -> tuple[Ints, pa.Table]:
-    """The rows of one pass, and where each stands in the transaction. Truncates are in every pass."""
-    at, places, shares = 0, [], []
+def _rows_of_pass(parts: Iterable[pa.Table], number: int, passes: int) -> tuple[Ints, pa.Table]:
+    """The rows of one pass and their row numbers in the transaction. Truncates are in every pass."""
+    at, positions, tables = 0, [], []
     for part in parts:
         mine = np.flatnonzero((_hashes(part["key"]) % np.uint64(passes) == number) | _ops(part, "t"))
-        places.append(at + mine)
-        shares.append(part.select(_SEEN).take(mine))
+        positions.append(at + mine)
+        tables.append(part.select(_SEEN).take(mine))
         at += part.num_rows
-    return np.concatenate(places), pa.concat_tables(shares).combine_chunks()
+    return np.concatenate(positions), pa.concat_tables(tables).combine_chunks()
 
 
 def _superfluous(rows: pa.Table) -> Bools:
-    """Which of these rows to leave out: they stand in log order, with every row of their keys and transactions."""
+    """Which rows to drop. `rows` are in log order and have every row of their keys and transactions."""
     found = np.zeros(rows.num_rows, np.bool_)
-    for group in _doubtful(rows):
+    for group in _candidates(rows):
         changes = rows.take(group).select(["op", "after", "before", "schema_id"]).to_pylist()
         found[group[_kept(changes) :]] = True
     return found
 
 
-def _doubtful(rows: pa.Table) -> list[Ints]:
-    """The rows of each key that a transaction first wrote and then deleted, of tables whose deletes show the row."""
+def _candidates(rows: pa.Table) -> list[Ints]:
+    """The rows of each key that a transaction first wrote and then deleted, of tables with identity FULL."""
     group = _groups(rows)
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    # The first change of a key decides nothing: a delete there ends what was before, and what follows comes after it.
+    # The first change of a key is never superfluous: a delete there ends the row of before the transaction.
     later = np.ones(len(order), np.bool_)
     later[starts] = False
     deleted = np.asarray(_full_deletes(rows))[order] & later
@@ -91,7 +91,7 @@ def _doubtful(rows: pa.Table) -> list[Ints]:
 
 
 def _groups(rows: pa.Table) -> Ints:
-    """A number for each transaction, table and key; what follows a truncate has nothing to do with what came before."""
+    """A number for each transaction, table and key; a truncate of the table starts new groups."""
     table = _paired(_codes(rows["commit_lsn"]), _codes(rows["table"]))
     group = _paired(table, _codes(rows["key"]))
     truncates = np.flatnonzero(_ops(rows, "t"))
@@ -109,31 +109,31 @@ def _paired(left: Ints, right: Ints) -> Ints:
 
 
 def _kept(changes: list[dict[str, Any]]) -> int:
-    """How many changes of one key in one transaction count, from the first one on. A key rarely has more than three.
+    """How many changes of one key in one transaction to keep, from the first one on. A key rarely has more than three.
 
-    The last insert that no delete has cancelled is the key's row; without one, a delete of the former row is its end;
-    without that, the key is as it was.
+    The last insert that no delete has cancelled is the key's row; without one, a delete of the former row ends it;
+    without that, the key is unchanged.
     """
     live: list[tuple[int, tuple[int, str]]] = []
-    ended = False
+    former_deleted = False
     for at, change in enumerate(changes):
         if change["before"] is not None:
-            inserted = _inserted(live, (change["schema_id"], change["before"]), ended)
+            inserted = _cancelled(live, (change["schema_id"], change["before"]), former_deleted)
             if inserted is None:
-                ended = True
+                former_deleted = True
             else:
                 del live[inserted]
         if change["op"] != "d":
             live.append((at, (change["schema_id"], change["after"])))
     if live:
         return live[-1][0] + 1
-    return len(changes) if ended else 0
+    return len(changes) if former_deleted else 0
 
 
-def _inserted(live: list[tuple[int, tuple[int, str]]], gone: tuple[int, str], ended: bool) -> int | None:
+def _cancelled(live: list[tuple[int, tuple[int, str]]], deleted: tuple[int, str], former_deleted: bool) -> int | None:
     """Which of the inserts a delete cancels; None: it ends the row of before the transaction."""
-    same = [place for place, (_, row) in enumerate(live) if row == gone]
-    others = [place for place, (_, (schema_id, _)) in enumerate(live) if schema_id != gone[0] or ended]
+    same = [index for index, (_, row) in enumerate(live) if row == deleted]
+    others = [index for index, (_, (schema_id, _)) in enumerate(live) if schema_id != deleted[0] or former_deleted]
     return max(same or others, default=None)
 
 
@@ -152,7 +152,7 @@ def _codes(column: AnyArray) -> Ints:
 
 
 def _hashes(keys: AnyArray) -> NDArray[np.uint64]:
-    """A number for each key, to spread keys over passes: any would do, as long as equal keys get the same."""
+    """A number for each key, to distribute keys over passes: equal keys get the same number."""
     texts = keys.combine_chunks().fill_null("")
     spans = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8).astype(np.uint64)

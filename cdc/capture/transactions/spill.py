@@ -1,6 +1,6 @@
-"""Rows of a transaction that is not yet complete and too large for memory: unnamed files on disk.
+"""Rows of an open transaction that is too large for memory, in unnamed files on disk.
 
-A file has no name, so a crash leaves nothing behind. Nobody else can see how large it is, so that is counted here.
+A file has no name, so a crash leaves nothing behind. No directory listing shows its size, so it is counted here.
 """
 
 import os
@@ -15,7 +15,7 @@ from cdc.row_file import NO_ROOM, RowFile
 
 
 class SpillFolder:
-    """The folder of the files, and what they hold together. `check` raises LogFull where nothing may be added."""
+    """The folder of the spill files, and their total size. `check` raises LogFull if nothing may be added."""
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
@@ -24,11 +24,11 @@ class SpillFolder:
 
     @property
     def size(self) -> int:
-        """Bytes on disk that no listing shows."""
+        """Bytes on disk that no directory listing shows."""
         return sum(file.size for file in tuple(self._files))
 
     def open(self) -> "SpillFile":
-        """Room for one more transaction. Raises LogFull."""
+        """A new file for one transaction. Raises LogFull."""
         self.check()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,32 +37,34 @@ class SpillFolder:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            raise LogFull(f"No room left under {self.folder}.", "Free space or raise the quota; it goes on.") from None
+            raise LogFull(
+                f"No room left under {self.folder}.", "Free space or raise the quota; capture then continues."
+            ) from None
         self._files.add(file)
         return SpillFile(self, file)
 
     def forget(self, file: RowFile) -> None:
-        """Give its disk space back."""
+        """Free its disk space."""
         self._files.discard(file)
         file.close()
 
 
 class SpillFile:
-    """Rows set aside in order, read back in order, as often as asked. Belongs to one thread at a time."""
+    """Rows of one transaction, written and read in order; may be read several times. For one thread at a time."""
 
-    def __init__(self, scratch: SpillFolder, file: RowFile) -> None:
-        self._scratch = scratch
+    def __init__(self, folder: SpillFolder, file: RowFile) -> None:
+        self._folder = folder
         self._file = file
 
     def write(self, rows: pa.Table) -> None:
-        """Set rows aside. Raises LogFull where the disk or its budget is: then the same call may be made again."""
-        self._scratch.check()
+        """Write rows. Raises LogFull if the disk or its budget is full: then the same call may be repeated."""
+        self._folder.check()
         self._file.write(rows)
 
     def read(self) -> Iterator[pa.Table]:
-        """Everything that was written, piece by piece."""
+        """Everything that was written, table by table."""
         return self._file.read()
 
     def discard(self) -> None:
-        """Give the disk back."""
-        self._scratch.forget(self._file)
+        """Free its disk space."""
+        self._folder.forget(self._file)

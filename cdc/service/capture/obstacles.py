@@ -1,11 +1,11 @@
-"""Why captured tables cannot be followed for now, as the source's catalog shows it: looked at from the side.
+"""Why captured tables cannot be captured for now, according to the source's catalog.
 
-What the stream shows of it comes earlier or later than this, by as much as capture is behind.
+The catalog is ahead of the stream by the capture lag, so the stream may show the same later.
 """
 
 from collections.abc import Collection, Iterator
 
-from cdc.capture.replication.captured_tables import WaitReason, renamed
+from cdc.capture.replication.captured_tables import WaitReason, renamed_reason
 from cdc.capture.source import catalog, replica_identity
 from cdc.capture.source.catalog import TableFacts
 from cdc.capture.source.connect import Connection, explained
@@ -32,9 +32,9 @@ def find(
     schemas: Schemas,
     published: Publication | None,
 ) -> dict[TableId, WaitReason]:
-    """What is in the way of which of these tables; `anew` are those that are to begin again.
+    """The reasons why some of these tables cannot be captured; `anew` are those that are to begin again.
 
-    The columns of those are looked at too: of others the stream says in its place what the schema policy refuses.
+    The schema policy is checked for those too; for the others the stream does it, at the right position.
     """
     chosen = [table for table in source.tables if table.name in tables]
     facts = catalog.tables(connection, (table.name for table in chosen))
@@ -49,7 +49,7 @@ def find(
 
 
 def _gone(connection: Connection, tables: list[TableId], schemas: Schemas) -> Iterator[tuple[TableId, WaitReason]]:
-    """Tables that do not exist by their name: under another one, or not at all."""
+    """Tables that do not exist under their name: renamed or dropped."""
     if not tables:
         return
     oids = {schema.table: schema.oid for schema in schemas.newest() if schema.oid}
@@ -58,14 +58,14 @@ def _gone(connection: Connection, tables: list[TableId], schemas: Schemas) -> It
         names = {oid: TableId(*name) for oid, *name in connection.execute(_NAMES, (known,)).fetchall()}
     for table in tables:
         name = names.get(oids.get(table, 0))
-        yield table, _dropped(table) if name is None else renamed(table, name)
+        yield table, _dropped(table) if name is None else renamed_reason(table, name)
 
 
 def _dropped(table: TableId) -> WaitReason:
     return WaitReason(
         f"Table {table} was dropped: its rows stay in the stores.",
-        "Make it again, and it begins again with the rows that it has then; or take it out of source.tables and run: "
-        "millrace reload.",
+        "Create it again, and it begins again with its rows of then; or remove it from source.tables and run: millrace "
+        "reload.",
     )
 
 
@@ -77,8 +77,12 @@ def _partitions(
     if published is not None and published.all_tables:
         roots |= {entry.table for entry in published.tables}
     above = catalog.ancestors(connection, tables)
-    held = {table: [root for root in names if root in roots] for table, names in above.items()}
-    return {table: replica_identity.partition_of(table, names[-1], source) for table, names in held.items() if names}
+    published_roots = {table: [root for root in names if root in roots] for table, names in above.items()}
+    return {
+        table: replica_identity.partition_of(table, names[-1], source)
+        for table, names in published_roots.items()
+        if names
+    }
 
 
 def _unfit(
@@ -88,8 +92,8 @@ def _unfit(
     for fact, message, remedy in replica_identity.unfit_tables(facts, source):
         name = fact.leaf_of or fact.table
         harmed = name in sent and not fact.identity_columns and fact.kind != "p"
-        harm = f" Publication {source.publication} holds it still: they fail now." if harmed else ""
-        yield name, WaitReason(message + harm, f"{remedy} It is then read again by itself.")
+        harm = f" It is still in publication {source.publication}: they fail now." if harmed else ""
+        yield name, WaitReason(message + harm, f"{remedy} It is then read again automatically.")
 
 
 def _refused(
@@ -98,6 +102,6 @@ def _refused(
     refused: SourceError | None
     try:
         refused = refusal(schemas, describe(connection, table, masking_of(source)).layout.schema)
-    except SourceRefused as error:  # gone since the look
+    except SourceRefused as error:  # dropped since its catalog entry was read
         refused = error
     return {} if refused is None else {table.name: WaitReason(refused.message, refused.remedy)}

@@ -1,7 +1,7 @@
-"""The capture process: publication, slot, first snapshot, then the stream, all into the log. No JVM.
+"""The capture process: publication, slot, initial snapshot, then the stream, all into the log. No JVM.
 
-The order matters: publication before slot (a slot never sees one that is younger), the slot's identity into the log
-with the first entry, the snapshot before the stream.
+The order matters: publication before slot (a slot does not know publications created after it), the slot's identity in
+the log with the first entry, the snapshot before the stream.
 """
 
 import logging
@@ -29,7 +29,7 @@ from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
 from cdc.service.capture import resync
 from cdc.service.capture.status import CaptureStatus
-from cdc.service.capture.table_changes import TableChanges, publish, refuse_unready, unobstructed, waiting_of
+from cdc.service.capture.table_changes import TableChanges, publish, refuse_unready, tables_waiting, without_obstacles
 from cdc.service.capture.upkeep import Upkeep
 from cdc.service.daemon import footprint, process
 from cdc.service.daemon.budgets import DiskBudget
@@ -41,7 +41,7 @@ from snapshots.tables.rows import masking_of
 from snapshots.tables.wal_messages import say
 
 INTENT_MARK = "source.intent"
-"""Written before the slot is made: a slot of that name is then known to be ours, even if we died while making it."""
+"""Written before the slot is created: a slot of that name is then known to be ours, even after a crash meanwhile."""
 _SLOT_SECONDS = 120.0
 _UNDO_ATTEMPTS, _UNDO_SECONDS = 20, 0.2
 
@@ -49,18 +49,18 @@ _log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
-    """Capture until `stop` is set. Raises what a restart cannot cure, and what a fresh start may."""
+    """Capture until `stop` is set. Raises errors that need a restart or a person."""
     with closing(cdc.log.open_writer(settings)) as log, _status(settings, log) as status:
-        scratch = SpillFolder(settings.state / "scratch")
-        budget = DiskBudget(settings.state, settings.budgets, lambda: scratch.size)
-        scratch.check = budget.check
+        spill_folder = SpillFolder(settings.state / "scratch")
+        budget = DiskBudget(settings.state, settings.budgets, lambda: spill_folder.size)
+        spill_folder.check = budget.check
         schemas = CheckedSchemas(log.schemas, settings.source.schema_policy)
-        Capture(settings, GuardedLog(log, schemas, budget.check), status, stop, news, scratch).run()
+        Capture(settings, GuardedLog(log, schemas, budget.check), status, stop, news, spill_folder).run()
 
 
 def _status(settings: Settings, log: LogWriter) -> CaptureStatus:
     marks = log.progress().marks
-    return CaptureStatus(settings.state, marks.get(EXACT_MARK, ""), waiting_of(settings.source, marks))
+    return CaptureStatus(settings.state, marks.get(EXACT_MARK, ""), tables_waiting(settings.source, marks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +72,28 @@ class Capture:
     status: CaptureStatus
     stop: threading.Event
     news: process.News = lambda: None
-    scratch: SpillFolder | None = None
-    """Where large transactions are set aside, within the disk's budget; None: under the state folder, without one."""
+    spill_folder: SpillFolder | None = None
+    """Where large transactions are spilled, within the disk budget; None: under the state folder, without a budget."""
 
     def run(self) -> None:
-        """Begin if the log is new or to be filled anew, then follow the stream."""
+        """Take the initial snapshot if the log is new or a resync was requested, then run the stream."""
         fresh = slot.MARK not in self.log.progress().marks or resync.wanted(self.log)
         self.preflight(fresh)
         before = self._published_before()
-        published = self._begun() if fresh else self._published(before)
+        published = self._start_fresh() if fresh else self._published(before)
         if not self.stop.is_set():
-            self._follow(published, before or published)
+            self._stream(published, before or published)
 
     def preflight(self, fresh: bool) -> None:
-        """Raise SourceRefused with everything that doctor finds wrong.
+        """Raise SourceRefused with all failed checks of `doctor`.
 
-        Slot and publication of a log that goes on are judged by what the log knows of them instead, and a table that it
-        has captured waits where it cannot be captured any more.
+        If the log is not new, slot and publication are compared with its marks instead, and a captured table that can
+        no longer be captured waits.
         """
         source, before = self.settings.source, self._published_before()
-        with connect(source) as connection:  # an unreachable source is tried again, not refused
+        with connect(source) as connection:  # an unreachable source is retried, not refused
             if not fresh and before is not None:
-                source = unobstructed(connection, source, self.log, before)
+                source = without_obstacles(connection, source, self.log, before)
         if source.tables or not self.settings.source.tables:
             refuse_unready(source, frozenset({"slot"} if fresh else {"slot", "publication"}))
 
@@ -102,15 +102,16 @@ class Capture:
         return None if stored is None else Publication.of_mark(stored)
 
     def _published(self, before: Publication | None) -> Publication:
-        """The publication at a later start, and what it is now noted in the log."""
+        """The publication at a later start; its tables are updated and recorded in the log."""
         if before is not None:
             return publish(self.settings.source, before, self.log)
         source = self.settings.source
         with connect(source) as connection:
             return publication.ensure(connection, source).of({table.name for table in source.tables})
 
-    def _begun(self) -> Publication:
-        """Publication, slot and first snapshot. A start that fails before the log knows them leaves neither behind."""
+    def _start_fresh(self) -> Publication:
+        """Create publication and slot, take the initial snapshot. A failure before the log has them drops both
+        again."""
         source, stored = self.settings.source, self.log.progress().marks.get(publication.MARK)
         with connect(source) as connection:
             existed = publication.read(connection, source.publication) is not None
@@ -124,7 +125,7 @@ class Capture:
         return published
 
     def _undo(self, what: str, drop: Callable[[Connection], None]) -> None:
-        """Take back what a failed start has made. The server lets go of a slot only some time after its maker has."""
+        """Drop what a failed start has created. The server releases a slot some time after its connection ended."""
         for attempt in range(1, _UNDO_ATTEMPTS + 1):
             try:
                 with connect(self.settings.source) as connection:
@@ -132,30 +133,30 @@ class Capture:
                 return
             except SourceError as error:
                 if attempt == _UNDO_ATTEMPTS:
-                    _log.warning("The %s of a start that failed is left behind: %s", what, error)
+                    _log.warning("The %s of a failed start could not be dropped: %s", what, error)
                 SystemClock().wait(_UNDO_SECONDS)
 
     def _note(self, marks: dict[str, str]) -> None:
         self.log.append(Entry(LOG_SCHEMA.empty_table(), self.log.progress().end, marks))
 
     def begin(self, published: Publication) -> None:
-        """Make the slot, note it in the log, and read the first snapshot: of every table that has one."""
+        """Create the slot, record it in the log, and take the initial snapshot of every table that has one."""
         again = resync.wanted(self.log)
         settings = resync.whole(self.settings) if again else self.settings
         self._claim()
-        self.status.say("creating slot")
+        self.status.set_state("creating slot")
         self.status.history_exact_from = ""
-        self._say_first()
+        self._publish_first_status()
         stored = self.log.progress().marks.get(slot.MARK)
         noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
-        for table in captured_tables.waiting(self.log.progress().marks):  # the snapshot brings it too
-            noted |= captured_tables.marked(table, None)
+        for table in captured_tables.waiting_tables(self.log.progress().marks):  # the snapshot has it too
+            noted |= captured_tables.wait_mark(table, None)
         try:
             with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
                 marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
                 more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
-                self.status.say("snapshot")
-                log = WaitingLog(self.log, self.stop, partial(self.status.say, "snapshot"))
+                self.status.set_state("snapshot")
+                log = WaitingLog(self.log, self.stop, partial(self.status.set_state, "snapshot"))
                 run_initial(settings, made, log, self.status.snapshot, self.stop, marks=marks, ending=more)
         except BaseException:
             if self.log.progress().marks.get(slot.MARK) == stored:
@@ -163,30 +164,31 @@ class Capture:
             raise
 
     def _keys(self) -> str:
-        """The tables' keys; one that is replaced while the snapshot is taken is noticed afterwards."""
+        """The tables' keys; one that is replaced during the snapshot is detected afterwards."""
         with connect(self.settings.source) as connection:
             now = key_marks.current(connection, self.settings.source.tables)
         return key_marks.mark(now, {}, self.settings.source.tables)
 
-    def _say_first(self) -> None:
-        """Before any row: nobody may take what the stores are about to get for all of it. Waits for room to say it."""
+    def _publish_first_status(self) -> None:
+        """Publish before the first row that history is not exact yet, so that readers of the stores can know. If the
+        disk is full, wait for room."""
         while True:
             try:
                 return self.status.publish()
             except OSError as error:
-                _log.warning("The status cannot be written (%s); the snapshot waits for it.", error.strerror)
+                _log.warning("The status file cannot be written (%s); the snapshot waits until it can.", error.strerror)
                 if self.stop.wait(1.0):
                     raise
 
     def _claim(self) -> None:
-        """Make sure that the slot about to be made is ours: drop one that we left, refuse one of somebody else."""
+        """Drop a slot of this name that a crash of ours left behind; refuse one that another program created."""
         name = self.settings.source.slot
         with connect(self.settings.source) as connection:
             found = slot.find(connection, name)
             if found is not None:
                 if self.log.progress().marks.get(INTENT_MARK) != name:
                     raise SourceRefused(
-                        f"Slot {name} exists, but this log knows nothing of it.",
+                        f"Slot {name} exists, but was not created for this log.",
                         f"Configure another source.slot, or drop it: select pg_drop_replication_slot('{name}')",
                     )
                 slot.drop(connection, name)
@@ -195,46 +197,46 @@ class Capture:
 
     def _waiting(self, what: str) -> None:
         _log.info("%s", what)
-        self.status.say("creating slot", what)
+        self.status.set_state("creating slot", what)
 
-    def _follow(self, published: Publication, before: Publication) -> None:
-        """The stream, and beside it: backfills, a look at slot and publication, and the log's upkeep."""
+    def _stream(self, published: Publication, before: Publication) -> None:
+        """Run the stream, and in other threads backfills, checks of slot and publication, and log maintenance."""
         source, clock = self.settings.source, SystemClock()
         left = {entry.table for entry in before.tables} - {table.name for table in source.tables}
         leaving = frozenset() if published.all_tables else frozenset(left)
         backfills = Backfills(self.settings, self.log, clock)
-        reader = CaptureLoop(
+        loop = CaptureLoop(
             source,
             self.log,
             clock,
-            self.scratch or SpillFolder(self.settings.state / "scratch"),
+            self.spill_folder or SpillFolder(self.settings.state / "scratch"),
             masking=masking_of(source),
             listener=backfills,
             known=leaving,
         )
-        side = monitor.SourceMonitor(source, published, reader.fail)
-        following = TableChanges(
-            self.settings, self.log, reader, side, backfills, published, self.stop, leaving=leaving
+        source_monitor = monitor.SourceMonitor(source, published, loop.fail)
+        table_changes = TableChanges(
+            self.settings, self.log, loop, source_monitor, backfills, published, self.stop, leaving=leaving
         )
-        side.absent = following.absent
+        source_monitor.may_be_absent = table_changes.may_be_absent
         key = control_key(self.settings.state, create=True)
-        partitions = Partitions(following.partitions, self.log, partial(refilled, key))
+        partitions = Partitions(table_changes.partitions, self.log, partial(request_refill, key))
 
-        def also(connection: Connection) -> None:
-            following.look(connection)
-            partitions.look(connection)
+        def check_tables(connection: Connection) -> None:
+            table_changes.check(connection)
+            partitions.check(connection)
 
-        side.also = also
-        self.status.follow(reader, side, backfills, following, partitions)
-        with Upkeep(self.log), closing(side), closing(backfills):
-            side.start()
+        source_monitor.also_check = check_tables
+        self.status.attach(loop, source_monitor, backfills, table_changes, partitions)
+        with Upkeep(self.log), closing(source_monitor), closing(backfills):
+            source_monitor.start()
             backfills.start()
-            threading.Thread(target=following.run, args=(self.news,), name="tables", daemon=True).start()
-            reader.run(self.stop)
+            threading.Thread(target=table_changes.run, args=(self.news,), name="tables", daemon=True).start()
+            loop.run(self.stop)
 
 
-def refilled(key: bytes, connection: Connection, wanted: PartitionRefill) -> None:
-    """Ask for the rows of partitions that came, and for the end of those that went, at this place of the WAL."""
+def request_refill(key: bytes, connection: Connection, wanted: PartitionRefill) -> None:
+    """Request, through the WAL, the rows of attached partitions and the removal of those of removed ones."""
     where = " or ".join(f"({condition})" for condition in wanted.conditions)
     say(connection, ask(Request(wanted.table, where, newest=True, removed=wanted.removed), key))
 

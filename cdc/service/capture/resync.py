@@ -1,8 +1,8 @@
-"""Beginning again into the same log and stores, when the slot is gone or what it missed cannot be read any more.
+"""Resync: a new slot and snapshot into the same log and stores, when the slot or the WAL that it needs is lost.
 
-A new slot, a new snapshot of every table, and then a truncate of each at the snapshot's version: it removes exactly the
-rows that the snapshot did not bring, which were deleted while nobody looked. The stores stay full throughout. A resync
-that is cut short begins again at the next start.
+After the snapshot of every table comes a truncate of each, at the snapshot's version: it removes exactly the rows that
+the snapshot did not have, which were deleted unseen. The stores keep their rows meanwhile. A resync that is interrupted
+starts again at the next start.
 """
 
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ _WANTED, _DONE = "wanted", "done"
 
 
 def request(settings: Settings) -> None:
-    """Have the next start of capture begin again. Raises LogFenced while the pipeline runs."""
+    """Make the next start of capture a resync. Raises LogFenced while the pipeline runs."""
     with closing(cdc.log.open_writer(settings)) as log:
         log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {MARK: _WANTED}))
 
 
 def wanted(log: LogWriter) -> bool:
-    """Whether a resync was asked for and is not finished."""
+    """Whether a resync was requested and is not finished."""
     return log.progress().marks.get(MARK) == _WANTED
 
 
 def whole(settings: Settings) -> Settings:
-    """The settings with every table that is ever snapshotted read at once."""
+    """The settings with `snapshot: initial` for every table that has a snapshot at all."""
     tables = tuple(
         table if table.snapshot == "never" else table.model_copy(update={"snapshot": "initial"})
         for table in settings.source.tables
@@ -46,22 +46,23 @@ def whole(settings: Settings) -> Settings:
 
 
 def refuse_older_server(connection: psycopg.Connection[tuple[Any, ...]], log: LogWriter) -> None:
-    """Raise PositionMismatch where the server's LSNs are below the log's: its rows would all look outdated."""
+    """Raise PositionMismatch if the server's LSNs are below the log's: the stores would ignore all its rows."""
     with explained("Asking for the server's position"):
         row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
     end = log.progress().end
     if row is not None and parse_lsn(row[0]) < end:
         raise PositionMismatch(
-            f"The log reaches {format_lsn(end)}, but the server's WAL ends at {row[0]}: stores with newer versions "
-            "would take every row of it for outdated.",
-            "Begin with a new state folder and empty stores.",
+            f"The log reaches {format_lsn(end)}, but the server's WAL ends at {row[0]}: the stores have newer "
+            "versions and would ignore every row of it.",
+            "Start with a new state folder and empty stores.",
         )
 
 
 def ending(settings: Settings, log: LogWriter, made: SlotCreated, first: int) -> tuple[pa.Table, Mapping[str, str]]:
-    """For the snapshot's last entry: what removes the rows that it did not bring, and the note that all is done."""
-    swept = {str(table.name) for table in settings.source.tables if table.snapshot != "never"}
-    schemas = [schema for schema in log.schemas.newest() if str(schema.table) in swept]
+    """For the snapshot's last entry: truncates that remove the rows it did not have, and the mark that resync is
+    done."""
+    truncated = {str(table.name) for table in settings.source.tables if table.snapshot != "never"}
+    schemas = [schema for schema in log.schemas.newest() if str(schema.table) in truncated]
     count = len(schemas)
     columns: dict[str, pa.Array[Any]] = {
         "table": pa.array([str(schema.table) for schema in schemas], pa.string()),

@@ -1,4 +1,4 @@
-"""What the capture process says of itself, about once a second."""
+"""The status file of the capture process, written about once a second."""
 
 import threading
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _EVERY = 1.0
 
 
 class CaptureStatus:
-    """Publishes `status/capture.json` from a thread of its own, from `with` to its end."""
+    """Writes `status/capture.json` in a thread while the `with` block runs."""
 
     def __init__(
         self, state: Path, history_exact_from: str, tables_waiting: Mapping[TableId, WaitReason] | None = None
@@ -30,21 +30,21 @@ class CaptureStatus:
         self._folder = state
         self._state, self._trouble = "starting", ""
         self.history_exact_from = history_exact_from
-        """As the log knew it at the start: what counts until backfills go on with it. Said from the first word on:
-        without it, positions would count as where nobody takes a snapshot."""
+        """From the log at the start; later `Backfills` has it. Part of the first status already: without it, positions
+        would count as if there were no snapshot to wait for."""
         self._tables_waiting = tables_waiting or {}
         self._snapshot: SnapshotProgress | None = None
-        self._reader: CaptureLoop | None = None
-        self._watch: SourceMonitor | None = None
+        self._loop: CaptureLoop | None = None
+        self._monitor: SourceMonitor | None = None
         self._backfills: Backfills | None = None
         self._partitions: Partitions | None = None
-        self._following: TableChanges | None = None
+        self._table_changes: TableChanges | None = None
         self._last = (monotonic(), 0, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
 
     def __enter__(self) -> Self:
-        with suppress(OSError):  # a full disk: said again as soon as there is room
+        with suppress(OSError):  # a full disk: written as soon as there is room
             self.publish()
         self._thread.start()
         return self
@@ -56,85 +56,85 @@ class CaptureStatus:
         with suppress(OSError):
             self.publish()
 
-    def say(self, state: str, trouble: str = "") -> None:
-        """What is being done before the stream."""
+    def set_state(self, state: str, trouble: str = "") -> None:
+        """The state before the stream starts."""
         self._state, self._trouble = state, trouble
 
     def snapshot(self, progress: SnapshotProgress) -> None:
-        """How far the snapshot is."""
+        """The snapshot's progress."""
         self._snapshot = progress
 
-    def follow(
+    def attach(
         self,
-        reader: CaptureLoop,
-        watch: SourceMonitor,
+        loop: CaptureLoop,
+        monitor: SourceMonitor,
         backfills: Backfills,
-        following: TableChanges,
+        table_changes: TableChanges,
         partitions: Partitions,
     ) -> None:
-        """From now on the reader's state counts."""
-        self._reader, self._watch, self._backfills, self._following = reader, watch, backfills, following
+        """Report the state of these from now on."""
+        self._loop, self._monitor, self._backfills, self._table_changes = loop, monitor, backfills, table_changes
         self._partitions = partitions
         self._state = "streaming"
 
     def publish(self) -> None:
-        """Write the file once."""
+        """Write the file."""
         facts: dict[str, object] = {"state": self._state, "trouble": self._trouble, "error": {}}
         facts["history_exact_from"] = self.history_exact_from
         if self._snapshot is not None:
             facts["snapshot"] = asdict(self._snapshot)
-        if self._watch is not None:
-            facts["slot_retained_bytes"] = self._watch.seen.retained_bytes
-            facts["slot_wal_status"] = self._watch.seen.wal_status
-            facts["slot_safe_bytes"] = self._watch.seen.safe_bytes
-            facts["source_lsn"] = self._watch.seen.source_lsn
-            facts["looked_at"] = self._watch.seen.at
+        if self._monitor is not None:
+            facts["slot_retained_bytes"] = self._monitor.state.retained_bytes
+            facts["slot_wal_status"] = self._monitor.state.wal_status
+            facts["slot_safe_bytes"] = self._monitor.state.safe_bytes
+            facts["source_lsn"] = self._monitor.state.source_lsn
+            facts["looked_at"] = self._monitor.state.at
         if self._backfills is not None:
             facts["backfills"] = self._backfills.facts()
             facts["history_exact_from"] = self._backfills.history_exact_from
         if self._partitions is not None:
-            facts["notices"] = [str(notice) for notice in self._partitions.said]
-        waiting = self._tables_waiting if self._following is None else self._following.waiting()
+            facts["notices"] = [str(notice) for notice in self._partitions.notices]
+        waiting = self._tables_waiting if self._table_changes is None else self._table_changes.waiting()
         facts["tables_waiting"] = {str(table): asdict(reason) for table, reason in sorted(waiting.items())}
-        if self._following is not None:
-            facts["captured"] = [str(table.name) for table in self._following.settings.source.tables]
-            facts["tables_outcome"] = self._following.outcome
-        if self._reader is not None:
-            facts |= self._of_reader(self._reader.status)
+        if self._table_changes is not None:
+            facts["captured"] = [str(table.name) for table in self._table_changes.settings.source.tables]
+            facts["tables_outcome"] = self._table_changes.outcome
+        if self._loop is not None:
+            facts |= self._of_loop(self._loop.status)
         status.publish(self._folder, "capture", facts)
 
-    def _of_reader(self, seen: LoopStatus) -> dict[str, object]:
+    def _of_loop(self, loop_status: LoopStatus) -> dict[str, object]:
         changes: dict[str, dict[str, int]] = {}
-        for (table, op), count in sorted(seen.changes.items()):
+        for (table, op), count in sorted(loop_status.changes.items()):
             changes.setdefault(table, {})[op] = count
         return {
-            "state": seen.state if self._state == "streaming" else self._state,
-            "trouble": seen.trouble,
-            "watermark": seen.watermark,
-            "durable": seen.durable,
-            "received": seen.received,
-            "lsn": format_lsn(seen.watermark),
-            "queued_bytes": seen.queued_bytes,
+            "state": loop_status.state if self._state == "streaming" else self._state,
+            "trouble": loop_status.trouble,
+            "watermark": loop_status.watermark,
+            "durable": loop_status.durable,
+            "received": loop_status.received,
+            "lsn": format_lsn(loop_status.watermark),
+            "queued_bytes": loop_status.queued_bytes,
             "changes": changes,
-            "changes_total": seen.rows,
-            "bytes_total": seen.size,
-            "last_commit_at": seen.last_commit,
-            "tables": {table: {"lsn": lsn, "at": at} for table, (lsn, at) in sorted(seen.newest.items())},
-            "reconnects": seen.reconnects,
-            **self._rates(seen),
+            "changes_total": loop_status.rows,
+            "bytes_total": loop_status.size,
+            "last_commit_at": loop_status.last_commit,
+            "tables": {table: {"lsn": lsn, "at": at} for table, (lsn, at) in sorted(loop_status.newest.items())},
+            "reconnects": loop_status.reconnects,
+            **self._rates(loop_status),
         }
 
-    def _rates(self, seen: LoopStatus) -> dict[str, float]:
+    def _rates(self, loop_status: LoopStatus) -> dict[str, float]:
         now = monotonic()
         then, rows, size = self._last
-        self._last = (now, seen.rows, seen.size)
+        self._last = (now, loop_status.rows, loop_status.size)
         seconds = max(now - then, 0.001)
         return {
-            "changes_per_second": round((seen.rows - rows) / seconds, 1),
-            "bytes_per_second": round((seen.size - size) / seconds, 1),
+            "changes_per_second": round((loop_status.rows - rows) / seconds, 1),
+            "bytes_per_second": round((loop_status.size - size) / seconds, 1),
         }
 
     def _run(self) -> None:
         while not self._stop.wait(_EVERY):
-            with suppress(OSError):  # a full disk: whoever reads the file sees that it is old
+            with suppress(OSError):  # a full disk: readers of the file see its age
                 self.publish()

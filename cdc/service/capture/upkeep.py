@@ -1,4 +1,4 @@
-"""The log's upkeep: merging and retention, now and then, beside the stream."""
+"""Periodic maintenance of the log (merging, retention) while the stream runs."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Calls `maintain` from a thread of its own while the block runs. What fails is tried again."""
+    """Calls `maintain` in a thread while the block runs. Failures are retried."""
 
     def __init__(self, log: LogWriter, every: float = _EVERY) -> None:
         self._log = log
@@ -34,6 +34,6 @@ class Upkeep:
             try:
                 self._log.maintain()
             except MillraceError as error:
-                _log.warning("The log's upkeep failed and is tried again: %s", error)
+                _log.warning("Maintenance of the log failed and is retried: %s", error)
             except Exception:
-                _log.exception("The log's upkeep failed unexpectedly and is tried again")
+                _log.exception("Maintenance of the log failed unexpectedly and is retried")

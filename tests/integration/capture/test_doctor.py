@@ -58,7 +58,7 @@ def test_a_role_that_may_not_change_the_publication_is_told_the_statement(modest
     )
     modest.source["tables"] = ["public.more"]
     with connect(modest.settings.source) as connection, pytest.raises(SourceRefused) as raised:
-        publication.follow(connection, modest.settings.source, stored)
+        publication.update_tables(connection, modest.settings.source, stored)
     assert 'ALTER PUBLICATION "millrace" ADD TABLE ONLY "public"."more"' in raised.value.remedy
     assert 'DROP TABLE ONLY "public"."items"' in raised.value.remedy
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cdc.capture.pgoutput.events import LogicalMessage
-from cdc.capture.replication.captured_tables import waiting
+from cdc.capture.replication.captured_tables import waiting_tables
 from cdc.capture.replication.stream import NoListener
 from cdc.capture.source.schema_policy import CheckedSchemas, Policy
 from cdc.capture.transactions.assembly import SpilledTransaction
@@ -108,7 +108,7 @@ def test_several_rows_of_one_copy_share_an_lsn_and_all_arrive(items: Rig) -> Non
 def test_a_streamed_transaction_with_aborted_savepoints_keeps_only_survivors(
     items: Rig, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Held in memory, and set aside on disk."""
+    """In memory, and spilled to disk."""
     monkeypatch.setattr("cdc.capture.replication.loop._OPEN_BYTES", budget)
     items.database.execute(
         f"alter role postgres in database {items.database.name} set logical_decoding_work_mem = '64kB'"
@@ -136,7 +136,7 @@ def test_a_streamed_transaction_with_aborted_savepoints_keeps_only_survivors(
 class _Peeks(NoListener):
     """Looks at the beginning of each large transaction, as backfills do."""
 
-    def passed(self, item: Entry | SpilledTransaction) -> None:
+    def transactions(self, item: Entry | SpilledTransaction) -> None:
         if isinstance(item, SpilledTransaction):
             next(item.parts())
 
@@ -320,7 +320,7 @@ class _Notes(NoListener):
         self.heard_contents: list[bytes] = []
         self.passed_ends: list[int] = []
 
-    def heard(self, message: LogicalMessage) -> Sequence[Entry]:
+    def message(self, message: LogicalMessage) -> Sequence[Entry]:
         self.heard_contents.append(message.content)
         return ()
 
@@ -342,7 +342,7 @@ def test_our_messages_reach_the_listener_and_those_of_others_do_not(items: Rig) 
 
 def test_an_entry_of_the_listener_lands_between_the_transactions_around_its_message(items: Rig) -> None:
     class Marks(_Notes):
-        def heard(self, message: LogicalMessage) -> Sequence[Entry]:
+        def message(self, message: LogicalMessage) -> Sequence[Entry]:
             return [Entry(LOG_SCHEMA.empty_table(), message.lsn, {"heard": message.content.decode()})]
 
     with items.following(Marks()) as following:
@@ -390,7 +390,7 @@ def test_a_renamed_table_waits_from_its_first_change_on_also_after_a_restart_and
             "insert into things values (0, 'after')",
         )
         following.reaches(items.now())
-        assert "public.things" in waiting(following.reader._log.progress().marks)[item].remedy
+        assert "public.things" in waiting_tables(following.reader._log.progress().marks)[item].remedy
     items.follow("alter table things rename to items", "insert into items values (-1, 'nobody has asked to resume')")
     assert [(row["table"], row["key"]) for row in items.rows()] == [
         ("public.items", '{"id":1}'),
@@ -413,7 +413,7 @@ def test_a_change_of_columns_in_a_streamed_transaction_has_the_table_wait_and_st
             "insert into items values (-1, 'after')",
         )
         following.reaches(items.now())
-        waits = waiting(following.reader._log.progress().marks)
+        waits = waiting_tables(following.reader._log.progress().marks)
     assert list(waits) == ([TableId("public", "items")] if end == "commit" else [])
     assert len(items.rows()) == (3001 if end == "commit" else 2)
 

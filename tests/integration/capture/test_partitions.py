@@ -108,16 +108,16 @@ def test_a_subtree_that_is_attached_is_no_newborn(rig: Rig) -> None:
     with connect(rig.settings.source) as connection, rig.following() as following:
         tables = {TableId("public", "events"): PartitionSettings(attached="notice")}
         partitions = Partitions(lambda: tables, following.reader._log, lambda _connection, _refill: None)
-        partitions.look(connection)
+        partitions.check(connection)
         rig.database.execute(
             "create table tree (id int not null, at date not null, what text) partition by range (at)",
             "create table leaf partition of tree for values from ('2026-06-01') to ('2026-07-01')",
             "alter table events attach partition tree for values from ('2026-06-01') to ('2027-01-01')",
             "alter table events_1 rename to renamed",
         )
-        partitions.look(connection)
-        partitions.look(connection)
-    assert [notice.message[:32] for notice in partitions.said] == ["Partition public.leaf was attach"]
+        partitions.check(connection)
+        partitions.check(connection)
+    assert [notice.message[:32] for notice in partitions.notices] == ["Partition public.leaf was attach"]
 
 
 def test_a_root_that_is_new_or_no_longer_captured_is_no_news() -> None:

@@ -186,10 +186,10 @@ def test_a_key_that_is_replaced_while_the_table_is_first_read_has_it_read_from_t
         def change() -> None:  # as cdc.service.capture.table_changes does it
             stored = Publication.of_mark(log.progress().marks[publication.MARK])
             publish(rig.settings.source, stored, log)
-            scene.backfills.follow(rig.settings, log)
+            scene.backfills.set_tables(rig.settings, log)
             done.set()
 
-        scene.following.reader.between(change)
+        scene.following.reader.run_between_connections(change)
         assert done.wait(60)
         released.set()
         scene.wait(own(TABLE))

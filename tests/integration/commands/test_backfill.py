@@ -17,7 +17,7 @@ import yaml
 from cdc.cli import main
 from cdc.errors import ConfigError
 from cdc.model import TableId
-from snapshots.backfill.requests import JobControl, Request, understand
+from snapshots.backfill.requests import JobControl, Request, parse_message
 from snapshots.backfill.signing_key import control_key
 from tests.fix_capture import Rig
 from tests.fix_processes import Program, RunProgram, wait_until
@@ -115,7 +115,7 @@ def test_a_request_can_be_had_as_signed_sql(
     statement = capsys.readouterr().out.strip()
     found = re.fullmatch(r"select pg_logical_emit_message\(true, 'millrace', (.*)\);", statement)
     assert found is not None
-    assert understand(rig.ask(f"select {found[1].replace('%', '%%')}").encode(), key) == meant
+    assert parse_message(rig.ask(f"select {found[1].replace('%', '%%')}").encode(), key) == meant
 
 
 SLOWLY = ("--where", "pg_sleep(2) is not null")

@@ -102,7 +102,7 @@ def test_a_second_daemon_on_the_same_slot_ends_with_its_reason(
     other = Daemon(daemon.database, tmp_path / "other" / "state", tmp_path / "other", run_program)
     second = other.start()
     assert second.wait(90) == 1
-    assert "this log knows nothing of it" in " ".join(second.said().split())
+    assert "was not created for this log" in " ".join(second.said().split())
     daemon.database.execute("insert into items values (1, 'x')")
     daemon.settle()
     assert first.terminate() == 0

@@ -186,7 +186,7 @@ def test_messages_that_mean_nothing_are_passed_over(snapshotted: Rig, content: s
     [
         (Request(TableId("public", "nothing")), "not captured"),
         (Request(ITEM, where="no_such_column = 1"), "no_such_column"),
-        (Request(ITEM, keys=(("1", "2"),)), "do not fit its key (id)"),
+        (Request(ITEM, keys=(("1", "2"),)), "do not match its key (id)"),
     ],
     ids=["table", "condition", "keys"],
 )

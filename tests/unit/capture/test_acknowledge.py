@@ -32,5 +32,5 @@ def test_a_ticket_that_was_never_given_is_refused() -> None:
     acknowledged = Acknowledgements()
     ticket = acknowledged.expect(Lsn(1))
     acknowledged.durable(ticket)
-    with pytest.raises(ValueError, match="never given"):
+    with pytest.raises(ValueError, match="never issued"):
         acknowledged.durable(type(ticket)(ticket + 1))

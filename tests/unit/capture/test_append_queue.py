@@ -93,7 +93,7 @@ def log() -> Memory:
 
 
 @pytest.fixture
-def handoff(log: Memory) -> Iterator[AppendQueue]:
+def append_queue(log: Memory) -> Iterator[AppendQueue]:
     made = AppendQueue(log, 1000, AppendCounts(), SystemClock())
     yield made
     log.gate.set()
@@ -104,87 +104,87 @@ def _versions(log: Memory) -> list[int]:
     return [int(row) for entry in log.entries for row in entry.rows["version"].to_numpy()]
 
 
-def test_what_waits_is_merged_and_stays_in_order(log: Memory, handoff: AppendQueue) -> None:
+def test_what_waits_is_merged_and_stays_in_order(log: Memory, append_queue: AppendQueue) -> None:
     log.gate.clear()
     for number in range(1, 101):
-        handoff.put([_entry(number)])
+        append_queue.put([_entry(number)])
     log.gate.set()
-    assert handoff.settle(10)
+    assert append_queue.wait_until_durable(10)
     assert _versions(log) == list(range(1, 101))
     assert len(log.entries) < 10
-    assert handoff.confirmed == 100 and handoff.held == 0
+    assert append_queue.confirmed == 100 and append_queue.queued_bytes == 0
 
 
-def test_marks_of_merged_entries_all_arrive_and_the_newest_counts(log: Memory, handoff: AppendQueue) -> None:
+def test_marks_of_merged_entries_all_arrive_and_the_newest_counts(log: Memory, append_queue: AppendQueue) -> None:
     log.gate.clear()
-    handoff.put([_entry(1), _entry(2, a="old", b="kept"), _entry(3, a="new")])
+    append_queue.put([_entry(1), _entry(2, a="old", b="kept"), _entry(3, a="new")])
     log.gate.set()
-    assert handoff.settle(10)
+    assert append_queue.wait_until_durable(10)
     found = {key: value for entry in log.entries for key, value in entry.marks.items()}
     assert found == {"a": "new", "b": "kept"}
 
 
-def test_a_large_transaction_keeps_its_place(log: Memory, handoff: AppendQueue) -> None:
-    aside = Disk([rows_of([(1, 2)]), rows_of([(1, 3)])])
+def test_a_large_transaction_keeps_its_place(log: Memory, append_queue: AppendQueue) -> None:
+    spilled = Disk([rows_of([(1, 2)]), rows_of([(1, 3)])])
     log.gate.clear()
-    handoff.put([_entry(1), SpilledTransaction(Lsn(3), aside), _entry(4)])
+    append_queue.put([_entry(1), SpilledTransaction(Lsn(3), spilled), _entry(4)])
     log.gate.set()
-    assert handoff.settle(10)
+    assert append_queue.wait_until_durable(10)
     assert _versions(log) == [1, 2, 3, 4]
     assert [entry.end for entry in log.entries][-1] == 4
-    assert aside.held == []
+    assert spilled.rows == []
 
 
-def test_nothing_is_confirmed_that_is_not_durable(log: Memory, handoff: AppendQueue) -> None:
+def test_nothing_is_confirmed_that_is_not_durable(log: Memory, append_queue: AppendQueue) -> None:
     log.gate.clear()
-    handoff.put([_entry(1)])
-    assert not handoff.settle(0.1)
-    assert handoff.confirmed == 0 and not handoff.settled
-    handoff.put([Entry(rows_of([(1, number) for number in range(50)]), Lsn(60))])
-    assert handoff.full
+    append_queue.put([_entry(1)])
+    assert not append_queue.wait_until_durable(0.1)
+    assert append_queue.confirmed == 0 and not append_queue.all_durable
+    append_queue.put([Entry(rows_of([(1, number) for number in range(50)]), Lsn(60))])
+    assert append_queue.full
     log.gate.set()
-    assert handoff.settle(10)
-    assert handoff.confirmed == 60 and not handoff.full
+    assert append_queue.wait_until_durable(10)
+    assert append_queue.confirmed == 60 and not append_queue.full
 
 
 def test_a_full_log_is_waited_for() -> None:
     log = Memory(LogFull("no room"))
-    handoff = AppendQueue(log, 1000, AppendCounts(), SystemClock())
-    handoff.put([_entry(1)])
-    wait_until(lambda: handoff.trouble, 5, "the trouble to be told")
-    assert handoff.settle(10)
-    assert _versions(log) == [1] and not handoff.trouble
-    handoff.close()
+    append_queue = AppendQueue(log, 1000, AppendCounts(), SystemClock())
+    append_queue.put([_entry(1)])
+    wait_until(lambda: append_queue.trouble, 5, "the trouble to be told")
+    assert append_queue.wait_until_durable(10)
+    assert _versions(log) == [1] and not append_queue.trouble
+    append_queue.close()
 
 
 def test_a_large_transaction_that_finds_no_room_goes_on_where_it_stopped(
-    log: Memory, handoff: AppendQueue, monkeypatch: pytest.MonkeyPatch
+    log: Memory, append_queue: AppendQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.capture.replication.append_queue._RETRY_SECONDS", 0.01)
     log.crowded = True
-    aside = Disk([rows_of([(1, 1)]), rows_of([(1, 2)]), rows_of([(1, 3)])])
-    handoff.put([SpilledTransaction(Lsn(3), aside)])
-    assert handoff.settle(10)
-    assert _versions(log) == [1, 2, 3] and not handoff.trouble
-    assert log.spools == 1, "what was set aside before the disk was full is not written again"
+    spilled = Disk([rows_of([(1, 1)]), rows_of([(1, 2)]), rows_of([(1, 3)])])
+    append_queue.put([SpilledTransaction(Lsn(3), spilled)])
+    assert append_queue.wait_until_durable(10)
+    assert _versions(log) == [1, 2, 3] and not append_queue.trouble
+    assert log.spools == 1, "what was written before the disk was full is not written again"
 
 
 def test_what_the_appending_thread_dies_of_is_raised_in_the_reading_one() -> None:
     log = Memory(LogFenced("another writer"))
     woken = threading.Event()
-    handoff = AppendQueue(log, 1000, AppendCounts(), SystemClock())
-    handoff.call_when_durable(woken.set)
-    handoff.put([_entry(1)])
+    append_queue = AppendQueue(log, 1000, AppendCounts(), SystemClock())
+    append_queue.call_when_durable(woken.set)
+    append_queue.put([_entry(1)])
     assert woken.wait(5)
     with pytest.raises(LogFenced):
-        handoff.check()
+        append_queue.check()
     with pytest.raises(LogFenced):
-        handoff.settle(1)
-    assert handoff.confirmed == 0
-    handoff.close()
+        append_queue.wait_until_durable(1)
+    assert append_queue.confirmed == 0
+    append_queue.close()
 
 
-def test_an_entry_without_rows_moves_the_position_alone(log: Memory, handoff: AppendQueue) -> None:
-    handoff.put([Entry(LOG_SCHEMA.empty_table(), Lsn(77))])
-    assert handoff.settle(10)
-    assert handoff.confirmed == 77 and _versions(log) == []
+def test_an_entry_without_rows_moves_the_position_alone(log: Memory, append_queue: AppendQueue) -> None:
+    append_queue.put([Entry(LOG_SCHEMA.empty_table(), Lsn(77))])
+    assert append_queue.wait_until_durable(10)
+    assert append_queue.confirmed == 77 and _versions(log) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.source.schema_policy import CheckedSchemas, Policy, standing
+from cdc.capture.source.schema_policy import CheckedSchemas, Policy, already_recorded
 from cdc.errors import SchemaRefused
 from cdc.model import Column, PgType, TableId, TableSchema
 from tests.corpus.registry import Registry
@@ -77,9 +77,9 @@ def test_ignore_keeps_the_former_columns(after: TableSchema) -> None:
 
 def test_no_policy_but_evolve_passes_over_another_key() -> None:
     for policy in ("lenient", "ignore", "exception"):
-        with pytest.raises(SchemaRefused, match="its key is another"):
+        with pytest.raises(SchemaRefused, match="its key was replaced"):
             _policed(policy).record(REKEYED)
-        assert standing(_policed(policy), REKEYED) is None
+        assert already_recorded(_policed(policy), REKEYED) is None
     assert _policed("evolve").record(REKEYED).key == REKEYED.key
 
 
@@ -95,6 +95,6 @@ def test_a_new_table_and_an_unchanged_one_pass_every_policy(policy: Policy) -> N
 def test_looking_records_nothing_and_refuses_nothing(policy: Policy) -> None:
     """What a streamed transaction says of its columns may yet be rolled back."""
     schemas = _policed(policy)
-    assert schemas.standing(BEFORE) == schemas.newest()[0]
-    assert schemas.standing(HARMFUL[0]) == (schemas.newest()[0] if policy == "ignore" else None)
+    assert schemas.already_recorded(BEFORE) == schemas.newest()[0]
+    assert schemas.already_recorded(HARMFUL[0]) == (schemas.newest()[0] if policy == "ignore" else None)
     assert [schema.id for schema in schemas.newest()] == [1]

@@ -19,7 +19,7 @@ def test_a_slot_at_or_behind_the_log_is_well() -> None:
 
 
 def test_a_slot_ahead_of_the_log_means_changes_that_nobody_has() -> None:
-    with pytest.raises(PositionMismatch, match=r"made anew or moved by hand.*resync"):
+    with pytest.raises(PositionMismatch, match=r"recreated or moved by hand.*resync"):
         check(STORED, SLOT, SERVER, Lsn(199))
 
 
@@ -55,7 +55,7 @@ def test_a_failover_slot_is_not_followed_where_the_log_has_what_the_new_timeline
     with pytest.raises(PositionMismatch, match=r"reaches 0/FB on timeline 1.*left that timeline at 0/FA.*resync"):
         check(STORED, slot, server, Lsn(251))
     check(replace(STORED, timeline=2), slot, server, Lsn(400))
-    with pytest.raises(PositionMismatch, match="does not come from timeline 4"):
+    with pytest.raises(PositionMismatch, match="does not descend from timeline 4"):
         check(replace(STORED, timeline=4), slot, server, Lsn(200))
 
 

@@ -94,9 +94,9 @@ def test_a_large_transaction_waits_for_room_on_disk_and_loses_no_row(tmp_path: P
 
     full = True
     feed(0, Begin(Lsn(900), 0, 1, 0))
-    assert "No room left" in assembler.trouble and not assembler.relieve()
+    assert "No room left" in assembler.trouble and not assembler.spill()
     full = False
-    assert assembler.relieve() and not assembler.trouble
+    assert assembler.spill() and not assembler.trouble
     full = True
     feed(100)
     assert assembler.trouble

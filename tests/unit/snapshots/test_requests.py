@@ -17,10 +17,10 @@ from snapshots.backfill.requests import (
     RefusedRequest,
     Request,
     ask,
-    edge,
-    ended,
+    chunk_message,
+    ended_message,
+    parse_message,
     steer,
-    understand,
 )
 from snapshots.initial.plan import Leaf, TablePlan, mark_name
 
@@ -40,29 +40,29 @@ requests = st.builds(
 
 @given(requests)
 def test_a_signed_request_is_understood_as_it_was_meant(request: Request) -> None:
-    assert understand(ask(request, KEY).encode(), KEY) == request
+    assert parse_message(ask(request, KEY).encode(), KEY) == request
 
 
 @given(requests)
 def test_a_request_needs_our_signature(request: Request) -> None:
-    assert isinstance(understand(ask(request, b"another").encode(), KEY), RefusedRequest)
-    assert isinstance(understand(json.dumps({"backfill": request.facts()}).encode(), KEY), RefusedRequest)
+    assert isinstance(parse_message(ask(request, b"another").encode(), KEY), RefusedRequest)
+    assert isinstance(parse_message(json.dumps({"backfill": request.facts()}).encode(), KEY), RefusedRequest)
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])
 def test_steering_needs_our_signature(verb: str) -> None:
-    assert isinstance(understand(json.dumps({verb: "all"}).encode(), KEY), RefusedRequest)
-    assert isinstance(understand(steer(verb, "all", b"another").encode(), KEY), RefusedRequest)
+    assert isinstance(parse_message(json.dumps({verb: "all"}).encode(), KEY), RefusedRequest)
+    assert isinstance(parse_message(steer(verb, "all", b"another").encode(), KEY), RefusedRequest)
     said = json.loads(steer("pause", "1F", KEY))
     assert isinstance(
-        understand(json.dumps({verb: "all", "signature": said["signature"]}).encode(), KEY), RefusedRequest
+        parse_message(json.dumps({verb: "all", "signature": said["signature"]}).encode(), KEY), RefusedRequest
     )
 
 
 def test_a_condition_put_into_a_signed_request_is_refused() -> None:
     said = json.loads(ask(Request(ITEM, keys=(("1",),)), KEY))
     said["backfill"]["where"] = "true"
-    assert isinstance(understand(json.dumps(said).encode(), KEY), RefusedRequest)
+    assert isinstance(parse_message(json.dumps(said).encode(), KEY), RefusedRequest)
 
 
 @given(
@@ -70,14 +70,14 @@ def test_a_condition_put_into_a_signed_request_is_refused() -> None:
     | st.recursive(st.none() | texts, lambda inner: st.dictionaries(texts, inner)).map(json.dumps).map(str.encode)
 )
 def test_no_message_does_harm(content: bytes) -> None:
-    understand(content, KEY)
+    parse_message(content, KEY)
 
 
 def test_every_message_of_ours_is_understood() -> None:
-    assert understand(edge(True, "t").encode(), KEY) == ChunkMark(True, "t")
-    assert understand(edge(False, "t").encode(), KEY) == ChunkMark(False, "t")
-    assert understand(steer("pause", "all", KEY).encode(), KEY) == JobControl("pause", "all")
-    assert understand(ended("1", "t", "why").encode(), KEY) == Ended("1", "t", "why")
+    assert parse_message(chunk_message(True, "t").encode(), KEY) == ChunkMark(True, "t")
+    assert parse_message(chunk_message(False, "t").encode(), KEY) == ChunkMark(False, "t")
+    assert parse_message(steer("pause", "all", KEY).encode(), KEY) == JobControl("pause", "all")
+    assert parse_message(ended_message("1", "t", "why").encode(), KEY) == Ended("1", "t", "why")
 
 
 @given(
@@ -112,7 +112,7 @@ def test_of_a_backfill_that_is_over_only_the_outcome_is_kept() -> None:
     ],
 )
 def test_steering_changes_only_what_can_be_changed(verb: str, before: JobState, after: JobState) -> None:
-    assert Job("1", Request(ITEM), before).steered(verb).state is after
+    assert Job("1", Request(ITEM), before).after_control(verb).state is after
 
 
 def plan(done: bool) -> dict[str, str]:
@@ -136,7 +136,7 @@ def test_tables_that_lack_their_first_snapshot_are_found(
     mode: str, marks: dict[str, str], expected: bool | None
 ) -> None:
     jobs = missing([TableSettings.model_validate({"name": ITEM, "snapshot": mode})], marks)
-    assert [job.fresh for job in jobs] == ([] if expected is None else [expected])
+    assert [job.new_table for job in jobs] == ([] if expected is None else [expected])
 
 
 def test_a_backfill_that_the_log_knows_is_not_begun_again() -> None:

@@ -47,10 +47,10 @@ def outcome(windows: Windows) -> Merged | Reread:
 def test_only_changes_between_the_marks_and_of_the_table_count() -> None:
     windows = Windows()
     expecting(windows)
-    windows.see(change("1", 10))
+    windows.add(change("1", 10))
     windows.low("token")
-    windows.see(change("2", 11))
-    windows.see(change("1", 12, "public.other"))
+    windows.add(change("2", 11))
+    windows.add(change("1", 12, "public.other"))
     merged = outcome(windows)
     assert isinstance(merged, Merged)
     assert merged.rows["key"].to_pylist() == ["1"]
@@ -60,7 +60,7 @@ def test_only_changes_between_the_marks_and_of_the_table_count() -> None:
 def test_a_commit_before_the_low_mark_that_the_chunk_cannot_see_asks_for_another_look() -> None:
     windows = Windows()
     expecting(windows)
-    windows.see(change("9", 105))
+    windows.add(change("9", 105))
     windows.low("token")
     assert outcome(windows) == Reread("a transaction in the log is not visible yet")
 
@@ -69,8 +69,8 @@ def test_a_transaction_too_large_to_look_at_asks_for_a_smaller_chunk() -> None:
     windows = Windows()
     expecting(windows)
     windows.low("token")
-    windows.spoil(change("1", 10), "too large")
-    windows.see(change("2", 11))
+    windows.invalidate(change("1", 10), "too large")
+    windows.add(change("2", 11))
     assert outcome(windows) == Reread("too large", smaller=True)
 
 
@@ -78,8 +78,8 @@ def test_an_interrupted_stream_tells_those_who_wait() -> None:
     windows = Windows()
     pending = expecting(windows)
     windows.low("token")
-    windows.lose()
-    assert pending.settled.is_set()
+    windows.reset()
+    assert pending.done.is_set()
     assert isinstance(pending.outcome, Reread)
     assert windows.high("token") is None
 
@@ -97,16 +97,16 @@ def test_marks_of_an_earlier_life_are_passed_over() -> None:
 )
 def test_chunks_grow_and_shrink_with_what_they_cost(seconds: float, size: int, limit: int) -> None:
     pace = Pace()
-    pace.went_well(2000, size, seconds)
+    pace.chunk_done(2000, size, seconds)
     assert pace.limit == limit
 
 
 def test_a_smaller_chunk_is_never_empty_and_waiting_does_not_shrink() -> None:
     pace = Pace(limit=2)
-    pace.again(smaller=False)
+    pace.chunk_reread(smaller=False)
     assert pace.limit == 2
     for _ in range(3):
-        pace.again(smaller=True)
+        pace.chunk_reread(smaller=True)
     assert pace.limit == 1
     assert pace.rereads == 4
 
@@ -114,6 +114,6 @@ def test_a_smaller_chunk_is_never_empty_and_waiting_does_not_shrink() -> None:
 def test_progress_has_a_rate_and_an_end() -> None:
     pace = Pace()
     pace.begin(100.0, 1000)
-    pace.went_well(250, 1000, 0.5)
+    pace.chunk_done(250, 1000, 0.5)
     facts = pace.facts(105.0, running=True)
     assert (facts["rows_per_second"], facts["eta_seconds"], facts["estimate"]) == (50.0, 15.0, 1000)

@@ -1,4 +1,4 @@
-"""Postgres text to JSON, one file per type family. See `rendering` for the form and docs/types.md for the result."""
+"""Postgres text to JSON, one file per type family. See `rendering` for the interface, docs/types.md for the result."""
 
 import importlib
 import pkgutil
@@ -19,7 +19,7 @@ SESSION = {
     "lc_monetary": "C",
     "xmloption": "content",
 }
-"""Settings that change the text of values: every session whose text comes here, replication or COPY, must pin
-them (for instance by `options=-c TimeZone=UTC …`), or equal rows would give different images."""
+"""Settings that change the text of values: every session whose text is rendered, replication or COPY, must set them
+(for instance by `options=-c TimeZone=UTC …`), or equal rows would give different images."""
 
 __all__ = ["BUILT_IN", "SESSION", "Rendered", "Renderer", "renderer_of"]

@@ -1,9 +1,8 @@
-"""Arrays as JSON arrays of their element's form.
+"""Arrays as JSON arrays whose elements are rendered by their own type.
 
-Plain numbers and plain words are translated byte by byte, the whole column at once. Anything else goes by distinct
-value through a small parser, its elements rendered together by their own type. An array with shifted bounds
-(`[2:3]={7,8}`) stays a string of its Postgres text: JSON has no place for the bounds, and dropping them would change
-the value.
+Plain numbers and plain words are translated byte by byte, the whole column at once. Everything else is parsed once per
+distinct value, and its elements are rendered together. An array with shifted bounds (`[2:3]={7,8}`) stays a string of
+its Postgres text: a JSON array has no bounds, and dropping them would change the value.
 """
 
 import json
@@ -12,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, Places, Spans, distinct, few, gather
+from cdc.arrays import Bools, Ints
+from cdc.capture.rows.byte_spans import Spans, distinct, few, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, overlaid, register_arrays, unchanged
 from cdc.capture.rows.types.text import Replacements
 from cdc.capture.rows.types.text import render as render_text
@@ -30,7 +30,7 @@ _Convert = Callable[[list[bytes]], list[bytes]]
 
 
 def array_of(element: PgType, renderer: Renderer) -> Renderer:
-    """Arrays of one element type, separated as that type says: mostly by commas, `box` by semicolons."""
+    """Arrays of one element type, split at that type's delimiter: a comma, or a semicolon for `box`."""
     convert = _by_value(_tokens(element.delimiter.encode()), renderer)
     if element.name in _NUMBERS:
         return Renderer(lambda spans: _numbers(spans, convert), quoted=False)
@@ -45,7 +45,7 @@ def _values(spans: Spans, convert: _Convert) -> Rendered:
 
 
 def _numbers(spans: Spans, convert: _Convert) -> Rendered:
-    """`{1,NULL}` to `[1,null]`, byte for byte; NaN, an infinity or bounds make a row odd."""
+    """`{1,NULL}` to `[1,null]`, byte for byte; rows with NaN, an infinity or bounds are converted one by one."""
     if few(len(spans)):
         return _values(spans, convert)
     column = gather(spans)
@@ -55,7 +55,7 @@ def _numbers(spans: Spans, convert: _Convert) -> Rendered:
 
 
 def _words(spans: Spans, convert: _Convert) -> Rendered:
-    """`{a,b}` to `["a","b"]`: one dimension, nothing quoted, no NULL; every other row is odd."""
+    """`{a,b}` to `["a","b"]`: one dimension, nothing quoted, no NULL; other rows are converted one by one."""
     if few(len(spans)):
         return _values(spans, convert)
     column = gather(spans)
@@ -63,27 +63,27 @@ def _words(spans: Spans, convert: _Convert) -> Rendered:
     ends = (data == _OPEN) | (data == _COMMA) | (data == _CLOSE)
     strange = (data < 0x20) | (data == 0x22) | (data == 0x5C)
     inner = data == _OPEN
-    inner[column.start[column.start < column.stop]] ^= True  # an opening brace but at the start, or a start without one
+    inner[column.start[column.start < column.stop]] ^= True  # an opening brace after the start, or a start without one
     strange |= inner
     strange[3:] |= (data[:-3] == 0x4E) & (data[1:-2] == 0x55) & (data[2:-1] == 0x4C) & (data[3:] == 0x4C)
     empty = column.stop - column.start == 2
     strange[column.start[empty]] = True
     odd = _rows_with(column, strange.nonzero()[0])
-    made = _WORDS.made(column, ends.nonzero()[0])
+    made = _WORDS.apply(column, ends.nonzero()[0])
     return Rendered(made, spans.valid) if odd is None else _mixed(column, made, odd, convert, spans)
 
 
-def _rows_with(column: Spans, places: Places) -> Flags | None:
-    """The rows of a contiguous column that hold these places; None if there are none."""
-    if len(places) == 0:
+def _rows_with(column: Spans, offsets: Ints) -> Bools | None:
+    """The rows of a contiguous column that contain these offsets; None if there are none."""
+    if len(offsets) == 0:
         return None
     odd = np.zeros(len(column), np.bool_)
-    odd[np.searchsorted(column.stop, places, side="right")] = True
+    odd[np.searchsorted(column.stop, offsets, side="right")] = True
     return odd
 
 
-def _mixed(column: Spans, made: Spans, odd: Flags, convert: _Convert, spans: Spans) -> Rendered:
-    """Odd rows need their Postgres text, the others are `made` already."""
+def _mixed(column: Spans, made: Spans, odd: Bools, convert: _Convert, spans: Spans) -> Rendered:
+    """Convert the odd rows from their Postgres text; the others are in `made` already."""
     values, codes = distinct(column.pick(odd))
     return overlaid(made, odd, Spans.pack(convert(values)), codes, spans.valid)
 

@@ -1,8 +1,9 @@
-"""`bytea` as base64, from the hex form that the session is pinned to."""
+"""`bytea` as base64, from the hex format that the session is set to."""
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Octets, Spans, gather
+from cdc.arrays import Bools, Bytes
+from cdc.capture.rows.byte_spans import Spans, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, register
 from cdc.errors import DecodeError
 
@@ -12,13 +13,13 @@ _NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 
 
 def render(spans: Spans) -> Rendered:
-    """All values at once: hex to bytes, bytes padded to threes, threes to fours."""
+    """All values at once: hex to bytes, padded to groups of three bytes, to groups of four characters."""
     column = gather(spans)
     digits = column.stop - column.start - 2
     valid = np.ones(len(spans), np.bool_) if spans.valid is None else spans.valid
     first = column.data[column.start[valid]] if len(column.data) else np.zeros(0, np.uint8)
     if (digits[valid] < 0).any() or (digits[valid] % 2).any() or (first != ord("\\")).any():
-        raise DecodeError("A bytea is not in hex form", 0, "Pin the session: bytea_output=hex.")
+        raise DecodeError("A bytea value is not in hex format", 0, "Set bytea_output=hex in the session.")
     sizes = np.where(valid, digits // 2, 0)
     padded = -(-sizes // 3) * 3
     raw = _octets(column, valid)
@@ -32,17 +33,17 @@ def render(spans: Spans) -> Rendered:
     return Rendered(Spans(text, stop - padded // 3 * 4, stop), spans.valid)
 
 
-def _octets(column: Spans, valid: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Octets:
-    """The bytes of all values, one after the other: pairs of hex digits without each value's leading `\\x`."""
+def _octets(column: Spans, valid: Bools) -> Bytes:
+    """The bytes of all values, concatenated: pairs of hex digits without each value's leading `\\x`."""
     keep = np.ones(len(column.data), np.bool_)
     keep[column.start[valid]] = False
     keep[column.start[valid] + 1] = False
     nibbles = _NIBBLE[column.data[keep]]
-    octets: Octets = np.left_shift(nibbles[0::2], 4, dtype=np.uint8)
+    octets: Bytes = np.left_shift(nibbles[0::2], 4, dtype=np.uint8)
     return octets | nibbles[1::2]
 
 
-def _base64(octets: Octets) -> Octets:
+def _base64(octets: Bytes) -> Bytes:
     a, b, c = octets.reshape(-1, 3).T
     four = np.empty((len(a), 4), np.uint8)
     four[:, 0] = a >> 2

@@ -1,4 +1,4 @@
-"""`json` and `jsonb` are embedded as they are."""
+"""`json` and `jsonb` are embedded unchanged."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ _BLANK = ord(" ")
 
 
 def render(spans: Spans) -> Rendered:
-    """A raw control byte can only stand between tokens (Postgres refuses it in a string): it becomes a blank."""
+    """A raw control byte occurs only between tokens (Postgres rejects it in a string) and becomes a blank."""
     column = gather(spans)
     breaks = np.flatnonzero(column.data < _BLANK)
     if len(breaks) == 0:

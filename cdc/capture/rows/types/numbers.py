@@ -1,7 +1,8 @@
-"""Numbers in Postgres's own digits. NaN and the infinities are no JSON numbers: they become strings."""
+"""Numbers with the digits of Postgres. NaN and the infinities are no JSON numbers and become strings."""
 
 import numpy as np
 
+from cdc.arrays import Bools
 from cdc.capture.rows.byte_spans import Spans, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, register, unchanged
 
@@ -9,15 +10,15 @@ _NINE = ord("9")
 
 
 def render(spans: Spans) -> Rendered:
-    """`NaN`, `Infinity` and `-Infinity` are told by their last byte: every real number ends in a digit."""
+    """`NaN`, `Infinity` and `-Infinity` are found by their last byte: every other number ends in a digit."""
     odd = spans.last_octet() > _NINE
     if not odd.any():
         return Rendered(spans, spans.valid)
     return Rendered(_quote(spans, odd), spans.valid)
 
 
-def _quote(spans: Spans, odd: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Spans:
-    """The column in a buffer of its own with quotation marks around the odd values."""
+def _quote(spans: Spans, odd: Bools) -> Spans:
+    """The column in a new buffer, with quotation marks around the odd values."""
     column = gather(spans)
     shift = np.concatenate(([0], np.cumsum(2 * odd)))
     start, stop = column.start + shift[:-1], column.stop + shift[1:]

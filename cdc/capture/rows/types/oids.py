@@ -1,4 +1,4 @@
-"""The oids of Postgres's own types: the same on every server, so they need no question to the catalogue."""
+"""The oids of built-in types: the same on every server, so no catalog query is needed."""
 
 from cdc.model import PgType, TypeKind
 

@@ -1,8 +1,8 @@
-"""How a type becomes JSON: the one form that every type family fills, and the registry that finds it.
+"""How a type becomes JSON: the interface of every type family, and the registry of renderers.
 
 A family is one file of this package. It registers its renderers by `pg_type.typname` when it is imported, and
-`cdc.capture.rows.types` imports every file, so adding a type touches one file only. Types that nobody registered are
-their Postgres text as a JSON string.
+`cdc.capture.rows.types` imports every file, so adding a type changes one file only. A type without a renderer becomes
+its Postgres text as a JSON string.
 """
 
 from collections.abc import Callable
@@ -10,21 +10,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, Places, Spans
+from cdc.arrays import Bools, Ints
+from cdc.capture.rows.byte_spans import Spans
 from cdc.model import PgType, TypeKind
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A column ready for the image: row i is entry i of `spans`, or entry `codes[i]` where there are codes.
+    """A column ready for the image: row i is entry i of `spans`, or entry `codes[i]` if there are codes.
 
-    `valid` tells NULLs by row (None: there are none). Entries must ascend in their buffer, so converted values that
-    repeat are given once and pointed to by `codes`; then the buffer must not be the one the column came in.
+    `valid` is false for NULLs (None: there are none). Entries must ascend in their buffer, so a repeated converted
+    value is stored once and referred to by `codes`; then the buffer must not be the input buffer.
     """
 
     spans: Spans
-    valid: Flags | None = None
-    codes: Places | None = None
+    valid: Bools | None = None
+    codes: Ints | None = None
 
     def value(self, row: int) -> bytes:
         """One row's text."""
@@ -33,7 +34,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """A type's way into JSON. `quoted`: the image puts quotation marks around every value of the column."""
+    """Converts a type to JSON. `quoted`: the image puts quotation marks around every value of the column."""
 
     render: Callable[[Spans], Rendered]
     quoted: bool
@@ -45,18 +46,18 @@ _FALLBACK: list[Renderer] = []
 
 
 def register(*names: str, renderer: Renderer) -> None:
-    """Let these types (by `pg_type.typname`) be rendered so."""
+    """Render these types (by `pg_type.typname`) with this renderer."""
     for name in names:
         _FAMILIES[name] = renderer
 
 
 def register_arrays(make: Callable[[PgType, Renderer], Renderer]) -> None:
-    """Let arrays be rendered by what `make` builds from the element type and its renderer."""
+    """Render arrays with the renderer that `make` builds from the element type and its renderer."""
     _ARRAYS[:] = [make]
 
 
 def register_fallback(renderer: Renderer) -> None:
-    """Let every other type be rendered so."""
+    """Render every other type with this renderer."""
     _FALLBACK[:] = [renderer]
 
 
@@ -76,9 +77,9 @@ def unchanged(spans: Spans) -> Rendered:
     return Rendered(spans, spans.valid)
 
 
-def overlaid(column: Spans, odd: Flags, texts: Spans, codes: Places, valid: Flags | None) -> Rendered:
-    """A converted column whose `odd` rows are `texts[codes]` instead: for the few values that do not bear treatment as
-    a whole."""
+def overlaid(column: Spans, odd: Bools, texts: Spans, codes: Ints, valid: Bools | None) -> Rendered:
+    """A converted column whose `odd` rows are `texts[codes]` instead: for the few values that need conversion value by
+    value."""
     base, count = len(column.data), len(column)
     entries = Spans(
         np.concatenate((column.data, texts.data)),

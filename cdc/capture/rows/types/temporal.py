@@ -1,21 +1,22 @@
-"""Dates and times as ISO-8601 strings: `T` for the blank, `Z` for `+00`; the session is pinned to UTC and ISO.
+"""Dates and times as ISO-8601 strings: `T` for the blank, `Z` for `+00`; the session is set to UTC and ISO.
 
-The usual column is changed as a whole. `infinity`, BC, five-digit years keep their Postgres text with the same two
-changes where they apply; `time`, `timetz`, `date` and `interval` (IntervalStyle iso_8601) need none.
+A usual column is converted as a whole. `infinity`, BC and five-digit years keep their Postgres text with the same two
+replacements; `time`, `timetz`, `date` and `interval` (IntervalStyle iso_8601) need none.
 """
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Flags, Spans, distinct, few, gather
+from cdc.arrays import Bools
+from cdc.capture.rows.byte_spans import Spans, distinct, few, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, overlaid, register, unchanged
 
 _BLANK, _T, _Z, _PLUS, _DASH = (ord(sign) for sign in " TZ+-")
 _SHORTEST = len("2024-01-01 00:00:00")
 
 
-def _usual(column: Spans, zone: bool) -> Flags:
-    """Four-digit years after Christ with a time: the blank stands at byte 10 and the value ends in a digit."""
-    usual: Flags = column.stop - column.start >= _SHORTEST
+def _usual(column: Spans, zone: bool) -> Bools:
+    """Four-digit AD years with a time: byte 10 is the blank, and the value ends in a digit."""
+    usual: Bools = column.stop - column.start >= _SHORTEST
     at = np.where(usual, column.start, 0)
     usual &= column.data[at + 10] == _BLANK
     usual &= column.data[at + 4] == _DASH

@@ -1,11 +1,12 @@
-"""Text and everything that is shown as its Postgres text: JSON strings, escaped only where a byte asks for it."""
+"""Text, and every type that keeps its Postgres text: JSON strings, escaped only if necessary."""
 
 import re
 from collections.abc import Mapping
 
 import numpy as np
 
-from cdc.capture.rows.byte_spans import Octets, Places, Spans, few, gather
+from cdc.arrays import Bytes, Ints
+from cdc.capture.rows.byte_spans import Spans, few, gather
 from cdc.capture.rows.types.rendering import Rendered, Renderer, register, register_fallback, unchanged
 
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
@@ -14,7 +15,7 @@ _SHORT = {0x22: b'\\"', 0x5C: b"\\\\", 0x08: b"\\b", 0x0C: b"\\f", 0x0A: b"\\n",
 
 
 class Replacements:
-    """Bytes and the texts that stand for them."""
+    """Bytes and the texts that replace them."""
 
     def __init__(self, texts: Mapping[int, bytes]) -> None:
         longest = max(map(len, texts.values()))
@@ -23,18 +24,18 @@ class Replacements:
             self._lengths[octet] = len(text)
             self._texts[octet, : len(text)] = np.frombuffer(text, np.uint8)
 
-    def made(self, column: Spans, special: Places) -> Spans:
-        """The contiguous column with each special byte replaced; everything else moves as one."""
+    def apply(self, column: Spans, special: Ints) -> Spans:
+        """The contiguous column with each special byte replaced."""
         octets = column.data[special]
         lengths = self._lengths[octets]
         grown = np.concatenate(([0], np.cumsum(lengths - 1)))
         out = np.empty(len(column.data) + int(grown[-1]), np.uint8)
-        places = special + grown[:-1]
+        targets = special + grown[:-1]
         plain, keep = np.ones(len(out), np.bool_), np.ones(len(column.data), np.bool_)
         for at in range(self._texts.shape[1]):
             these = lengths > at
-            out[places[these] + at] = self._texts[octets[these], at]
-            plain[places[these] + at] = False
+            out[targets[these] + at] = self._texts[octets[these], at]
+            plain[targets[these] + at] = False
         keep[special] = False
         out[plain] = column.data[keep]
         start = column.start + grown[np.searchsorted(special, column.start)]
@@ -45,17 +46,17 @@ _ESCAPES = Replacements({octet: _SHORT.get(octet, b"\\u%04x" % octet) for octet 
 
 
 def render(spans: Spans) -> Rendered:
-    """The usual column has nothing to escape: it is looked through once and stays where it lies."""
+    """A usual column has nothing to escape: it is scanned once and not copied."""
     if few(len(spans)) and not any(map(_SPECIAL.search, spans.values())):
         return Rendered(spans, spans.valid)
     column = gather(spans)
     special = needing_escape(column.data)
-    return Rendered(spans if len(special) == 0 else _ESCAPES.made(column, special), spans.valid)
+    return Rendered(spans if len(special) == 0 else _ESCAPES.apply(column, special), spans.valid)
 
 
-def needing_escape(data: Octets) -> Places:
-    """Where the bytes that JSON forbids in a string stand."""
-    if len(data) > _BLOCK:  # in blocks: flags of a value of a gigabyte would be three more gigabytes
+def needing_escape(data: Bytes) -> Ints:
+    """The offsets of the bytes that JSON forbids in a string."""
+    if len(data) > _BLOCK:  # in blocks: the flags of a 1 GB value would take 3 GB more
         blocks = range(0, len(data), _BLOCK)
         return np.concatenate([needing_escape(data[at : at + _BLOCK]) + at for at in blocks])
     return np.flatnonzero((data < 0x20) | (data == 0x22) | (data == 0x5C))
