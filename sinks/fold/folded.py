@@ -19,6 +19,7 @@ from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Batch, Offset, Schemas
 from sinks.fold.arrow import ranked
 from sinks.fold.spark import FOLDED
+from sinks.rows.images import partial_first
 
 Row = dict[str, Any]
 SchemaOf = Callable[[TableId, int], TableSchema]
@@ -92,8 +93,9 @@ def merged(rows: pa.Table) -> pa.Table:
     history: dict[tuple[str, str], list[Row]] = {}
     for row in older.sort_by("rank").to_pylist():
         history.setdefault((row["table"], row["key"]), []).append(row)
-    filled = [_filled(row, history.get((row["table"], row["key"]), [])) for row in _partial(newest).to_pylist()]
-    return pa.concat_tables([_partial(newest, False), pa.Table.from_pylist(filled, schema=FOLDED)])
+    partial, complete = partial_first(newest)
+    filled = [_filled(row, history.get((row["table"], row["key"]), [])) for row in partial.to_pylist()]
+    return pa.concat_tables([complete, pa.Table.from_pylist(filled, schema=FOLDED)])
 
 
 def _older_deletes(changes: pa.Table, rows: pa.Table) -> pa.Table:
@@ -104,7 +106,7 @@ def _older_deletes(changes: pa.Table, rows: pa.Table) -> pa.Table:
     version: the store would ignore the second. The versions of earlier transactions are still smaller.
     """
     deletes = changes.filter(pc.equal(changes.column("op"), pa.scalar("d")))
-    partial = _partial(rows).to_pylist() if deletes.num_rows else []
+    partial = partial_first(rows)[0].to_pylist() if deletes.num_rows else []
     successors = {(row["table"], row["key"]): row for row in partial}
     found: dict[tuple[str, str], Row] = {}
     for row in deletes.sort_by([("rank", "descending")]).select(FOLDED.names).to_pylist() if partial else ():
@@ -113,11 +115,6 @@ def _older_deletes(changes: pa.Table, rows: pa.Table) -> pa.Table:
             version = min(row["version"], new["version"] - 1)
             found[key] = {**row, "version": version, "schema_id": new["schema_id"]}
     return pa.Table.from_pylist(list(found.values()), schema=FOLDED)
-
-
-def _partial(rows: pa.Table, wanted: bool = True) -> pa.Table:
-    lengths = pc.list_value_length(rows.column("unchanged").combine_chunks())
-    return rows.filter(pc.equal(pc.fill_null(pc.greater(lengths, pa.scalar(0)), pa.scalar(False)), pa.scalar(wanted)))
 
 
 def _filled(row: Row, older: Sequence[Row]) -> Row:

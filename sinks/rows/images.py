@@ -41,7 +41,7 @@ def columns(rows: pa.Table, *names: str) -> list[list[Any]]:
 
 
 def partial_first(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The partial rows and the whole ones."""
+    """The partial rows and the complete ones."""
     lengths = rows.column("unchanged").combine_chunks()
     partial = pc.fill_null(pc.greater(pc.list_value_length(lengths), pa.scalar(0)), pa.scalar(False))
     if not pc.any(partial).as_py():

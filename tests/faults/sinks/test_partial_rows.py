@@ -145,7 +145,7 @@ def test_delta_fills_partial_rows_in_pieces_by_bytes(
 
         return filled
 
-    for place in ("sinks.delta.write.writer.rewrite", "sinks.delta.deletion_vectors.writer.fresh"):
+    for place in ("sinks.delta.write.writer.rewrite", "sinks.delta.deletion_vectors.writer.new_rows"):
         module, name = place.rsplit(".", 1)
         monkeypatch.setattr(place, watched(getattr(__import__(module, fromlist=[name]), name)))
     monkeypatch.setattr(writer, "INFLATED_LIMIT", 4 * BOUND)  # files of a tenth of that are rewritten as a whole
