@@ -288,5 +288,5 @@ def _check(schema: TableSchema) -> None:
         if folded.count(column.name.lower()) > 1:
             raise SinkError(
                 f"table {schema.table}: the name of column {column.name} differs from another only by case.",
-                "Delta ignores case: rename the column, or leave one out with `columns`.",
+                "Rename the column, or leave one out with `columns`: Delta ignores case.",
             )
