@@ -1,4 +1,4 @@
-"""What a sink is given beside its settings."""
+"""What a sink gets besides its settings."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """The surroundings of a sink: the pipeline's state folder, Spark where there is one, and how to wait.
+    """The pipeline's state folder, a Spark session and a function that waits.
 
-    The trap: `spark` may be None (verify and the command line run without a JVM); ask for it only where a batch
-    is worth it.
+    The trap: `spark` is None in verify and in the CLI, which run without a JVM. Calling it starts a JVM: do so only for
+    a batch that needs Spark.
     """
 
     state: Path

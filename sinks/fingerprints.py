@@ -1,7 +1,7 @@
-"""What a store shows of itself, so that one which lost what it held is not taken for one that is up to date.
+"""How a sink recognises that its store has lost rows which it had acknowledged.
 
-A sink leaves a mark in each table's place that nobody else writes (the id of an index, a key, the version of a Delta
-table). What was seen last is kept on our side; a store that shows something else was emptied, replaced or set back.
+A sink leaves a mark in each table that no other program writes (the id of an index, a key, the version of a Delta
+table). Millrace keeps the mark that it saw last; a store with another mark was emptied, replaced or restored.
 """
 
 from collections.abc import Mapping
@@ -12,77 +12,77 @@ from uuid import uuid4
 from cdc.model import Lsn, TableId, TableSchema
 
 Mark: TypeAlias = Mapping[str, str | int]
-"""What a store shows of one table: a few short values, kept as JSON."""
+"""Identifies one table of a store: a few short values, kept as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Why a table in a store is not what was written there. `message` follows the table's name in a sentence."""
+    """Why a stored table differs from what was written. `message` follows the table's name in a sentence."""
 
     message: str
     remedy: str = ""
     refill: bool = True
-    """Whether the table must be made anew; False where everything is there once somebody lets us at it again."""
+    """Whether the table must be filled again; False where its rows are there and only access is missing."""
     whole_up_to: Lsn | None = None
-    """The store is an older copy of itself, which holds everything up to this LSN."""
+    """Set where the store was restored from an older copy: it has everything up to this LSN."""
 
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A sink whose store can tell whether it still holds what was written. Called by one thread at a time, beside
-    `apply` for other tables where the sink is `SideBySide`."""
+    """A sink that can check whether its store still has what was written. Called by one thread at a time, in parallel
+    with `apply` for other tables where the sink is `SideBySide`."""
 
     def sign(self, schema: TableSchema) -> Mark:
-        """Leave a mark in the place of a table that was prepared, unless it has one, and return what it shows."""
+        """Leave a mark in a prepared table, unless it has one, and return the mark."""
 
     def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
-        """Compare each table with the mark that it showed last; where they agree, return what it shows now.
+        """Compare each table with its last known mark; returns the current mark, or the difference.
 
-        `reached` is the position that was committed for this sink. Called every few seconds: at most a request or
-        two for all tables together. Creates nothing. Raises Busy or Lost where the store cannot be asked.
+        `reached` is the position that was committed for this sink. Called every few seconds: make at most a request
+        or two for all tables together. Creates nothing. Raises Busy or Lost where the store cannot be reached.
         """
 
     def renew(self, schema: TableSchema) -> None:
-        """Make the table's place new and empty for the rows that follow, older versions and truncates forgotten.
+        """Replace the table by an empty one, without tombstones and remembered truncates.
 
-        `prepare` and `sign` are called next. Whatever somebody else made there is left alone, or SinkError raised.
+        `prepare` and `sign` are called next. Raise SinkError rather than delete what another program made.
         """
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A sink that keeps its position beside the rows: its store may come back without writes that it acknowledged."""
+    """A sink that stores its position with the rows, because its store may lose acknowledged writes in a restart."""
 
     def passed(self, reached: Lsn) -> None:
-        """Note in the store that everything up to here is in it; called before the position is committed.
+        """Write to the store that it has everything up to here; called before the position is committed.
 
-        Raises Lost where the store does not hold what was noted last: the next look says what became of it.
+        Raises Lost where the store does not have the last written position: the next `look` finds out why.
         """
 
 
 class FingerprintRecorder(Protocol):
-    """Whoever remembers the marks of one sink's store and knows which of its tables are lost."""
+    """Keeps the marks of one sink's store and knows which of its tables are lost."""
 
     @property
     def lost(self) -> frozenset[TableId]:
-        """Tables that must not be written: they wait until they are made anew, or are as they were."""
+        """Tables that must not be written until they are filled again or restored."""
 
     def connected(self) -> None:
-        """The store was opened: the next look is due at once."""
+        """The store was opened: the next comparison is due at once."""
 
     def look(self, sink: object) -> frozenset[TableId]:
-        """Compare the marks if it is time; returns the tables that are to be held from now on."""
+        """Compare the marks, if that is due; returns the tables that must be skipped from now on."""
 
     def prepared(self, sink: object, schema: TableSchema) -> None:
-        """A table was prepared: sign it if that was not done before."""
+        """A table was prepared: sign it, unless it was signed before."""
 
     def renewed(self, sink: object, schema: TableSchema) -> None:
-        """A table was made anew: only its new mark counts."""
+        """A table was replaced by an empty one: sign it again."""
 
     def passed(self, sink: object, reached: Lsn) -> None:
         """Everything up to here was applied; called before the position is committed."""
 
 
 def new_id() -> str:
-    """For a mark."""
+    """A random id for a mark."""
     return uuid4().hex

@@ -1,7 +1,7 @@
-"""A store in this process: the smallest sink that keeps the promises. For tests and for trying things out.
+"""A store in this process: the smallest complete sink, for tests and trials.
 
-The store lives as long as the process and is shared by every sink of the same name: opening the sink again is what
-a restart of ours looks like.
+A store lives as long as the process and is shared by every sink of the same name, so opening the sink again acts like
+a restart of Millrace.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SETTINGS = MemorySettings
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A stored row; `image` is None for a deleted one, remembered so that nothing older brings it back."""
+    """A stored row; `image` is None for a tombstone, kept so that an older change does not bring the row back."""
 
     version: int
     image: str | None
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(slots=True)
 class StoredRow:
-    """One table."""
+    """The rows of one table."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     truncated: int = 0
@@ -89,23 +89,23 @@ class MemorySink:
     def _remove(self, stored: StoredRow, removal: Removal) -> None:
         keys = list(stored.rows)
         versions = pa.array([row.version for row in stored.rows.values()], pa.int64())
-        for place in removal.takes(pa.array(keys, pa.string()), versions).nonzero()[0]:
-            stored.rows[keys[place]] = Row(removal.version, None)
+        for number in removal.takes(pa.array(keys, pa.string()), versions).nonzero()[0]:
+            stored.rows[keys[number]] = Row(removal.version, None)
 
     def _put(self, stored: StoredRow, row: dict[str, object]) -> RejectedItem | None:
         key, version, image = str(row["key"]), int(str(row["version"])), row["after"]
-        held = stored.rows.get(key)
-        if version < stored.truncated or (held and held.version >= version):
+        old = stored.rows.get(key)
+        if version < stored.truncated or (old and old.version >= version):
             return None
         if row["op"] == "d":
             stored.rows[key] = Row(version, None)
             return None
         unchanged = row["unchanged"]
         if isinstance(unchanged, list) and unchanged:
-            if held is None or held.image is None:
+            if old is None or old.image is None:
                 return RejectedItem(str(row["table"]), key, version, STORED_ROW_MISSING)
-            image, lacking = splice(str(image), held.image, unchanged)
-            if lacking:
+            image, missing = splice(str(image), old.image, unchanged)
+            if missing:
                 return RejectedItem(str(row["table"]), key, version, STORED_ROW_MISSING)
         stored.rows[key] = Row(version, str(image))
         return None
@@ -132,4 +132,4 @@ class MemorySink:
         self._store.pop(str(schema.table), None)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""

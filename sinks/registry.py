@@ -3,9 +3,9 @@
 The module defines
 
     SETTINGS: type[SinkSettings]                                  with `kind: Literal["…"] = "…"`
-    def open_sink(settings: …, context: SinkContext) -> Sink      which may raise Busy or Lost, and is then tried again
+    def open_sink(settings: …, context: SinkContext) -> Sink      may raise Busy or Lost: it is called again
 
-Nothing here names a kind, and nothing else has to be touched to add one (docs/add-a-sink.md).
+No kind is listed here: a new module is enough (docs/add-a-sink.md).
 """
 
 import importlib
@@ -26,7 +26,7 @@ class SinkModule(Protocol):
     SETTINGS: type[SinkSettings]
 
     def open_sink(self, settings: SinkSettings, context: SinkContext) -> Sink:
-        """Connect. Must not create anything in the store: `prepare` does."""
+        """Connect. Must not create anything in the store: `prepare` does that."""
 
 
 def settings_kinds() -> Mapping[str, type[SinkSettings]]:
@@ -39,19 +39,19 @@ def open_sink(settings: SinkSettings, context: SinkContext) -> Sink:
     module = _modules().get(settings.kind)
     if module is None:
         raise ConfigError(
-            f"sink {settings.name!r}: kind {settings.kind!r} is not known.",
+            f"sink {settings.name!r}: unknown kind {settings.kind!r}.",
             f"Known kinds: {', '.join(sorted(_modules()))}.",
         )
     return module.open_sink(settings, context)
 
 
 def _modules() -> Mapping[str, SinkModule]:
-    """Looks again at each call: importing twice costs a dictionary look-up, a stale list costs a search."""
+    """Searched at each call: a cached list could be stale, and importing a module again is a dictionary look-up."""
     found: dict[str, SinkModule] = {}
     for name in modules_that_define("SETTINGS", sinks, "sink"):
         module = cast("SinkModule", importlib.import_module(name))
         kind = str(module.SETTINGS.model_fields["kind"].default)
         if kind in found:
-            raise ConfigError(f"two modules in sinks/ define the kind {kind!r}; one is {name}.", "Rename one.")
+            raise ConfigError(f"Two modules in sinks/ define the kind {kind!r}; one is {name}.", "Rename one.")
         found[kind] = module
     return found

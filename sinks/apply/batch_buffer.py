@@ -1,8 +1,8 @@
-"""Folded batches on their way to several sinks: kept in memory, each once, until everybody aboard has had them.
+"""Folded batches of the shared query: each kept in memory once, until every sink of the query has applied it.
 
-A sink that stays too far behind falls off and goes on from its own position in the log; one that catches up there may
-come back as long as what it still needs is here. Nothing here is durable, and nothing needs to be: what a sink has
-applied is a position in the log, written by its applier.
+A sink that falls too far behind leaves and continues with a query of its own; it may join again while every batch that
+it lacks is still here. Nothing here is durable: what a sink has applied is a position in the log, written by its
+applier.
 """
 
 import threading
@@ -11,155 +11,155 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cdc.model import Lsn
-from sinks.apply.applier import Stopped
 from sinks.apply.batch_schedule import BUDGET, SinkBacklog, next_batch
+from sinks.apply.errors import Stopped
 from sinks.fold.folded import Folded
 
 _AT_ONCE = 16 << 20
-"""Bytes that a sink that is behind takes together: several small batches are one merge for it."""
+"""Bytes that a sink takes at once when it is behind: several small batches are then one merge."""
 KEPT = 100
-"""Batches that everybody has had, kept for a sink that comes back: it is rarely further behind than a few. One tiny
-batch a second made gigabytes in a few days where only their bytes were limited."""
-_GLANCE = 0.25
+"""Applied batches that are kept for a sink that joins again: it is rarely further behind than a few. With a limit on
+bytes alone, one tiny batch a second grew to gigabytes in a few days."""
+_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedBatch:
-    """One batch. `start` is where the one before ended: a sink beyond it has everything that came earlier."""
+    """One batch. `start` is the position at which the previous one ended."""
 
     number: int
     start: Lsn
     folded: Folded
     size: int
     total: int
-    """The sizes of all batches up to this one: so what lies between two of them need not be added up."""
+    """The sizes of all batches up to and including this one."""
 
 
 class BatchBuffer:
-    """One thread puts, one thread a sink takes."""
+    """One thread puts batches; one thread per sink takes them."""
 
     def __init__(self, base: Lsn, clock: Callable[[], float] = time.monotonic) -> None:
         self._end = base
         self._clock = clock
-        self._links: dict[int, BufferedBatch] = {}
+        self._batches: dict[int, BufferedBatch] = {}
         """By number, without a gap, oldest first."""
         self._first = self._next = 0
         self._total = 0
         self._cursors: dict[str, int] = {}
         self._taken: dict[str, int] = {}
         self._closed = False
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
     # -- sinks
 
     def board(self, name: str) -> None:
-        """Take part from here on: for a sink that has everything up to the base."""
-        with self._news:
-            self._place(name, self._first)
+        """Add a sink that has everything up to the base."""
+        with self._changed:
+            self._set_cursor(name, self._first)
 
     def join(self, name: str, reached: Lsn) -> bool:
-        """Come aboard in the middle, if nothing that this sink lacks has been forgotten here.
+        """Add a sink that has reached this position. False if some batch that it lacks is no longer here.
 
         The trap: entries of a snapshot share an LSN, so a sink that has reached one may lack some that end there.
         """
-        with self._news:
-            known = [link for link in self._links.values() if link.start < reached]
+        with self._changed:
+            known = [batch for batch in self._batches.values() if batch.start < reached]
             if not known or self._closed:
                 return False
-            self._place(name, next(link.number for link in known if link.start == known[-1].start))
+            self._set_cursor(name, next(batch.number for batch in known if batch.start == known[-1].start))
             return True
 
     def leave(self, name: str) -> None:
-        """Take part no longer."""
-        with self._news:
+        """Remove a sink."""
+        with self._changed:
             self._cursors.pop(name, None)
             self._taken.pop(name, None)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def take(self, name: str) -> list[Folded]:
-        """What comes next for a sink, and the word that it is done with what it took before; waits for it.
+        """Wait for the next batches of a sink. The call says that the batches of the last call are applied.
 
-        Empty when the sink is no longer aboard or everything ends.
+        Empty when the sink was removed or the buffer is closed.
         """
-        with self._news:
+        with self._changed:
             if name in self._taken:
                 self._cursors[name] = self._taken[name]
-                self._news.notify_all()
+                self._changed.notify_all()
             while not self._closed and name in self._cursors and self._cursors[name] == self._next:
-                self._news.wait(_GLANCE)
+                self._changed.wait(_POLL_SECONDS)
             if self._closed or name not in self._cursors:
                 return []
-            found = self._some(self._cursors[name])
+            found = self._next_few(self._cursors[name])
             self._taken[name] = found[-1].number + 1
-            return [link.folded for link in found]
+            return [batch.folded for batch in found]
 
     # -- the query
 
     def put(self, folded: Folded, size: int) -> None:
-        """Hand a batch out; returns when the next one may begin. Raises Stopped when everything ends."""
-        with self._news:
+        """Add a batch; returns when the next one may start. Raises Stopped when the buffer is closed."""
+        with self._changed:
             self._total += size
-            self._links[self._next] = BufferedBatch(self._next, self._end, folded, size, self._total)
+            self._batches[self._next] = BufferedBatch(self._next, self._end, folded, size, self._total)
             self._next += 1
             self._end = max(self._end, folded.reached)
-            self._news.notify_all()
-            begun = self._clock()
+            self._changed.notify_all()
+            started = self._clock()
             while not self._closed:
-                verdict = next_batch({name: self._waiting(name) for name in self._cursors}, self._clock() - begun)
-                if verdict.go:
-                    for name in verdict.left:
+                decision = next_batch({name: self._backlog(name) for name in self._cursors}, self._clock() - started)
+                if decision.go:
+                    for name in decision.left:
                         self._cursors.pop(name)
                         self._taken.pop(name, None)
-                    return self._forget()
-                self._news.wait(_GLANCE)
+                    return self._drop_old()
+                self._changed.wait(_POLL_SECONDS)
             raise Stopped
 
     def close(self) -> None:
-        """End every waiting."""
-        with self._news:
+        """Wake up every waiting thread; no batch is handed out any more."""
+        with self._changed:
             self._closed = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     @property
-    def aboard(self) -> frozenset[str]:
-        """Who takes part."""
-        with self._news:
+    def members(self) -> frozenset[str]:
+        """The sinks that take batches."""
+        with self._changed:
             return frozenset(self._cursors)
 
     # -- inside
 
-    def _place(self, name: str, number: int) -> None:
+    def _set_cursor(self, name: str, number: int) -> None:
         self._cursors[name] = number
         self._taken.pop(name, None)
-        self._news.notify_all()
+        self._changed.notify_all()
 
-    def _some(self, number: int) -> Sequence[BufferedBatch]:
-        first = self._links[number]
+    def _next_few(self, number: int) -> Sequence[BufferedBatch]:
+        first = self._batches[number]
         found = [first]
         for following in range(number + 1, self._next):
-            link = self._links[following]
-            if link.total - self._before(first) > _AT_ONCE:
+            batch = self._batches[following]
+            if batch.total - self._total_before(first) > _AT_ONCE:
                 break
-            found.append(link)
+            found.append(batch)
         return found
 
-    def _waiting(self, name: str) -> SinkBacklog:
+    def _backlog(self, name: str) -> SinkBacklog:
         number = self._cursors[name]
         if number == self._next:
             return SinkBacklog(0, 0)
-        return SinkBacklog(self._next - number, self._total - self._before(self._links[number]))
+        return SinkBacklog(self._next - number, self._total - self._total_before(self._batches[number]))
 
     @staticmethod
-    def _before(link: BufferedBatch) -> int:
-        return link.total - link.size
+    def _total_before(batch: BufferedBatch) -> int:
+        return batch.total - batch.size
 
-    def _forget(self) -> None:
-        """Old batches that nobody waits for; a few are kept for sinks that come back."""
+    def _drop_old(self) -> None:
+        """Drop batches that every sink has applied, except a few for sinks that join again."""
         needed = min(self._cursors.values(), default=self._next)
-        while self._first < needed and self._plenty():
-            del self._links[self._first]
+        while self._first < needed and self._over_limit():
+            del self._batches[self._first]
             self._first += 1
 
-    def _plenty(self) -> bool:
-        oldest = self._links[self._first]
-        return len(self._links) > KEPT or self._total - self._before(oldest) > BUDGET
+    def _over_limit(self) -> bool:
+        oldest = self._batches[self._first]
+        return len(self._batches) > KEPT or self._total - self._total_before(oldest) > BUDGET

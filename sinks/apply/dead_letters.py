@@ -1,7 +1,7 @@
-"""Changes that a store refuses for ever: set aside with their reason, one per key, in a file beside the checkpoints.
+"""Dead letters: changes that a store rejects for good, each with its reason, in an SQLite file of the sink.
 
-At most one letter per key: a later change of the key is folded onto it and tried as a whole, so order within the key
-holds and nothing is written on top of a gap. A letter holds row values: the file is readable by its owner only.
+At most one dead letter per key: a later change of the key is merged with it and tried as one, so changes of a key are
+never applied out of order. Dead letters contain row values: the file is readable by its owner only.
 """
 
 import json
@@ -30,7 +30,7 @@ create table if not exists letters (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A parked change: a row of sinks.fold.spark.FOLDED with its reason."""
+    """A rejected change: a row of sinks.fold.spark.FOLDED with its reason."""
 
     table: str
     key: str
@@ -47,7 +47,7 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """The letters of one sink. Several processes may use the file at once."""
+    """The dead letters of one sink. Several processes may use the file at once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,8 +57,8 @@ class DeadLetters:
         with self._open() as database:
             database.execute(_TABLE)
 
-    def park(self, letters: Sequence[DeadLetter]) -> None:
-        """Durable on return. A letter of the same key is replaced; its attempts are counted on."""
+    def add(self, letters: Sequence[DeadLetter]) -> None:
+        """Durable on return. Replaces the dead letter of the same key and adds one to its attempts."""
         with self._open() as database:
             for letter in letters:
                 values = asdict(letter) | {
@@ -66,10 +66,10 @@ class DeadLetters:
                     "commit_ts": letter.commit_ts.isoformat(),
                     "parked_at": letter.parked_at.isoformat(),
                 }
-                database.execute(_PARK, values)
+                database.execute(_ADD, values)
 
     def resolve(self, table: str, versions: Sequence[tuple[str, int]]) -> None:
-        """Forget the letters of keys whose stored version now is at least the given one."""
+        """Delete the dead letters of these keys up to the version that the store now has."""
         with self._open() as database:
             database.executemany(
                 'delete from letters where "table" = ? and key = ? and version <= ?',
@@ -77,27 +77,27 @@ class DeadLetters:
             )
 
     def truncate(self, table: str, version: int) -> None:
-        """Forget what a truncate of the table has overtaken."""
+        """Delete the dead letters that are older than a truncate of the table."""
         with self._open() as database:
             database.execute('delete from letters where "table" = ? and version < ?', (table, version))
 
     def remove(self, table: str, removed: Sequence[Removal]) -> None:
-        """Forget what went with a range of rows."""
+        """Delete the dead letters of keys in removed ranges."""
         with self._open() as database:
-            held = database.execute('select key, version from letters where "table" = ?', (table,)).fetchall()
-        keys, versions = pa.array([key for key, _ in held]), pa.array([version for _, version in held], pa.int64())
-        for removal in removed if held else ():
-            self.resolve(table, [tuple(held[place]) for place in removal.takes(keys, versions).nonzero()[0]])
+            rows = database.execute('select key, version from letters where "table" = ?', (table,)).fetchall()
+        keys, versions = pa.array([key for key, _ in rows]), pa.array([version for _, version in rows], pa.int64())
+        for removal in removed if rows else ():
+            self.resolve(table, [tuple(rows[number]) for number in removal.takes(keys, versions).nonzero()[0]])
 
     def of_keys(self, table: str, keys: Sequence[str]) -> dict[str, DeadLetter]:
-        """The letters of these keys. They may be large: ask for as many as `sizes` says can be held."""
+        """The dead letters of these keys. They may be large: ask `sizes` first, and read a few at a time."""
         query = 'select * from letters where "table" = ? and key in (select value from json_each(?))'
         with self._open() as database:
             found = [_letter(row) for row in database.execute(query, (table, json.dumps(keys)))]
         return {letter.key: letter for letter in found}
 
     def sizes(self, table: str, keys: Sequence[str]) -> dict[str, int]:
-        """Which of these keys have letters, and the bytes of each."""
+        """Which of these keys have dead letters, and the bytes of each."""
         query = (
             'select key, coalesce(length(cast(after as blob)), 0) from letters where "table" = ?'
             " and key in (select value from json_each(?))"
@@ -106,7 +106,7 @@ class DeadLetters:
             return dict(tuple(row) for row in database.execute(query, (table, json.dumps(keys))))
 
     def to_retry(self) -> dict[tuple[str, int], dict[str, int]]:
-        """The letters that wait to be tried again: by table and schema, their keys and the bytes of each."""
+        """The keys marked for retry and the bytes of each, by table and schema."""
         found: dict[tuple[str, int], dict[str, int]] = {}
         query = (
             'select "table", schema_id, key, coalesce(length(cast(after as blob)), 0) from letters where retry'
@@ -118,7 +118,7 @@ class DeadLetters:
         return found
 
     def list(self, table: str | None = None, retry: bool | None = None) -> list[DeadLetter]:
-        """All letters, those of a table, or those that wait to be tried again; oldest first."""
+        """All dead letters, those of a table, or those marked for retry; oldest first."""
         query = (
             'select * from letters where (:table is null or "table" = :table) and (:retry is null or retry = :retry)'
             " order by parked_at, key"
@@ -137,21 +137,21 @@ class DeadLetters:
             return dict(database.execute('select "table", count(*) from letters group by 1 order by 1').fetchall())
 
     def ask_retry(self, table: str | None = None, key: str | None = None) -> int:
-        """Mark letters to be tried again by the apply process; returns how many."""
-        return self._changed("update letters set retry = 1", table, key)
+        """Mark dead letters for retry by the apply process; returns how many."""
+        return self._execute("update letters set retry = 1", table, key)
 
     def drop(self, table: str | None = None, key: str | None = None) -> int:
-        """Give letters up; returns how many. The store then lacks these changes until the key changes again."""
-        return self._changed("delete from letters", table, key)
+        """Delete dead letters permanently; returns how many. The store lacks them until their keys change again."""
+        return self._execute("delete from letters", table, key)
 
-    def _changed(self, statement: str, table: str | None, key: str | None) -> int:
+    def _execute(self, statement: str, table: str | None, key: str | None) -> int:
         where = ' where (:table is null or "table" = :table) and (:key is null or key = :key)'
         with self._open() as database:
             return database.execute(statement + where, {"table": table, "key": key}).rowcount
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection per call: calls come from Spark's threads, and a change is rare."""
+        """A connection per call: calls come from several threads of Spark, and they are rare."""
         database = sqlite3.connect(self._path, timeout=30)
         database.row_factory = sqlite3.Row
         try:
@@ -161,7 +161,7 @@ class DeadLetters:
             database.close()
 
 
-_PARK = """
+_ADD = """
 insert into letters ("table", key, op, after, unchanged, version, commit_lsn, commit_ts, schema_id, reason, parked_at,
                      attempts)
 values (:table, :key, :op, :after, :unchanged, :version, :commit_lsn, :commit_ts, :schema_id, :reason, :parked_at,

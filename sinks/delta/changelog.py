@@ -1,8 +1,8 @@
-"""An append-only changelog: every change that a batch brings is a row of its own, told apart by key and version.
+"""An append-only changelog: every change of a batch is a row of its own, identified by key and version.
 
-A change is written once, whatever is replayed. Deletes are rows with `_millrace_deleted`, columns that a change did not
-bring are named in `_millrace_unchanged`. A truncate is no row: its version is kept in the table's log.
-The trap: batches are folded, so of changes of one key in one batch only the newest is here; the log has them all.
+A replay writes no change twice. Deletes are rows with `_millrace_deleted`; `_millrace_unchanged` names the columns that
+a change did not include. A truncate is no row: its version is in the table's transaction log.
+The trap: batches are folded, so only the newest change of a key in a batch is here; Millrace's log has all of them.
 """
 
 from dataclasses import replace
@@ -14,21 +14,21 @@ from deltalake import DeltaTable
 
 from sinks.delta.rows.changes import TypedChanges
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
-from sinks.delta.write.merge import append, floor
+from sinks.delta.write.merge import append, last_truncate
 from sinks.delta.write.writer import LEAST_FILE, scanned, write
 
 
 def write_changelog(table: DeltaTable, given: TypedChanges) -> TypedChanges:
-    """Add the changes that are not there yet; returns them with what was set aside."""
-    given = given.after_truncate(floor(table))
+    """Add the changes that the table does not have; returns them with what was rejected."""
+    given = given.after_truncate(last_truncate(table))
     if given.truncated:
         append(table, replace(given, rows=given.rows.slice(0, 0)), LEAST_FILE)
     return write(table, replace(given, truncated=0))
 
 
 def newest(table: DeltaTable, layout: TableLayout) -> pa.Table:
-    """The rows that the changes add up to. Columns that the newest change did not bring are null in it."""
-    rows = scanned(table, layout, layout.arrow.names, f"{VERSION} >= {floor(table)}")
+    """The newest change of each key, without deletes. Columns that it did not include are null."""
+    rows = scanned(table, layout, layout.arrow.names, f"{VERSION} >= {last_truncate(table)}")
     if not rows.num_rows:
         return rows
     numbered = rows.append_column("row", pa.array(np.arange(rows.num_rows)))

@@ -1,11 +1,10 @@
-"""A Delta table as of the head of the log: the table, and on top of it what the log holds beyond it.
+"""A fresh view: a Delta table merged with the changes in the log that the sink has not applied yet.
 
-Readers need not wait for the merge. What is on top is decided by the rules of the merge itself (`rows.rewrite`),
-so the view shows what the table will show once the sink has caught up. Rows that the sink will set aside are left as
-the table has them.
+Readers need not wait for the sink. The rules are those of the merge itself (`rows.rewrite`), so the view shows what the
+table will have once the sink has caught up. Rows that the sink will reject are shown as the table has them.
 
-The order of looking is the promise: first how far the sink has come, then the table, then the log beyond that point.
-What the sink merges in between is met twice, and versions decide.
+The order of reading is the promise: first the sink's position, then the table, then the log after that position. A
+change that the sink merges in between is read twice, and versions decide.
 """
 
 from collections.abc import Sequence
@@ -24,12 +23,12 @@ from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Offset
 from sinks.delta.rows.changes import TypedChanges, changes
 from sinks.delta.rows.images import no_values
-from sinks.delta.rows.range_deletes import deletes, taken
-from sinks.delta.rows.rewrite import decide, fresh, places
+from sinks.delta.rows.range_deletes import deletes, is_removed
+from sinks.delta.rows.rewrite import decide, matching_rows, new_rows
 from sinks.delta.schema.layout import DELETED, VERSION, Evolution, TableLayout
 from sinks.delta.schema.types import widens
 from sinks.delta.store import arrow_schema
-from sinks.delta.write.merge import floor
+from sinks.delta.write.merge import last_truncate
 from sinks.delta.write.spark_merge import frame_of
 from sinks.delta.write.writer import files, target_size, touched
 from sinks.fold.arrow import ranked
@@ -43,21 +42,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A pinned version of the Delta table, and the newest rows of the keys that the log has changed since.
+    """One version of the Delta table, and the newest rows of the keys that changed after it.
 
-    Columns and types are the table's own; deleted rows are left out of both forms.
+    Columns and types are the table's; `arrow` and `spark` leave deleted rows out.
     """
 
     table: DeltaTable | None
-    """None: no row has been merged yet."""
+    """None: the sink has not created it yet."""
     evolution: Evolution
-    """How the newest rows lie in the table, and what it still needs for them."""
+    """The layout of the newest schema, and what the table still needs for it."""
     changed: pa.Table
-    """The keys that changed beyond the table, tombstones included."""
+    """The newest rows of the keys that changed after the table's version, tombstones included."""
     truncated: int
-    """Rows of the table with a smaller version are gone (0: none)."""
+    """Rows of the table with a smaller version are truncated (0: none)."""
     reached: Lsn
-    """The view holds every transaction that ends at or before this LSN."""
+    """The view has every transaction that ends at or before this LSN."""
 
     @property
     def layout(self) -> TableLayout:
@@ -71,13 +70,13 @@ class Fresh:
             return live
         condition = f"NOT {DELETED} AND {VERSION} >= {self.truncated}"
         rows = _scan(self.table, self.evolution, condition)
-        stays = np.ones(rows.num_rows, np.bool_)
-        below = places(rows, self.changed, self.layout.key)
-        stays[below[below >= 0]] = False
-        return pa.concat_tables([rows.filter(pa.array(stays)), live])
+        unchanged = np.ones(rows.num_rows, np.bool_)
+        matches = matching_rows(rows, self.changed, self.layout.key)
+        unchanged[matches[matches >= 0]] = False
+        return pa.concat_tables([rows.filter(pa.array(unchanged)), live])
 
     def spark(self, session: "SparkSession") -> "DataFrame":
-        """All rows, as a frame that reads the Delta table itself: nothing but the changed keys passes through here."""
+        """All rows, as a DataFrame that reads the Delta table itself: only changed keys pass through this process."""
         changed = frame_of(session, self.changed)
         live = changed.where(f"NOT {DELETED}")
         if self.table is None:
@@ -86,34 +85,34 @@ class Fresh:
         rows = reader.load(self.table.table_uri).where(f"NOT {DELETED} AND {VERSION} >= {self.truncated}")
         for old, new in _renamed(self.evolution).items():
             rows = rows.withColumnRenamed(old, new)
-        stays = rows.join(changed.select(*self.layout.key), list(self.layout.key), "left_anti")
-        return stays.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
+        unchanged = rows.join(changed.select(*self.layout.key), list(self.layout.key), "left_anti")
+        return unchanged.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
 
 
 def look(sink: "DeltaSink", log: LogReader, table: TableId, held_as: str = "") -> Fresh:
-    """The table as of the head of the log. Raises ConfigError for tables that are not kept as type 1.
+    """The table as of the head of the log. Raises ConfigError for sinks that do not store current rows (type 1).
 
-    `held_as` is the consumer that notes how far a table is that is held back from the sink.
+    `held_as` is the consumer with the position of this table while it is paused or lost.
     """
     if not sink.plain:
         raise ConfigError(
-            f"sink {sink.name} keeps history or changes, not rows; a fresh view is of rows.",
-            "Ask for a sink with `stored_as_scd_type: 1` and without `append_only`.",
+            f"sink {sink.name} stores history or changes; a fresh view needs current rows.",
+            "Use a sink with `stored_as_scd_type: 1` and without `append_only`.",
         )
     known = {consumer.name: consumer.offset for consumer in log.consumers()}
     after = known.get(held_as) or known.get(sink.name) or log.start()
     delta = sink.pinned(table)
-    rows, reached = _beyond(log, table, after)
+    rows, reached = _changes_after(log, table, after)
     newest = sink.layout_in(delta, _schema(log, table))
     batches = gather(ranked(rows), log.schemas).batches
-    truncated = max([batch.truncated for batch in batches] + [floor(delta) if delta else 0])
+    truncated = max([batch.truncated for batch in batches] + [last_truncate(delta) if delta else 0])
     parts = [_changed(delta, sink.layout_in(delta, batch.schema), batch, truncated) for batch in batches]
     fitted = [_fitted(part, newest.layout) for part in parts]
     return Fresh(delta, newest, pa.concat_tables([newest.layout.arrow.empty_table(), *fitted]), truncated, reached)
 
 
-def _beyond(log: LogReader, table: TableId, after: Offset) -> tuple[pa.Table, Lsn]:
-    """The changes of a table after an offset, and up to where they are complete."""
+def _changes_after(log: LogReader, table: TableId, after: Offset) -> tuple[pa.Table, Lsn]:
+    """The changes of a table after an offset, and the position up to which they are complete."""
     pieces, (until, reached) = [LOG_SCHEMA.empty_table()], log.head()
     for piece in log.read(after, until):
         pieces.append(piece.rows.filter(pc.field("table") == str(table)))
@@ -128,39 +127,39 @@ def _schema(log: LogReader, table: TableId) -> TableSchema:
 
 
 def _changed(delta: DeltaTable | None, evolution: Evolution, batch: Batch, truncated: int) -> pa.Table:
-    """The newest rows of a batch's keys, whole. Versions decide between the batch and the table."""
+    """The complete newest rows of a batch's keys. Versions decide between the batch and the table."""
     layout = evolution.layout
     given = changes(batch, layout).after_truncate(truncated)
-    stored = layout.arrow.empty_table() if delta is None else _below(delta, given, evolution, truncated)
+    stored = layout.arrow.empty_table() if delta is None else _stored_rows(delta, given, evolution, truncated)
     for removal in batch.removed:
-        stored = stored.filter(pa.array(~taken(stored, layout, removal)))
-    newest = fresh(stored, given, decide(stored, given))
+        stored = stored.filter(pa.array(~is_removed(stored, layout, removal)))
+    newest = new_rows(stored, given, decide(stored, given))
     return newest if delta is None else _with_removed(newest, delta, layout, batch.removed)
 
 
 def _with_removed(rows: pa.Table, delta: DeltaTable, layout: TableLayout, removed: Sequence[Removal]) -> pa.Table:
-    """The rows, and tombstones of what a removed range takes from the table; of a key that is in both, the row."""
+    """The rows, and tombstones of the table's rows in removed ranges; of a key in both, the row."""
     for removal in removed:
         for gone in deletes(delta, layout, removal):
-            new = places(rows, gone.rows, layout.key) < 0
+            new = matching_rows(rows, gone.rows, layout.key) < 0
             rows = pa.concat_tables([rows, gone.rows.select(rows.column_names).filter(pa.array(new))])
     return rows
 
 
-def _below(delta: DeltaTable, given: TypedChanges, evolution: Evolution, truncated: int) -> pa.Table:
-    """The stored rows near the keys of the changes; those that a truncate has removed are not there any more."""
+def _stored_rows(delta: DeltaTable, given: TypedChanges, evolution: Evolution, truncated: int) -> pa.Table:
+    """The stored rows of the region that the changes touch, without truncated ones."""
     stored = files(delta, given.layout)
-    known = given.rows.num_rows and not _renamed(evolution)  # else the table's files do not know the key's name yet
-    region = touched(given, stored, target_size(int(stored.bytes.sum()))) if known else None
+    bounded = given.rows.num_rows and not _renamed(evolution)  # else the files still have the key under its old name
+    region = touched(given, stored, target_size(int(stored.bytes.sum()))) if bounded else None
     near = f" AND ({region.condition()})" if region else ""
     return _scan(delta, evolution, f"{VERSION} >= {truncated}{near}")
 
 
 def _scan(delta: DeltaTable, evolution: Evolution, condition: str) -> pa.Table:
-    """Rows of the table in the columns of a layout that it may not have been brought to yet."""
+    """Rows of the table in the columns of a layout to which the sink may not have changed it yet."""
     old = {new: old for old, new in _renamed(evolution).items()}
-    there, wanted = arrow_schema(delta).names, evolution.layout.arrow
-    names = {name: old.get(name, name) for name in wanted.names if old.get(name, name) in there}
+    existing, wanted = arrow_schema(delta).names, evolution.layout.arrow
+    names = {name: old.get(name, name) for name in wanted.names if old.get(name, name) in existing}
     scan = delta.scan(columns=list(names.values()), predicate=condition)
     rows = pa.RecordBatchReader.from_stream(scan).read_all().rename_columns(list(names))
     return _fitted(rows.cast(pa.schema([wanted.field(name) for name in names])), evolution.layout)
@@ -173,14 +172,14 @@ def _renamed(evolution: Evolution) -> dict[str, str]:
 
 
 def _fitted(rows: pa.Table, layout: TableLayout) -> pa.Table:
-    """Rows under another layout of their table: what they lack is null, and what it lacks is left out."""
+    """Rows under another layout of their table: columns that they lack are null; columns that it lacks are dropped."""
     arrays: list[AnyArray] = []
     for field in layout.arrow:
-        held = rows.schema.field(field.name).type if field.name in rows.column_names else None
-        if held is not None and not widens(held, field.type):
+        stored = rows.schema.field(field.name).type if field.name in rows.column_names else None
+        if stored is not None and not widens(stored, field.type):
             raise SinkError(
-                f"table {layout.table}: column {field.name} changed its type on the way to the head of the log.",
-                "Wait until the sink has passed that point: millrace wait",
+                f"table {layout.table}: column {field.name} changes its type in changes that are not applied yet.",
+                "Wait until the sink has applied them: millrace wait",
             )
-        arrays.append(no_values(rows.num_rows, field.type) if held is None else rows[field.name].cast(field.type))
+        arrays.append(no_values(rows.num_rows, field.type) if stored is None else rows[field.name].cast(field.type))
     return pa.Table.from_arrays(arrays, schema=layout.arrow)

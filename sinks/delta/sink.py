@@ -1,4 +1,4 @@
-"""The lake: one Delta table per source table, kept equal to it.
+"""The Delta sink: one Delta table per source table.
 
 Promise beyond `Sink`: `apply` may be called by several threads at once for different tables.
 """
@@ -45,7 +45,7 @@ from sinks.delta.schema.layout import (
 )
 from sinks.delta.schema.soft_deletes import DeleteCondition
 from sinks.delta.store import DeltaStore, arrow_schema
-from sinks.delta.stored_key import held
+from sinks.delta.stored_key import read_key
 from sinks.delta.write.spark_merge import merge_by_spark
 from sinks.delta.write.writer import MergeBySpark, WriteOptions, write
 from sinks.fingerprints import Difference, Mark
@@ -57,47 +57,47 @@ class DeltaSettings(SinkSettings):
 
     kind: Literal["delta"] = "delta"
     path: str = Field(min_length=1)
-    """Folder of the tables, or an object store's URI. Each table lies in `schema.name` below it."""
+    """Folder of the tables, or an object store's URI. Each table is in `schema.name` below it."""
     storage_options: dict[str, SecretField] = Field(default_factory=dict)
     """Options of the object store, by deltalake's names."""
     as_text: dict[TableField, tuple[str, ...]] = Field(default_factory=dict)
-    """Columns to store as text, by table: for values that no typed column holds (infinity, BC, NaN in a decimal)."""
+    """Columns to store as text, by table: for values that fit no typed column (infinity, BC, NaN in a decimal)."""
     stored_as_scd_type: Literal[1, 2] = 1
-    """1: rows as they are. 2: every version of a row, with `__START_AT` and `__END_AT`; the current one has no end."""
+    """1: the current rows. 2: every version of a row, with `__START_AT` and `__END_AT`; the current one has no end."""
     sequence_by: SequenceBy = "version"
-    """What `__START_AT` and `__END_AT` hold: the change's LSN, or the time of its commit."""
+    """The value of `__START_AT` and `__END_AT`: the change's LSN, or the time of its commit."""
     keys: dict[TableField, tuple[str, ...]] = Field(default_factory=dict)
-    """The key columns of tables, to be sure of them: what a table is keyed by is its primary key or replica identity,
-    since a delete brings nothing else."""
+    """The expected key columns of tables; others are an error. The key is the primary key or the replica identity: a
+    delete has no other columns."""
     apply_as_deletes: dict[TableField, str] = Field(default_factory=dict)
-    """By table, when a row counts as deleted though it is there: `column`, `column IS [NOT] NULL`, `column = value`."""
+    """By table, when a row counts as deleted (soft deletes): `column`, `column IS [NOT] NULL`, `column = value`."""
     append_only: bool = False
-    """Keep the changes themselves, one row each, instead of the rows that they add up to."""
+    """Store a changelog, one row per change, instead of the current rows."""
     maintain_minutes: float = Field(60.0, ge=0)
-    """How often a table that is written is sorted, purged and vacuumed, beside the stream; 0: never."""
+    """How often a table that is written is sorted, purged and vacuumed, in the background; 0: never."""
     keep_tombstones_hours: float = Field(24.0 * 30, gt=0)
-    """How long a deleted row is remembered, so that no replay brings it back."""
+    """How long a deleted row stays as a tombstone, so that no replay brings it back."""
     keep_history_hours: float = Field(24.0, ge=1)
-    """How far back time travel reaches; older files and commits are removed. Each batch leaves the files behind that
-    it rewrote, so a week of batches every second is half a million of them."""
+    """How far back time travel reaches; older files and commits are removed. Each batch leaves old files, so a week of
+    batches every second leaves half a million."""
     deletion_vectors: bool = True
-    """Let scattered changes of a large table mark old rows instead of copying files, on local disks and for rows as
-    they are (type 1). Readers of such a table must know deletion vectors: most do; deltalake's `scan` does, its
+    """Write scattered changes of a large table with deletion vectors instead of copying files, on local disks and for
+    current rows (type 1). Readers must support deletion vectors: most do; deltalake's `scan` does, its
     `to_pyarrow_table` does not."""
     type_change: TypeChange = "stop"
-    """What a column whose type changes beyond widening does: stop, or go on in a new column `name__type`."""
+    """When the type of a column changes beyond widening: stop the table, or continue in a new column `name__type`."""
     dropped_columns: Dropped = "keep"
-    """What a column that the source dropped does: stay, null in rows written since, or go, by rewriting the table."""
+    """A column that the source dropped: keep it, null in new rows, or remove it, by rewriting the table."""
     renamed_columns: dict[TableField, dict[str, str]] = Field(default_factory=dict)
     """By table, old names of columns to new ones. Without it a rename is a dropped column and a new one: Postgres does
-    not say which it was, and a guess could put values under the wrong name."""
+    not say which it was, and a guess could store values under the wrong name."""
 
     @model_validator(mode="after")
     def _one_form(self) -> "DeltaSettings":
         if self.append_only and self.stored_as_scd_type == 2:
             raise ValueError("append_only and stored_as_scd_type: 2 exclude each other; use two sinks")
         if self.append_only and self.apply_as_deletes:
-            raise ValueError("append_only keeps changes as they are: apply_as_deletes means nothing to it")
+            raise ValueError("append_only stores changes unmodified: remove apply_as_deletes")
         for condition in self.apply_as_deletes.values():
             DeleteCondition.parse(condition)
         return self
@@ -105,12 +105,12 @@ class DeltaSettings(SinkSettings):
 
 SETTINGS = DeltaSettings
 _THOROUGH_SECONDS = 60.0
-"""How often a table's files are counted, and those of an object store are asked for."""
+"""How often a table's files are checked to exist, and tables in an object store are compared."""
 _NO_IMAGES = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
 
 
 def open_sink(settings: DeltaSettings, context: SinkContext) -> "DeltaSink":
-    """Nothing is connected or created before `prepare`."""
+    """Connects to nothing and creates nothing: `prepare` does."""
     return DeltaSink(settings, context)
 
 
@@ -122,41 +122,41 @@ class DeltaSink:
         self._context = context
         self._stores: dict[TableId, DeltaStore] = {}
         self._layouts: dict[TableId, tuple[TableSchema, TableLayout]] = {}
-        self._caretaker = MaintenanceSchedule(settings.maintain_minutes * 60, self.maintain)
+        self._maintenance = MaintenanceSchedule(settings.maintain_minutes * 60, self.maintain)
         self._thorough_at = 0.0
 
     @property
     def name(self) -> str:
-        """As configured."""
+        """The configured name."""
         return self._settings.name
 
     def prepare(self, schema: TableSchema) -> None:
-        """Create the table, or bring its columns to the schema as the settings say."""
+        """Create the table, or change its columns to the schema as the settings say."""
         self._check_keys(schema)
-        store, wishes = self.store(schema.table), self._wishes(schema.table)
+        store, options = self.store(schema.table), self._layout_options(schema.table)
         if not store.exists():
             self._make_root()
-            store.create(new_layout(schema, wishes))
-        store.refuse_unfit(appends_only=self._settings.append_only)
+            store.create(new_layout(schema, options))
+        store.check_usable(appends_only=self._settings.append_only)
         evolution = self._evolution(schema, store)
         store.evolve(evolution)
-        if wishes.dropped == "remove":
-            store.note_schema(schema.id)
+        if options.dropped == "remove":
+            store.record_schema(schema.id)
         self._layouts[schema.table] = (schema, evolution.layout)
 
     def apply(self, batch: Batch) -> None:
-        """Merge the batch in one commit. Rows that no column can hold, and partial rows alone, are rejected."""
+        """Write the batch, usually in one commit. Rejects rows with values that do not fit, and orphans."""
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
         _refuse_null_keys(given)
         for removal in batch.removed:
             self._remove(store, given.layout, removal)
         reached("delta.before_commit")
-        done = store.commit(lambda table: self._write(store, table, given))
+        written = store.commit(lambda table: self._write(store, table, given))
         reached("delta.after_commit")
-        self._caretaker.written(batch.schema)
-        if done.rejected:
-            raise Rejected(done.rejected)
+        self._maintenance.written(batch.schema)
+        if written.rejected:
+            raise Rejected(written.rejected)
 
     def _remove(self, store: DeltaStore, layout: TableLayout, removal: Removal) -> None:
         """In commits of their own, before the batch's: a crash in between repeats them, which changes nothing."""
@@ -164,16 +164,16 @@ class DeltaSink:
             store.commit(partial(self._write, store, given=gone))
 
     def stored(self, schema: TableSchema) -> pa.Table:
-        """Live rows under the source's column names, ordered by key; types of sinks.delta.schema.types."""
+        """Live rows under the source's column names, in key order; types of sinks.delta.schema.types."""
         pieces = [self.expected(schema, _NO_IMAGES), *self.stored_pieces(schema)]
         rows = pa.concat_tables(pieces).combine_chunks()
         return sorted_by(rows, [column.name for column in schema.key]) if rows.num_rows else rows
 
     def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """See cdc.ports.StoredPieces. A changelog comes in one piece: the newest change of a key can be anywhere."""
+        """See cdc.ports.StoredPieces. A changelog is one piece: the newest change of a key can be in any file."""
         layout, store = self._layout(schema), self.store(schema.table)
         if not store.exists():
-            return  # no row has come yet
+            return  # not created yet
         if layout.changelog:
             yield named_as_source(schema, layout, store.guarded(lambda: newest(store.current(), layout)))
             return
@@ -182,10 +182,10 @@ class DeltaSink:
 
     def held(self, schema: TableSchema, key: str) -> StoredKey:
         """See sinks.rows.stored_key.KeyReader."""
-        return held(self._new_store(schema.table), self._layout(schema), schema, key)
+        return read_key(self._new_store(schema.table), self._layout(schema), schema, key)
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
-        """What `stored` would give. A value that does not fit its column is null: its row was refused, and differs."""
+        """What `stored` should give. A value that does not fit its column is null: its rejected row then differs."""
         return expected(schema, self._layout(schema), images)
 
     def sign(self, schema: TableSchema) -> Mark:
@@ -194,7 +194,7 @@ class DeltaSink:
         return mark_of(store.current(), store.folder)
 
     def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
-        """See sinks.fingerprints.Fingerprinted. On handles of its own; those of an object store once a minute."""
+        """See sinks.fingerprints.Fingerprinted. Uses its own handles; looks at object stores once a minute."""
         thorough = time.monotonic() >= self._thorough_at
         if thorough:
             self._thorough_at = time.monotonic() + _THOROUGH_SECONDS
@@ -203,7 +203,7 @@ class DeltaSink:
         return {table: store.compared(known[table], thorough=thorough) for table, store in chosen.items()}
 
     def renew(self, schema: TableSchema) -> None:
-        """See sinks.fingerprints.Fingerprinted. A table of ours is emptied by a commit; its history stays."""
+        """See sinks.fingerprints.Fingerprinted. Empties the table by a commit; its old versions stay."""
         self._stores.pop(schema.table, None)
         self._layouts.pop(schema.table, None)
         store = self._new_store(schema.table)
@@ -211,49 +211,49 @@ class DeltaSink:
             store.empty()
 
     def maintain(self, schema: TableSchema) -> MaintenanceResult:
-        """One round of care for a table, on a handle of its own: may run beside `apply`, in any thread or process."""
+        """One round of maintenance, on a handle of its own: may run during `apply`, in any thread or process."""
         store = self._new_store(schema.table)
         tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
-        care = MaintenancePolicy(tombstones, timedelta(hours=self._settings.keep_history_hours))
+        policy = MaintenancePolicy(tombstones, timedelta(hours=self._settings.keep_history_hours))
         layout = self._evolution(schema, store).layout
         if store.folder is not None:
             clear_staging(store.folder)
         now = datetime.now(UTC)
-        return store.guarded(lambda: maintain(store.current(), layout, care, now, store.set_properties))
+        return store.guarded(lambda: maintain(store.current(), layout, policy, now, store.set_properties))
 
     @property
     def threads(self) -> int:
-        """Tables written at once: a commit waits for the disk most of the time."""
+        """Tables written in parallel: a commit waits for the disk most of the time."""
         return 4
 
     @property
     def plain(self) -> bool:
-        """Whether tables hold rows as they are: neither their history nor their changes."""
+        """Whether tables have current rows (type 1), not history or changes."""
         return self._settings.stored_as_scd_type == 1 and not self._settings.append_only
 
     def pinned(self, table: TableId) -> DeltaTable | None:
-        """The Delta table as of now, on a handle of its own; None if there is none yet."""
+        """The current version of the Delta table, on a handle of its own; None if it does not exist yet."""
         store = self._new_store(table)
         return store.current() if store.exists() else None
 
     def layout_in(self, table: DeltaTable | None, schema: TableSchema) -> Evolution:
-        """How rows of a schema lie in a version of its Delta table, and what that needs for them."""
-        wishes = self._wishes(schema.table)
-        return evolve(schema, arrow_schema(table), wishes) if table else Evolution(new_layout(schema, wishes))
+        """The layout of a schema in a version of its Delta table, and what the table needs for it."""
+        options = self._layout_options(schema.table)
+        return evolve(schema, arrow_schema(table), options) if table else Evolution(new_layout(schema, options))
 
     def facts(self) -> dict[str, str]:
-        """For the operator."""
+        """See sinks.apply.store_connection.Described."""
         kind = f"type {self._settings.stored_as_scd_type}"
         return {"path": self._settings.path, "stored as": kind, "current rows": f"NOT {DELETED}"}
 
     def close(self) -> None:
-        """Nothing is held open but a round of maintenance."""
-        self._caretaker.finish(10.0)
+        """Wait for a round of maintenance; nothing else is open."""
+        self._maintenance.finish(10.0)
         self._stores.clear()
         self._layouts.clear()
 
     def store(self, table: TableId) -> DeltaStore:
-        """The Delta table of a source table, whether it exists or not."""
+        """The Delta table of a source table; it may not exist yet."""
         if table not in self._stores:
             self._stores[table] = self._new_store(table)
         return self._stores[table]
@@ -266,8 +266,8 @@ class DeltaSink:
     def _by_spark(self, store: DeltaStore) -> MergeBySpark | None:
         """Spark's MERGE, for tables on a local disk only.
 
-        In an object store each engine has its own way to keep two commits apart, and neither knows the other's: there
-        `deltalake` alone writes, however much a batch touches.
+        In an object store, Spark and `deltalake` each have their own way to prevent conflicting commits, and neither
+        sees the other's: there `deltalake` alone writes, however much a batch touches.
         """
         session = self._context.spark
         if session is None or store.folder is None:
@@ -280,29 +280,29 @@ class DeltaSink:
             return known[1]
         store = self.store(schema.table)
         if not store.exists():
-            return new_layout(schema, self._wishes(schema.table))
+            return new_layout(schema, self._layout_options(schema.table))
         layout = self._evolution(schema, store).layout
         self._layouts[schema.table] = (schema, layout)
         return layout
 
     def _evolution(self, schema: TableSchema, store: DeltaStore) -> Evolution:
-        wishes, stored = self._wishes(schema.table), store.schema()
-        if wishes.dropped == "remove" and schema.id < store.noted_schema():
-            older = known_columns(schema, stored, wishes)  # a replay must not bring removed columns back
-            return evolve(older, stored, replace(wishes, dropped="keep"))
-        return evolve(schema, stored, wishes)
+        options, stored = self._layout_options(schema.table), store.schema()
+        if options.dropped == "remove" and schema.id < store.recorded_schema():
+            older = known_columns(schema, stored, options)  # a replay must not bring removed columns back
+            return evolve(older, stored, replace(options, dropped="keep"))
+        return evolve(schema, stored, options)
 
     def _check_keys(self, schema: TableSchema) -> None:
         wanted = self._settings.keys.get(schema.table)
         known = [column.name for column in schema.key]
         if wanted is not None and sorted(wanted) != sorted(known):
             raise SinkError(
-                f"table {schema.table}: `keys` asks for ({', '.join(wanted)}), but the source tells its rows apart by "
+                f"table {schema.table}: `keys` asks for ({', '.join(wanted)}), but its key in the source is "
                 f"({', '.join(known)}).",
-                "Correct `keys`, or change the table's primary key or replica identity: deletes bring nothing else.",
+                "Correct `keys`, or change the table's primary key or replica identity: a delete has no other columns.",
             )
 
-    def _wishes(self, table: TableId) -> LayoutOptions:
+    def _layout_options(self, table: TableId) -> LayoutOptions:
         settings = self._settings
         condition = settings.apply_as_deletes.get(table)
         return LayoutOptions(
@@ -321,8 +321,8 @@ class DeltaSink:
             return write_changelog(table, given)
         if self._settings.stored_as_scd_type == 2:
             return write_history(table, given, datetime.now(UTC))
-        marker = store.marker if self._settings.deletion_vectors else None
-        return write(table, given, WriteOptions(self._by_spark(store), marker))
+        vectors = store.vectors if self._settings.deletion_vectors else None
+        return write(table, given, WriteOptions(self._by_spark(store), vectors))
 
     def _make_root(self) -> None:
         if "://" not in self._settings.path:
@@ -330,11 +330,11 @@ class DeltaSink:
 
 
 def _refuse_null_keys(given: TypedChanges) -> None:
-    """Raise SinkError where a table that was made for a key gets rows without one: no comparison would find them."""
+    """Raise SinkError where a table that was created with a key gets rows without one: no look-up would find them."""
     if any(given.rows[name].null_count for name in given.layout.key):
         table = given.layout.table
         raise SinkError(
-            f"table {table} has lost its key, and its Delta table was made for one.",
-            "Give it a primary key again, or begin the table anew: remove its folder and its note below delta/ in the "
+            f"table {table} has lost its key, and its Delta table was created with one.",
+            "Give it a primary key again, or start the table over: remove its folder and its note below delta/ in the "
             f"state folder, then: millrace backfill {table}",
         )

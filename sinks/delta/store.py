@@ -1,4 +1,4 @@
-"""One Delta table on disk or in an object store: open, create, evolve, read, and retry what may be tried again."""
+"""One Delta table on disk or in an object store: open, create, evolve, read, commit with retries."""
 
 import os
 import shutil
@@ -17,10 +17,9 @@ from cdc import backoff
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
 from sinks.delta.deletion_vectors.writer import VectorWriter
-from sinks.delta.durable_commits import sync
-from sinks.delta.fingerprint import GONE, compared, lacking, missing_files
+from sinks.delta.fingerprint import GONE, compared, files_missing, missing_files
 from sinks.delta.schema.layout import VERSION, Evolution, TableLayout
-from sinks.delta.table_handle import TransactionAwareTable
+from sinks.delta.transaction_log import TransactionAwareTable, sync
 from sinks.delta.write.merge import TRUNCATED, WRITER, fence
 from sinks.delta.write.writer import scanned, scanned_pieces
 from sinks.fingerprints import Difference, Mark
@@ -34,44 +33,44 @@ _SCHEMA = "millrace.schema"
 _APPEND_ONLY = "delta.appendOnly"
 
 ATTEMPTS = 6
-"""A conflicting OPTIMIZE or writer is met again at most this often before the query is told to wait: each round
-reads the log anew, so six rounds outlast any single maintenance commit."""
+"""Attempts of a commit that conflicts with another writer or an OPTIMIZE, before Busy is raised. Each reads the log
+again, so six outlast any single maintenance commit."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 0.64
 
-ROOM = 16 * 1024 * 1024
-"""Bytes below which a failed write is taken as a full disk; a merge's smallest file is far smaller."""
+LEAST_FREE = 16 * 1024 * 1024
+"""Free bytes below which a failed write counts as a full disk; a merge's smallest file is far smaller."""
 
 
 class DeltaStore:
-    """One table. Not for use by two threads at once; different tables may be used side by side."""
+    """One table. Not for two threads at once; different tables may be used in parallel."""
 
-    def __init__(self, table: TableId, uri: str, options: Mapping[str, str], wait: Callable[[float], None]) -> None:
+    def __init__(self, table: TableId, uri: str, options: Mapping[str, str], sleep: Callable[[float], None]) -> None:
         self.table = table
         self.uri = uri
         self._options = dict(options) or None
-        self._wait = wait
+        self._sleep = sleep
         self._handle: DeltaTable | None = None
-        self.marker = VectorWriter(self.folder) if self.folder is not None else None
+        self.vectors = VectorWriter(self.folder) if self.folder is not None else None
 
     @property
     def folder(self) -> Path | None:
-        """Where the table lies, if on this machine."""
+        """The table's folder, if it is on this machine."""
         return None if "://" in self.uri else Path(self.uri)
 
     def exists(self) -> bool:
-        """Whether there is such a table."""
+        """Whether the table exists."""
         return self.guarded(lambda: DeltaTable.is_deltatable(self.uri, self._options))
 
     def current(self) -> DeltaTable:
         """The table as of its newest commit."""
         if self._handle is not None:
-            with suppress(DeltaError, OSError):  # the commits since may have been cleaned up: then open it anew
+            with suppress(DeltaError, OSError):  # newer commits may have been cleaned up: then open it again
                 self._handle.update_incremental()
                 return self._handle
-        self._handle = self.guarded(self._opened)
+        self._handle = self.guarded(self._open)
         return self._handle
 
-    def _opened(self) -> DeltaTable:
+    def _open(self) -> DeltaTable:
         folder = self.folder
         return DeltaTable(self.uri, storage_options=self._options) if folder is None else TransactionAwareTable(folder)
 
@@ -80,26 +79,26 @@ class DeltaStore:
         return arrow_schema(self.current())
 
     def create(self, layout: TableLayout) -> None:
-        """Create the table; another writer may do so at the same time, and either of them wins."""
+        """Create the table. Another writer may create it at the same time: one of them wins."""
         with suppress(CommitFailedError):
-            self.guarded(lambda: self._created(layout))
+            self.guarded(lambda: self._create(layout))
         self._handle = None
         if not self.exists():
             raise Busy(f"table {self.table}: Delta could not create it.", "It is tried again.")
 
-    def _created(self, layout: TableLayout) -> None:
+    def _create(self, layout: TableLayout) -> None:
         DeltaTable.create(
             self.uri,
             Schema.from_arrow(layout.arrow),
             mode="ignore",
             name=str(self.table),
             storage_options=self._options,
-            # with retries, the loser of a race commits its metadata over the winner's table
+            # with retries, the loser of a race would commit its metadata to the winner's table
             commit_properties=CommitProperties(max_commit_retries=0),
         )
 
     def evolve(self, evolution: Evolution) -> None:
-        """Add columns, in a commit of its own; widen, rename and remove columns by one that rewrites the table."""
+        """Add columns in one commit; widen, rename and remove columns in another one, which rewrites the table."""
         if evolution.added:
             fields = Schema.from_arrow(pa.schema(evolution.added)).fields
             self.commit(lambda table: table.alter.add_columns(fields))
@@ -113,22 +112,22 @@ class DeltaStore:
         rows = pa.RecordBatchReader.from_batches(new, (_cast(batch, new) for batch in batches))
         write_deltalake(table, rows, mode="overwrite", schema_mode="overwrite", commit_properties=fence(table))
 
-    def refuse_unfit(self, *, appends_only: bool) -> None:
-        """Raise SinkError for a table of somebody else's making in which rows cannot be replaced, or not in our way."""
+    def check_usable(self, *, appends_only: bool) -> None:
+        """Raise SinkError for a table of another program in which Millrace cannot replace rows."""
         metadata = self.current().metadata()
         if metadata.partition_columns:
-            raise self._unfit(f"is partitioned by {', '.join(metadata.partition_columns)}")
+            raise self._unusable(f"is partitioned by {', '.join(metadata.partition_columns)}")
         if metadata.configuration.get(_APPEND_ONLY) == "true" and not appends_only:
-            raise self._unfit(f"takes no changes of its rows ({_APPEND_ONLY})")
+            raise self._unusable(f"takes no changes of its rows ({_APPEND_ONLY})")
 
-    def _unfit(self, why: str) -> SinkError:
+    def _unusable(self, why: str) -> SinkError:
         return SinkError(
             f"table {self.table}: the Delta table at {self.uri} {why}.",
-            "Move it away, and Millrace makes its own; or choose another `path`.",
+            "Move it away, and Millrace creates its own; or choose another `path`.",
         )
 
     def compared(self, known: Mark, *, thorough: bool) -> Mark | Difference:
-        """What the table shows now, or why it is not what was written; `thorough` looks for its files, too."""
+        """The table's current mark, or why it differs from what was written; `thorough` checks its files, too."""
         folder = self.folder
         try:
             if not self.exists():
@@ -141,38 +140,38 @@ class DeltaStore:
             if error.transient:
                 raise
             return Difference(f"it cannot be read: {error.message}", error.remedy)
-        return lacking(missing) if missing else found
+        return files_missing(missing) if missing else found
 
     def empty(self) -> None:
-        """Remove every row and forget every truncate, in one commit. Raises SinkError for a table that is not ours."""
+        """Remove all rows and the recorded truncate, in one commit. Raises SinkError for a table of another program."""
         if VERSION not in self.schema().names:
             raise SinkError(
                 f"table {self.table}: the Delta table at {self.uri} was not written by Millrace.", "Move it away."
             )
-        self.refuse_unfit(appends_only=False)
-        self.commit(self._emptied)
+        self.check_usable(appends_only=False)
+        self.commit(self._empty)
 
-    def _emptied(self, table: DeltaTable) -> None:
+    def _empty(self, table: DeltaTable) -> None:
         lsn = table.transaction_version(WRITER) or 0
         own = CommitProperties(app_transactions=[Transaction(WRITER, lsn), Transaction(TRUNCATED, 0)])
         write_deltalake(table, arrow_schema(table).empty_table(), mode="overwrite", commit_properties=own)
 
-    def noted_schema(self) -> int:
-        """The newest schema that the table was brought to, where that is noted."""
+    def recorded_schema(self) -> int:
+        """The id of the newest schema that the table was changed to, where it is recorded."""
         return int(self.current().metadata().configuration.get(_SCHEMA, 0))
 
-    def note_schema(self, number: int) -> None:
-        """Remember a schema, unless a newer one is."""
-        if number > self.noted_schema():
+    def record_schema(self, number: int) -> None:
+        """Record a schema id, unless a newer one is recorded."""
+        if number > self.recorded_schema():
             self.commit(lambda table: self.set_properties(table, {_SCHEMA: str(number)}))
 
     def set_properties(self, table: DeltaTable, wanted: Mapping[str, str]) -> None:
-        """Set properties of the table, in one commit. Raises CommitFailedError where others won."""
-        if self.marker is None or not self.marker.set_properties(table, wanted):
+        """Set properties of the table, in one commit. Raises CommitFailedError where another writer committed first."""
+        if self.vectors is None or not self.vectors.set_properties(table, wanted):
             table.alter.set_table_properties(dict(wanted), raise_if_not_exists=False)
 
     def read(self, layout: TableLayout, columns: list[str], where: str = "") -> pa.Table:
-        """These columns of the newest rows that meet the condition, in the layout's types."""
+        """These columns of the rows that meet the condition, in the layout's types."""
         return self.guarded(lambda: scanned(self.current(), layout, columns, where))
 
     def pieces(self, layout: TableLayout, columns: list[str], where: str) -> Iterator[pa.Table]:
@@ -182,9 +181,9 @@ class DeltaStore:
             yield piece
 
     def commit(self, action: Callable[[DeltaTable], T]) -> T:
-        """Run an action that commits, on the newest version, again after a conflict.
+        """Run an action that commits, on the newest version; again after a conflict.
 
-        Raises Busy when others keep winning, Lost when the table has gone, SinkError for what a person must see.
+        Raises Busy after ATTEMPTS conflicts, Lost when the table is gone, SinkError for what an operator must fix.
         """
         for failures in range(1, ATTEMPTS + 1):
             table = self.current()
@@ -195,35 +194,35 @@ class DeltaStore:
                 return result
             except CommitFailedError:
                 self._handle = None
-                self._wait(backoff.delay(failures, _FIRST_DELAY, _LONGEST_DELAY))
-        raise Busy(f"table {self.table}: other writers of the Delta table kept winning {ATTEMPTS} times.")
+                self._sleep(backoff.delay(failures, _FIRST_DELAY, _LONGEST_DELAY))
+        raise Busy(f"table {self.table}: other writers of the Delta table committed first, {ATTEMPTS} times in a row.")
 
     def _sync(self, table: DeltaTable, before: int) -> None:
         if table.version() == before:
-            self.guarded(table.update_incremental)  # Spark commits behind the handle's back
+            self.guarded(table.update_incremental)  # Spark commits without this handle
         if self.folder is not None:
             sync(self.folder, before, table.version())
 
     def guarded(self, action: Callable[[], T]) -> T:
-        """Turn Delta's errors into ours; conflicts pass through."""
+        """Turn Delta's errors into Millrace's; CommitFailedError passes through."""
         try:
             return action()
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as error:
             self._handle = None
-            raise self._fault(error) from error
+            raise self._sink_error(error) from error
 
-    def _fault(self, error: Exception) -> SinkError:
-        """Decided by looking at the place, since Delta's errors are texts."""
-        place = self._nearest_folder()
-        if place is not None and shutil.disk_usage(place).free < ROOM:
-            return Busy(f"table {self.table}: no room left on the disk.", "Free some space; it is tried again.", 5.0)
-        if place is not None and not os.access(place, os.W_OK):
-            return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {place}.")
-        if isinstance(error, TableNotFoundError) or place != self.folder:
-            return Lost(f"table {self.table}: there is no Delta table at its path any more.", self._remedy())
-        if self.folder is not None and self._lacks_files(self.folder):
+    def _sink_error(self, error: Exception) -> SinkError:
+        """Decided by the state of the folder, since Delta's errors are texts."""
+        existing = self._nearest_folder()
+        if existing is not None and shutil.disk_usage(existing).free < LEAST_FREE:
+            return Busy(f"table {self.table}: the disk is full.", "Free some space; it is tried again.", 5.0)
+        if existing is not None and not os.access(existing, os.W_OK):
+            return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {existing}.")
+        if isinstance(error, TableNotFoundError) or existing != self.folder:
+            return Lost(f"table {self.table}: its path has no Delta table any more.", self._remedy())
+        if self.folder is not None and self._files_missing(self.folder):
             return Lost(f"table {self.table}: files of the Delta table are gone.", self._remedy())
         if isinstance(error, OSError):
             return Lost(f"table {self.table}: the store cannot be reached ({type(error).__name__}).", self._remedy())
@@ -231,7 +230,7 @@ class DeltaStore:
             f"table {self.table}: Delta refused ({type(error).__name__}).", "The cause is in the log of this process."
         )
 
-    def _lacks_files(self, folder: Path) -> bool:
+    def _files_missing(self, folder: Path) -> bool:
         with suppress(DeltaError, OSError):
             return bool(missing_files(DeltaTable(folder), folder))
         return False
@@ -243,9 +242,7 @@ class DeltaStore:
         return folder
 
     def _remedy(self) -> str:
-        return (
-            f"Check {self.uri}; if it was removed on purpose, have it read again with: millrace backfill {self.table}"
-        )
+        return f"Check {self.uri}; if it was removed on purpose, fill it again with: millrace backfill {self.table}"
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

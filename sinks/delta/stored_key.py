@@ -1,4 +1,4 @@
-"""One key in a Delta table: its newest version, found by its typed key columns."""
+"""Looks up one key in a Delta table, by its typed key columns."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -8,15 +8,15 @@ from cdc.ports import Batch
 from sinks.delta.rows.changes import changes
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
 from sinks.delta.store import DeltaStore
-from sinks.delta.write.merge import quoted
+from sinks.delta.write.region import quoted
 from sinks.fold.spark import FOLDED
 from sinks.rows.stored_key import StoredKey
 
 
-def held(store: DeltaStore, layout: TableLayout, schema: TableSchema, key: str) -> StoredKey:
-    """The newest row of a key; of a history or a changelog, the newest version that it tells of.
+def read_key(store: DeltaStore, layout: TableLayout, schema: TableSchema, key: str) -> StoredKey:
+    """The newest row of a key; of a history or a changelog, its newest version.
 
-    Files are skipped by whole numbers and texts in the key; where it has neither, its columns are read whole.
+    Integers and texts in the key let Delta skip files; without either, the key columns are read completely.
     """
     if not store.exists():
         return StoredKey("absent", 0, store.uri)
@@ -35,7 +35,7 @@ def held(store: DeltaStore, layout: TableLayout, schema: TableSchema, key: str) 
 
 
 def _typed(layout: TableLayout, schema: TableSchema, key: str) -> dict[str, "pa.Scalar[pa.DataType]"] | None:
-    """The key's values as the table holds them; None if it cannot hold them."""
+    """The key's values in the types of the table; None if they do not fit."""
     row = {"table": str(schema.table), "op": "d", "key": key, "version": 1, "commit_lsn": 1, "schema_id": schema.id}
     empty = {field.name: None for field in FOLDED}
     rows = pa.Table.from_pylist([{**empty, **row, "commit_ts": 0, "unchanged": []}], schema=FOLDED)

@@ -1,6 +1,7 @@
-"""The fold of rows that are in memory already, without Spark: for replays and for looking beyond a store.
+"""The fold by Arrow, in the driver: for batches of up to 64 MB of packed rows, replays and fresh views.
 
-The live path folds in Spark (sinks.fold.spark); both give the same, and a test holds them against each other.
+`sinks.spark.query.collected` folds larger batches by Spark SQL (`sinks.fold.spark`). Both give the same result; a
+property test compares them.
 """
 
 from typing import Literal
@@ -16,7 +17,7 @@ from sinks.fold.spark import FOLDED, READ_ORDINAL
 
 
 def ranked(changes: pa.Table) -> pa.Table:
-    """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `place`, as `sinks.fold.spark.fold` gives them."""
+    """LOG_SCHEMA to the columns of FOLDED, `ordinal` and `rank`, as `sinks.fold.spark.fold` gives them."""
     rows = changes.filter((pc.field("op") != "m") | (pc.field("table") == PROGRESS_TABLE)).combine_chunks()
     rows = rows.set_column(rows.column_names.index("ordinal"), "ordinal", _ordinal(rows))
     group = _groups(rows)
@@ -25,19 +26,19 @@ def ranked(changes: pa.Table) -> pa.Table:
     numbered = rows.append_column("group", pa.array(group))
     order = np.asarray(pc.sort_indices(numbered, sort_keys=newest_first))
     firsts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    place = np.arange(len(order)) - np.repeat(firsts, np.diff(firsts, append=len(order))) + 1
+    rank = np.arange(len(order)) - np.repeat(firsts, np.diff(firsts, append=len(order))) + 1
     partial = _partial(rows)[order]
-    kept = (place == 1) | np.repeat(partial[firsts], np.diff(firsts, append=len(order)))
+    kept = (rank == 1) | np.repeat(partial[firsts], np.diff(firsts, append=len(order)))
     found = rows.take(order[kept]).select([*FOLDED.names, "ordinal"])
     found = found.set_column(found.column_names.index("op"), "op", _op(found["op"]))
-    return found.append_column("place", pa.array(place[kept]))
+    return found.append_column("rank", pa.array(rank[kept]))
 
 
 def _groups(rows: pa.Table) -> Ints:
-    """A number for each table and key; a truncate has no key, which counts as one."""
+    """A number for each pair of table and key; the missing key of a truncate counts as a key."""
     tables, keys = (_codes(rows[name]) for name in ("table", "key"))
-    both: Ints = tables * (int(keys.max(initial=0)) + 1) + keys
-    return both
+    combined: Ints = tables * (int(keys.max(initial=0)) + 1) + keys
+    return combined
 
 
 def _codes(column: AnyArray) -> Ints:
@@ -60,6 +61,6 @@ def _partial(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _op(column: AnyArray) -> AnyArray:
-    """Inserts, updates and reads all mean: the row is now this."""
-    own: AnyArray = pc.is_in(column, value_set=pa.array(["d", "t", "m", "p"]))
-    return pc.if_else(own, column, pa.scalar("u"))
+    """Inserts, updates and reads become `u`: the row is now `after`."""
+    unlike: AnyArray = pc.is_in(column, value_set=pa.array(["d", "t", "m", "p"]))
+    return pc.if_else(unlike, column, pa.scalar("u"))

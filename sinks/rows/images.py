@@ -10,10 +10,10 @@ from cdc.json_text.members import build, members
 from cdc.model import TableSchema
 
 STORED_ROW_MISSING = "stored row missing"
-"""The reason with which a sink rejects a partial row that it has nothing to keep from."""
+"""Why a sink rejects a partial row: the store has no row from which to take the missing columns."""
 
 IMAGES = pa.schema([pa.field("key", pa.string()), pa.field("after", pa.string())])
-"""What the JSON stores give to `verify`: what the store calls the row, and the row arranged by the schema."""
+"""What the JSON stores give to `verify`: the store's key of the row, and the row arranged by the schema."""
 
 
 def arranged(schema: TableSchema, image: str) -> str:
@@ -36,12 +36,12 @@ def expected(schema: TableSchema, images: pa.Table) -> pa.Table:
 
 
 def columns(rows: pa.Table, *names: str) -> list[list[Any]]:
-    """Columns as Python lists, for what cannot be done column-wise."""
+    """Columns as Python lists."""
     return [rows.column(name).to_pylist() for name in names]
 
 
 def partial_first(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The partial rows and the whole ones."""
+    """The partial rows and the complete ones."""
     lengths = rows.column("unchanged").combine_chunks()
     partial = pc.fill_null(pc.greater(pc.list_value_length(lengths), pa.scalar(0)), pa.scalar(False))
     if not pc.any(partial).as_py():
@@ -50,5 +50,5 @@ def partial_first(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def not_before(rows: pa.Table, version: int) -> pa.Table:
-    """The rows that a truncate at this version leaves."""
+    """The rows that a truncate of this version does not remove."""
     return rows.filter(pc.greater_equal(rows.column("version"), pa.scalar(version))) if version else rows

@@ -1,20 +1,20 @@
-"""How many stored rows are read at once: partial rows keep large columns, and those of a batch need not fit in memory.
+"""How many stored rows to read at once, so that they fit in memory.
 
-A change that leaves out a large column is small itself, so the size of a batch says nothing of what it reads back.
+A partial row is small itself but makes the sink read large columns back: the size of a batch does not bound them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 PIECE_BYTES = 8 << 20
-"""Of stored rows that are held at once. A row is held a few times over: as an answer, as text, as a request."""
+"""Bytes of stored rows in memory at once. Each row exists a few times: as an answer, as text, as a request."""
 _FIRST, _MOST = 16, 500
 
 T = TypeVar("T")
 
 
 def by_bytes(sized: Iterable[tuple[T, int]], most: int = _MOST) -> Iterator[list[T]]:
-    """Neighbours whose sizes add up to at most PIECE_BYTES; a larger one alone."""
+    """Consecutive items whose sizes add up to at most PIECE_BYTES; a larger one comes alone."""
     piece: list[T] = []
     total = 0
     for one, size in sized:
@@ -28,8 +28,8 @@ def by_bytes(sized: Iterable[tuple[T, int]], most: int = _MOST) -> Iterator[list
 
 
 class PageSize:
-    """How many rows to ask a store for next, so that an answer stays near PIECE_BYTES: by what the last rows weighed,
-    at most `growth` times as many as before, and never beyond `most`."""
+    """How many rows to ask a store for next, so that an answer has about PIECE_BYTES: by the size of the last rows, at
+    most `growth` times as many as before, and never more than `most`."""
 
     def __init__(self, most: int, *, first: int = 200, growth: int = 8) -> None:
         self._most = most
@@ -37,20 +37,20 @@ class PageSize:
         self.rows = min(first, most)
 
     def saw(self, rows: int, size: int) -> None:
-        """An answer held so many rows and bytes."""
+        """Record the rows and bytes of an answer."""
         fitting = PIECE_BYTES * max(1, rows) // max(1, size)
         self.rows = max(1, min(fitting, self.rows * self._growth, self._most))
 
 
 class Pieces:
-    """For stores that do not say how large a row is before it is read: as many as make PIECE_BYTES, by what the last
-    ones weighed, and never more than twice as many as before."""
+    """For stores that do not tell the size of a row before it is read: pieces of about PIECE_BYTES, by the size of the
+    last rows, and never more than twice as many as before."""
 
     def __init__(self) -> None:
         self._size = PageSize(_MOST, first=_FIRST, growth=2)
 
     def of(self, rows: Sequence[T]) -> Iterator[Sequence[T]]:
-        """The rows in pieces. Say how large each was (`weighed`) before the next is asked for."""
+        """The rows in pieces. Call `weighed` with the size of each piece before taking the next."""
         at = 0
         while at < len(rows):
             piece = rows[at : at + self._size.rows]
@@ -58,5 +58,5 @@ class Pieces:
             yield piece
 
     def weighed(self, rows: int, size: int) -> None:
-        """So many rows took so many bytes."""
+        """Record the rows and bytes of a piece."""
         self._size.saw(rows, size)

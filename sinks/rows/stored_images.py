@@ -1,7 +1,7 @@
-"""Rows of the JSON stores as `verify` compares them: what the store calls a row, and the row arranged by the schema.
+"""Rows of the JSON stores as `verify` compares them: the store's key of a row, and the row arranged by the schema.
 
-Everything works on whole columns: a table of a million rows costs a few microseconds of CPU for each. Rows that are
-as the log writes them are recognised by one regular expression and kept; only others are taken apart.
+Everything works on whole columns: a table of a million rows costs a few microseconds of CPU for each. One regular
+expression finds the rows that are as the log writes them; only the others are parsed.
 """
 
 import re
@@ -21,7 +21,7 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 _ATOM = r'[^",\[\]{}\s]+'
 _FLAT = rf'[\[{{](?:[^"\[\]{{}}]|{_STRING})*[\]}}]'
 _VALUE = rf'(?:{_STRING}|{_ATOM}|[\[{{](?:[^"\[\]{{}}]|{_STRING}|{_FLAT})*[\]}}])'
-"""A JSON value, nested at most twice; deeper ones are only slower."""
+"""A JSON value, nested at most twice; rows with deeper ones are parsed, which is slower."""
 
 
 def images_table(keys: AnyArray, rows: AnyArray) -> pa.Table:
@@ -36,7 +36,7 @@ def in_key_order(pieces: Iterable[pa.Table]) -> pa.Table:
 
 
 def as_texts(values: "Sequence[bytes | None] | AnyArray") -> AnyArray:
-    """Bytes as text. What is no UTF-8, and so was not written by us, is shown with its odd bytes replaced."""
+    """Bytes as text. In values that are not UTF-8, which Millrace never writes, invalid bytes are replaced."""
     raw = pa.array(values, pa.binary()) if isinstance(values, Sequence) else values.cast(pa.binary())
     try:
         return raw.cast(pa.string())
@@ -46,12 +46,12 @@ def as_texts(values: "Sequence[bytes | None] | AnyArray") -> AnyArray:
 
 
 def all_arranged(schema: TableSchema, images: AnyArray) -> AnyArray:
-    """`sinks.rows.images.arranged` of many rows. A text that is no JSON object stays what it is: it differs anyway."""
+    """`sinks.rows.images.arranged` of many rows. A text that is no JSON object stays unchanged: it differs anyway."""
     right = _as_written(schema, images)
     if pc.all(right).as_py() or not len(images):
         return images
-    odd: AnyArray = pc.invert(right)
-    return pc.replace_with_mask(images, odd, _taken_apart(schema, images.filter(odd)))
+    others: AnyArray = pc.invert(right)
+    return pc.replace_with_mask(images, others, _parsed(schema, images.filter(others)))
 
 
 def _as_written(schema: TableSchema, images: AnyArray) -> AnyArray:
@@ -59,7 +59,7 @@ def _as_written(schema: TableSchema, images: AnyArray) -> AnyArray:
     pattern = _row_pattern(tuple(column.name for column in schema.columns))
     try:
         return pc.match_substring_regex(images.cast(pa.binary()), pattern)
-    except pa.ArrowInvalid:  # hundreds of columns are too large a pattern
+    except pa.ArrowInvalid:  # with hundreds of columns the pattern is too large
         return pa.repeat(False, len(images))
 
 
@@ -69,7 +69,7 @@ def _row_pattern(names: tuple[str, ...]) -> str:
     return rf"(?s)^\{{{row}\}}$"
 
 
-def _taken_apart(schema: TableSchema, images: AnyArray) -> AnyArray:
+def _parsed(schema: TableSchema, images: AnyArray) -> AnyArray:
     try:
         found = members(images)
     except Malformed:

@@ -1,4 +1,4 @@
-"""What a store holds of one key now: whether it is there, of which version, and where. Never its values."""
+"""What a store has for one key: whether the row exists, its version and where it is. Never its values."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from cdc.model import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """`deleted` is remembered as deleted; `absent` is not known at all, and its version is 0."""
+    """`deleted`: the store has a tombstone. `absent`: the store has nothing, and the version is 0."""
 
     state: Literal["there", "deleted", "absent"]
     version: int
@@ -17,7 +17,7 @@ class StoredKey:
 
 @runtime_checkable
 class KeyReader(Protocol):
-    """A sink that can be asked for a single key. Reads the store; may be called beside a running pipeline."""
+    """A sink that can look up a single key. Only reads; may be called while the pipeline runs."""
 
     def held(self, schema: TableSchema, key: str) -> StoredKey:
-        """What is stored under a key, given as the log writes it. Raises SinkError."""
+        """What is stored under a key, given in the log's JSON form. Raises SinkError."""

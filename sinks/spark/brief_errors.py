@@ -1,9 +1,9 @@
-"""Failures of a micro-batch, told to Spark in few words.
+"""Errors of a micro-batch with a short text, because long ones break the stop of a query.
 
-While a query is being stopped, Spark 4 looks through the whole text of what its batch raised, for the name of an
-interruption, with an expression that recurses for every character behind `Py4JJavaError` (StreamExecution.PROXY_ERROR).
-A Java trace of 2,000 characters is enough to overflow the thread's stack of 1 MB, and 12,000 for 4 MB: the query then
-ends by a StackOverflowError instead of the stop that was asked for. So no trace of the JVM leaves a batch.
+While a query is being stopped, Spark 4 searches the text of the batch's error for the name of an interruption, with a
+regular expression that recurses for every character after `Py4JJavaError` (StreamExecution.PROXY_ERROR). A Java stack
+trace of 2,000 characters overflows the thread's stack of 1 MB, and 12,000 one of 4 MB: the query then ends with a
+StackOverflowError instead of stopping. So no stack trace of the JVM may leave a batch.
 """
 
 import logging
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Work = Callable[["DataFrame", int], None]
 
-_NAMED = "py4j.protocol.Py4JJavaError: An error occurred while calling Spark: "
-"""How Spark knows an interruption, as far as it reads."""
+_INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling Spark: "
+"""The text by which Spark recognises an interruption."""
 _INTERRUPTIONS = (
     "java.lang.InterruptedException",
     "java.io.InterruptedIOException",
@@ -28,33 +28,33 @@ _INTERRUPTIONS = (
 
 
 class BatchFailed(Exception):
-    """The JVM failed in a batch. Only the name of what it threw: its message may hold values."""
+    """The JVM failed in a batch. Has only the name of the exception: its message may contain row values."""
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """A batch that a stop interrupts is none; py4j would print a traceback of it."""
+def _is_failure(record: logging.LogRecord) -> bool:
+    """False for a batch that was interrupted by a stop: py4j would log a traceback of it."""
     error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, BatchFailed) and str(error).startswith(_NAMED))
+    return not (isinstance(error, BatchFailed) and str(error).startswith(_INTERRUPTED))
 
 
-logging.getLogger("py4j.clientserver").addFilter(_is_news)
+logging.getLogger("py4j.clientserver").addFilter(_is_failure)
 
 
 def brief(work: Work) -> Work:
-    """The same work; what the JVM throws in it is raised by name only."""
+    """The same work; an exception of the JVM is raised as BatchFailed."""
 
     def run(changes: "DataFrame", number: int) -> None:
         try:
             work(changes, number)
         except Py4JJavaError as error:
-            raise BatchFailed(_told(str(error))) from None
+            raise BatchFailed(_exception_name(str(error))) from None
 
     return run
 
 
-def _told(text: str) -> str:
+def _exception_name(text: str) -> str:
     for name in _INTERRUPTIONS:
         if name in text:
-            return _NAMED + name
+            return _INTERRUPTED + name
     named = re.search(r"\n: ([\w.$]+)", text)
     return named[1] if named else "unknown"

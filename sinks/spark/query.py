@@ -1,6 +1,6 @@
-"""One streaming query per sink: the log's frame, folded, into the applier; its own checkpoint, pool and pace.
+"""One streaming query per sink: reads the log, folds each micro-batch and applies it; with its own checkpoint and pool.
 
-A query never fails because its store is down (the applier waits), so it never takes part in another's trouble.
+A store that is down does not end its query (the applier waits), and does not affect other sinks.
 """
 
 import fcntl
@@ -24,7 +24,8 @@ from cdc.durable_files import open_or_make
 from cdc.errors import EnvironmentFault, LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
-from sinks.apply.applier import Applier, Stopped
+from sinks.apply.applier import Applier
+from sinks.apply.errors import Stopped
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather
 from sinks.fold.spark import FOLDED, fold
@@ -36,32 +37,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 32 << 20
-"""Three sinks hold a piece each, in Arrow and in the JVM; with a driver of 1 GB, 200 MB each were too much."""
-# Ten rows planned, compiled and run: 284 ms of CPU with Spark's defaults, 246 ms without the first two; 60,000 rows
+"""Bytes of a folded batch in the driver at once. Three sinks have a piece each, in Arrow and in the JVM: 200 MB each
+were too much for a driver of 1 GB."""
+# To plan, compile and run ten rows: 284 ms of CPU with Spark's defaults, 246 ms without the first two; 60,000 rows
 # cost a third less as well, since a plan that is used once is not worth compiling (docs/adr/0010-fold.md).
-_PLAIN = {
+_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
-    # Rows of the running sum that are held on the heap before they may be spilled: 4,096 of 50 kB, in two queries at
-    # once, ended a driver of 600 MB.
+    # Rows of the running sum on the heap before they are spilled: 4,096 of 50 kB, in two queries at once, ended a
+    # driver of 600 MB.
     "spark.sql.windowExec.buffer.in.memory.threshold": "128",
-    "spark.sql.execution.arrow.maxBytesPerBatch": "4m",  # arrays of 64 MB find no room in a heap of pieces
-    "spark.sql.streaming.stopTimeout": "15s",  # for ever by default, though a batch may hang in a store
+    "spark.sql.execution.arrow.maxBytesPerBatch": "4m",  # a fragmented heap has no room for arrays of 64 MB
+    "spark.sql.streaming.stopTimeout": "15s",  # the default is for ever, but a batch may hang in a store
 }
-
-
-_NEEDED = (*FOLDED.names, "ordinal")
+_COLUMNS = (*FOLDED.names, "ordinal")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLock:
-    """Held while a query may write its checkpoint: two queries on one would lose changes in silence."""
+    """Locks a checkpoint for one process: two queries on one checkpoint would lose changes silently."""
 
     descriptor: int
 
     @classmethod
     def take(cls, path: Path) -> "CheckpointLock":
-        """Raises EnvironmentFault naming the process that has it. Let go of when the process ends, however it ends."""
+        """Raises EnvironmentFault naming the process that has the lock. The end of the process releases it."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = open_or_make(path)
         try:
@@ -78,13 +78,13 @@ class CheckpointLock:
         return cls(descriptor)
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Release the lock."""
         os.close(self.descriptor)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStart:
-    """How a query reads the log. `after` counts only where there is no checkpoint; None is the oldest entry."""
+    """How a query reads the log. `after` is used only without a checkpoint; None is the oldest entry."""
 
     name: str
     after: Offset | None
@@ -101,10 +101,10 @@ def stream(
     batch: "Callable[[DataFrame, int], None]",
 ) -> "StreamingQuery":
     """Start a query over the log in a scheduler pool of its name."""
-    session = spark.newSession()  # settings of its own, which other queries and Delta's merges do not share
-    for name, value in _PLAIN.items():
+    session = spark.newSession()  # its settings must not affect other queries and Delta's merges
+    for name, value in _CONF.items():
         session.conf.set(name, value)
-    frame = log.packed(session, reading.after, reading.limit, _NEEDED, reading.tables)
+    frame = log.packed(session, reading.after, reading.limit, _COLUMNS, reading.tables)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", reading.name)
     writer = frame.writeStream.queryName(reading.name).foreachBatch(batch)
     writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
@@ -112,19 +112,20 @@ def stream(
 
 
 def position(log: LogReader, name: str) -> Consumer:
-    """Where the log says that a registered reader is."""
+    """The position of a registered consumer in the log."""
     return next(item for item in log.consumers() if item.name == name)
 
 
-def ended(query: "StreamingQuery", name: str) -> None:
+def stop_query(query: "StreamingQuery", name: str) -> None:
+    """Stop a query, waiting for its batch up to the stop timeout."""
     try:
         query.stop()
     except (PySparkException, Py4JJavaError):
-        _log.warning("query %s does not end; it is left behind", name)
+        _log.warning("query %s did not stop in time; it is abandoned", name)
 
 
 class SinkQuery:
-    """Runs one sink's query; may be started again after it failed."""
+    """Runs one sink's own query; may be started again after a failure."""
 
     def __init__(
         self, settings: SinkSettings, log: LogReader, applier: Applier, checkpoints: Path, stop: threading.Event
@@ -134,18 +135,20 @@ class SinkQuery:
         self._log = log
         self._folder = checkpoints / settings.name
         self._stop = stop
-        self._mark = checkpoints / f"{settings.name}.shared"
+        self._shared_mark = checkpoints / f"{settings.name}.shared"
         self._lock: CheckpointLock | None = CheckpointLock.take(checkpoints / f"{settings.name}.lock")
         self._query: StreamingQuery | None = None
         self._leaving = False
 
     def start(self, spark: "SparkSession") -> None:
-        """Begin at the checkpoint; without one at the oldest entry, or behind what a shared query brought."""
-        self._log.commit(self.settings.name, ZERO_LSN)  # registered before it reads: retention waits for it
+        """Start at the checkpoint; without one, at the oldest entry, or after what a shared query has applied."""
+        self._log.commit(
+            self.settings.name, ZERO_LSN
+        )  # before reading: retention keeps the log for a registered consumer
         self._leaving = False
         after = None
-        if self._mark.exists():
-            shutil.rmtree(self._folder, ignore_errors=True)  # older than the position
+        if self._shared_mark.exists():
+            shutil.rmtree(self._folder, ignore_errors=True)  # the checkpoint is older than the position
             after = position(self._log, self.settings.name).offset
         own = self.settings
         reading = ReadStart(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables)
@@ -153,32 +156,32 @@ class SinkQuery:
 
     @property
     def alone(self) -> bool:
-        """Whether it was started, well or not, and not handed over since."""
+        """Whether its own query was started, also if it failed, and not handed over since."""
         return self._query is not None
 
     @property
     def beginning(self) -> bool:
-        """Whether its source is still being started: Spark gives that ten seconds, so one at a time is best."""
+        """Whether its source is still starting. Spark limits that to ten seconds, so queries start one at a time."""
         query = self._query
         return query is not None and query.isActive and query.status["message"].startswith("Initializing")
 
     @property
     def independent(self) -> bool:
-        """Whether its own checkpoint knows better than the log's position how far this sink is."""
-        return not self._mark.exists() and (
+        """Whether its own checkpoint, not the position in the log, says how far this sink is."""
+        return not self._shared_mark.exists() and (
             self._folder.exists() or position(self._log, self.settings.name).reached > ZERO_LSN
         )
 
     def share(self) -> None:
-        """From now on the position kept with the log is the one that counts: another query may bring batches."""
-        self._mark.touch(mode=0o600)
+        """From now on the position in the log says how far this sink is: the shared query may apply batches."""
+        self._shared_mark.touch(mode=0o600)
         self._leaving = True
 
     def hand_over(self) -> None:
-        """End the query of its own; takes as long as its batch."""
+        """Stop its own query and delete its checkpoint; waits for the current batch."""
         query, self._query = self._query, None
         if query is not None:
-            ended(query, self.settings.name)
+            stop_query(query, self.settings.name)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def failure(self) -> str | None:
@@ -190,10 +193,10 @@ class SinkQuery:
         return self.applier.status.error or (type(error).__name__ if error else "ended")
 
     def halt(self, deadline: float = 20.0) -> None:
-        """Let the batch in hand end, then stop. The process's stop event must be set before."""
+        """Wait for the current batch, then stop. Set the process's stop event first."""
         self.applier.finish(deadline)
         if self._query is not None:
-            ended(self._query, self.settings.name)
+            stop_query(self._query, self.settings.name)
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -201,19 +204,20 @@ class SinkQuery:
     def _batch(self, changes: "DataFrame", batch_id: int) -> None:
         if self._stop.is_set() or self._leaving:
             raise Stopped
-        if batch_id and self._mark.exists():
-            self._mark.unlink(missing_ok=True)  # a batch is committed: the checkpoint knows better from here on
+        if batch_id and self._shared_mark.exists():
+            self._shared_mark.unlink(missing_ok=True)  # the checkpoint has a batch: it counts from now on
         started = time.monotonic()
         for folded in collected(changes, self._log):
             self.applier.apply(folded)
-        self.applier.status.took(time.monotonic() - started)
+        self.applier.status.add_batch_time(time.monotonic() - started)
         _log.debug("sink %s: batch %d", self.settings.name, batch_id)
 
 
 def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
-    """The folded batch: in one piece, or, where it is larger than a driver should hold, in pieces of whole keys.
+    """Fold a micro-batch: by Arrow in the driver if its packed rows have at most 64 MB, else by Spark SQL.
 
-    Every piece has the truncates and the removed ranges; only the last one says how far the batch brings the sink.
+    The result is one piece, or, where it is too large for the driver, several pieces of whole keys. Every piece has
+    the truncates and the removed ranges; only the last one has the position that the batch reaches.
     """
     from pyspark import StorageLevel
 
@@ -227,7 +231,7 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     if last == 0:
         yield gather(rows, log.schemas)
         return
-    whole.persist(StorageLevel.DISK_ONLY)  # the log is read once more, not once a piece
+    whole.persist(StorageLevel.DISK_ONLY)  # the log is read once more, not once per piece
     try:
         for piece in range(last + 1):
             folded = gather(rows if piece == 0 else _piece(whole, piece), log.schemas)
@@ -242,7 +246,7 @@ def _piece(whole: "DataFrame", piece: int) -> "pa.Table":
 
 
 def _size(rows: "pa.Table") -> int:
-    """Of the whole batch, as its marker says it."""
+    """Bytes of the whole batch, from its progress marker."""
     sizes = rows.filter(pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))).column("bytes").to_pylist()
     if not sizes:
         raise LogCorrupt("A batch of the log has no progress marker.", "Its end is unknown: report this.")

@@ -1,4 +1,4 @@
-"""The Spark session: one way to build it, for the apply process, the tests and the benchmarks alike."""
+"""Builds the Spark session of the apply process, the tests and the benchmarks."""
 
 import os
 import shlex
@@ -23,28 +23,28 @@ _NO_SECRETS: Mapping[str, Secret] = {}
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _SETTINGS = {
     "spark.ui.enabled": "false",
-    # 15 s by default: on a machine that is busy with something else, the source's Python did not shake hands in time
+    # with the default of 15 s, the source's Python worker did not authenticate in time on a busy machine
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # folded batches are small: the default of 200 (and Delta's 50) is 200 tasks for ten rows
+    # folded batches are small: the default of 200 (Delta: 50) means 200 tasks for ten rows
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Whoever reads a batch back from disk holds every object since the last reset: with the default of 100 that is
-    # 400 MB of a huge transaction, more than a small driver has.
+    # A reader of a persisted batch keeps every object since the last reset: with the default of 100 that is 400 MB
+    # of a huge transaction, more than a small driver has.
     "spark.serializer.objectStreamReset": "1",
-    # Hadoop's own local file system forks a chmod for every file: 40 ms instead of 2 for each commit of a micro-batch
+    # Hadoop's own local file system forks a chmod for every file: 40 ms instead of 2 ms per commit of a micro-batch
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-# C1 alone: half the CPU for a driver's first minutes of small batches, but a warm fold of a million rows costs 2.8 s
-# of CPU instead of 1.9. A driver that folds much for long is better with -XX:TieredStopAtLevel=4 in its conf.
+# Only the C1 compiler: half the CPU in the first minutes of small batches, but a warm fold of a million rows costs
+# 2.8 s of CPU instead of 1.9. For long runs of large batches, set -XX:TieredStopAtLevel=4 in `spark.conf`.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseParallelGC")
 _LOGGING = """\
 rootLogger.level = error
@@ -57,8 +57,8 @@ appender.console.layout.pattern = %d{HH:mm:ss} spark    %-7p %c{1}: %m%n%ex
 logger.spark.name = org.apache.spark
 logger.spark.level = error
 """
-"""Also while Spark starts: by default it tells of the machine's name, of native code and of its settings. A level that
-Spark does not find for itself, beside the root's, is set to WARN and announced."""
+"""Read by the JVM at its start: by default Spark logs the host name, native libraries and its settings. Without a level
+for org.apache.spark beside the root's, Spark sets it to WARN and logs that."""
 
 
 def spark_session(
@@ -71,12 +71,12 @@ def spark_session(
     secrets: Mapping[str, Secret] = _NO_SECRETS,
     learn: bool = False,
 ) -> SparkSession:
-    """The session of this process, with `conf` over our own settings; its extraJavaOptions are put behind ours.
+    """The session of this process, with `conf` over the defaults; its extraJavaOptions are appended to ours.
 
-    `secrets` are settings too, and reach the JVM by a file that only we can read: everybody sees its arguments.
-    `scratch` takes what Spark would otherwise leave in the current folder. With `learn` the JVM writes its class
-    archive when it ends, which takes seconds, and later sessions start with half the CPU. The trap: the class path
-    and the JVM's options count only for the first session of a process, since its JVM is started with them.
+    `secrets` are settings too, passed to the JVM in a file that only its owner can read: other users can see the
+    arguments of a process. `scratch` gets the files that Spark would write into the current folder. With `learn` the
+    JVM writes its class archive when it ends, which takes seconds, and later sessions start with half the CPU. The
+    trap: the class path and the JVM's options apply only to the first session of a process, which starts the JVM.
     """
     python = str(worker_python(scratch)) if master.startswith("local") else sys.executable
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
@@ -84,10 +84,10 @@ def spark_session(
     builder = SparkSession.Builder().master(master).appName(app)
     classpath = os.pathsep.join(str(jar) for jar in jars)
     archive = spark_archive(classpath, learn=learn)
-    own = _own(classpath, (*_JVM, *archive), scratch, conf.get(_OPTIONS, ""))
-    for name, value in {**_SETTINGS, **_closed(master), **conf, **own}.items():
+    fixed = _fixed(classpath, (*_JVM, *archive), scratch, conf.get(_OPTIONS, ""))
+    for name, value in {**_SETTINGS, **_authentication(master), **conf, **fixed}.items():
         builder = builder.config(name, value)
-    with _unseen(secrets, scratch):
+    with _secrets_file(secrets, scratch):
         session = _without_handler(builder.getOrCreate)
     session.sparkContext.setLogLevel("ERROR")
     if learn and (jvm := session.sparkContext._jvm) is not None:
@@ -96,7 +96,7 @@ def spark_session(
 
 
 def _without_handler(make: Callable[[], SparkSession]) -> SparkSession:
-    """Spark takes Ctrl-C for itself and answers with a traceback; whoever asked for the session keeps its own way."""
+    """Spark installs a handler of SIGINT that ends in a traceback: put the caller's handler back."""
     before = signal.getsignal(signal.SIGINT)
     session = make()
     if before is not None and threading.current_thread() is threading.main_thread():
@@ -104,14 +104,14 @@ def _without_handler(make: Callable[[], SparkSession]) -> SparkSession:
     return session
 
 
-def _closed(master: str) -> dict[str, str]:
-    """The driver's own ports ask for a secret, also on this machine. A cluster's is its operator's to give."""
+def _authentication(master: str) -> dict[str, str]:
+    """The driver's ports require a secret, also on this machine. On a cluster, the operator configures it."""
     return {"spark.authenticate": "true"} if master.startswith("local") else {}
 
 
 @contextmanager
-def _unseen(secrets: Mapping[str, Secret], scratch: Path) -> Iterator[None]:
-    """A file of properties for the JVM that starts inside the block, gone at its end."""
+def _secrets_file(secrets: Mapping[str, Secret], scratch: Path) -> Iterator[None]:
+    """A properties file for the JVM that starts inside the block; deleted at the end of the block."""
     if not secrets:
         yield
         return
@@ -127,18 +127,18 @@ def _unseen(secrets: Mapping[str, Secret], scratch: Path) -> Iterator[None]:
 
 
 def _property(text: str) -> str:
-    """A name or a value as java.util.Properties reads it back."""
+    """A name or a value in the syntax of java.util.Properties."""
     units = text.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
     return "".join(chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\u{code:04x}" for code in codes)
 
 
-def _own(classpath: str, flags: Sequence[str], scratch: Path, more: str) -> dict[str, str]:
-    """What a pipeline's own settings must not replace. Quoted: a folder's name may hold a space."""
+def _fixed(classpath: str, flags: Sequence[str], scratch: Path, more: str) -> dict[str, str]:
+    """Settings that the pipeline's `conf` must not replace. Options are quoted: a folder's name may contain a space."""
     logging = scratch / "log4j2.properties"
     logging.write_text(_LOGGING, encoding="utf-8")
-    places = {"derby.system.home": scratch, "java.io.tmpdir": scratch, "log4j2.configurationFile": logging}
-    ours = (*flags, *(f"-D{name}={place}" for name, place in places.items()))
+    properties = {"derby.system.home": scratch, "java.io.tmpdir": scratch, "log4j2.configurationFile": logging}
+    ours = (*flags, *(f"-D{name}={value}" for name, value in properties.items()))
     return {
         "spark.driver.extraClassPath": classpath,
         _OPTIONS: " ".join([*(f'"{flag}"' for flag in ours), more]).rstrip(),

@@ -1,8 +1,8 @@
-"""A Python for Spark's workers that reports to the JVM, and says who it is, before it imports anything.
+"""A Python program for Spark's workers that connects to the JVM and authenticates before it imports anything.
 
-Spark gives a worker ten seconds to connect back, and ten more for its secret, whatever is set, and a worker first
-imports half of PySpark: on a machine that is busy, say because everything on it has just been started again, no query
-would ever begin. PySpark is then kept from sending the secret again, and reads the answer itself.
+Spark allows a worker ten seconds to connect and ten more to send its secret, whatever is configured, but a worker first
+imports half of PySpark: on a busy machine, say after a reboot, no query would ever start. PySpark is then kept from
+sending the secret a second time, and reads the JVM's answer itself.
 """
 
 import shlex
@@ -44,13 +44,13 @@ sys.argv = sys.argv[2:]
 sys.path[0] = os.getcwd()
 try:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-except (BrokenPipeError, ConnectionResetError):  # the JVM has ended the query: there is nobody to report to
+except (BrokenPipeError, ConnectionResetError):  # the JVM has ended the query
     sys.exit(1)
 """
 
 
 def worker_python(folder: Path) -> Path:
-    """Write it into a folder; returns what Spark is to call in the place of `python`."""
+    """Write the program into a folder; returns the path that Spark must call instead of `python`."""
     early, program = folder / "worker.py", folder / "python"
     early.write_text(_EARLY, encoding="utf-8")
     program.write_text(

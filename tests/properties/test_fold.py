@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ITEMS = table()
-PLACED = pa.schema([*FOLDED, pa.field("ordinal", pa.int64()), pa.field("place", pa.int32())])
+RANKED = pa.schema([*FOLDED, pa.field("ordinal", pa.int64()), pa.field("rank", pa.int32())])
 seeds = st.integers(0, 2**32)
 Outcome = tuple[dict[str, Any], int, dict[str, int]]
 """What counts by key, the newest truncate, and the removed ranges with their versions."""
@@ -48,8 +48,8 @@ def ranked(rows: Sequence[Row]) -> pa.Table:
     for group in by_key.values():
         newest = sorted(group, key=lambda row: (row["version"], row["commit_lsn"], row["ordinal"]), reverse=True)
         kept = newest if newest[0]["unchanged"] else newest[:1]
-        out += [{**row, "op": row["op"] if row["op"] in "dtmp" else "u", "place": at} for at, row in enumerate(kept, 1)]
-    return pa.Table.from_pylist(out, schema=PLACED)
+        out += [{**row, "op": row["op"] if row["op"] in "dtmp" else "u", "rank": at} for at, row in enumerate(kept, 1)]
+    return pa.Table.from_pylist(out, schema=RANKED)
 
 
 def result(rows: Sequence[Row]) -> Outcome:

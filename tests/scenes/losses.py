@@ -17,8 +17,9 @@ from cdc.service.observe.positions import Positions
 from cdc.service.state import status
 from cdc.service.state.skipped_tables import SkippedTables
 from cdc.service.state.store_files import StoreFiles
-from sinks.apply.applier import Applier, TableLost
+from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
+from sinks.apply.errors import TableLost
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 from tests.fix_log import FilledLog

@@ -14,8 +14,9 @@ from cdc.service.apply.reselect import SourceRows
 from cdc.service.state.batch_history import BatchHistory
 from cdc.service.state.sink_positions import by_name
 from sinks import registry
-from sinks.apply.applier import Applier, Stopped
+from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
+from sinks.apply.errors import Stopped
 from sinks.context import SinkContext
 from sinks.fingerprints import FingerprintRecorder
 

@@ -1,7 +1,7 @@
-"""Deletion vectors: the numbers of a file's rows that no longer count, as the log holds them. Pure.
+"""Deletion vectors: the numbers of a file's deleted rows, as Delta's transaction log stores them. Pure.
 
-Written inline (no file beside the table that a vacuum would have to know) as Delta's protocol says: an array of
-32-bit Roaring bitmaps in their portable form, in Z85.
+They are stored inline, so a vacuum has no extra files to handle, in the form of Delta's protocol: an array of 32-bit
+Roaring bitmaps in their portable form, in Z85.
 """
 
 import struct
@@ -35,7 +35,7 @@ def _serialised(rows: Ints) -> bytes:
 
 def _bitmap(rows: Ints) -> bytes:
     """One portable Roaring bitmap without runs: arrays for up to 4096 rows of 65536, bit sets beyond."""
-    if rows[-1] >> 16 == 0 and len(rows) <= _ARRAY_MOST:  # nearly always: files are small, marks few
+    if rows[-1] >> 16 == 0 and len(rows) <= _ARRAY_MOST:  # nearly always: files are small, and few rows are deleted
         return struct.pack("<IIHHI", _NO_RUNS, 1, 0, len(rows) - 1, 16) + rows.astype("<u2").tobytes()
     highs = rows >> 16
     keys, starts = np.unique(highs, return_index=True)

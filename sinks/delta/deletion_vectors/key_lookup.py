@@ -1,8 +1,8 @@
-"""Which stored rows a batch may replace: keys looked up in the files that can hold them, on a local disk.
+"""Finds the stored rows that a batch may replace: looks its keys up in the files that may have them, on a local disk.
 
-A batch all over a large table opens hundreds of files for a few rows each, so what is done for each file decides what
-the batch costs: only keys are read, a sorted file is searched rather than compared, and a column of which the log says
-that it has one value is not read at all (of a snapshot, all rows have one version).
+A batch all over a large table opens hundreds of files for a few rows each, so the work per file decides the cost: only
+keys are read, a sorted file is searched by bisection, and a column with a single value according to the statistics is
+not read at all (all rows of a snapshot have one version).
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
     from sinks.delta.schema.layout import AnyField
 
 _PIECE_BYTES = 8 << 20
-"""Of a column with large values that is decoded at once."""
+"""Bytes of a column with large values that are decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Stored rows that a batch may replace, and where they lie: the number of the file, and of the row in it."""
+    """Stored rows that a batch may replace, each with the number of its file and its row number in it."""
 
     rows: pa.Table
     file: Ints
-    place: Ints
+    row: Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The files of a table as the log has them, which of their rows no longer count, and keys that are known."""
+class TableFiles:
+    """The `add` actions of a table, the deleted rows of each file, and the cached keys."""
 
     folder: Path
     adds: Mapping[str, Action]
-    gone: Mapping[str, Ints]
+    deleted: Mapping[str, Ints]
     cache: KeyCache
 
 
-def look_up(table: Table, given: TypedChanges, stored: Files) -> Found:
-    """Every live row with a key of the batch, and where the key has several columns perhaps some more."""
+def look_up(table: TableFiles, given: TypedChanges, stored: Files) -> Found:
+    """Every live row with a key of the batch; for keys of several columns perhaps some more."""
     layout = given.layout
     columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])
     wanted = pa.schema([layout.arrow.field(column) for column in columns])
@@ -65,19 +65,19 @@ def look_up(table: Table, given: TypedChanges, stored: Files) -> Found:
     number = {unquote(path): at for at, path in enumerate(paths)}
     table.cache.of_column(name)
     table.cache.keep_only(number)
-    parts, files, places = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    parts, files, numbers = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for path, asked in _asked(keys, stored):
         at = number[path]
-        held = _File(table, path, wanted, name, table.adds[paths[at]], large=given.kept)
-        place = held.places(asked, table.gone.get(paths[at]))
-        parts.append(held.rows(place))
-        files.append(np.full(len(place), at))
-        places.append(place)
-    return Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(places))
+        file = _File(table, path, wanted, name, table.adds[paths[at]], large=given.kept)
+        rows = file.rows_with(asked, table.deleted.get(paths[at]))
+        parts.append(file.read(rows))
+        files.append(np.full(len(rows), at))
+        numbers.append(rows)
+    return Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(numbers))
 
 
 def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
-    """The files that may hold some of the keys, each with these keys. `keys` are sorted."""
+    """The files that may have some of the keys, each with these keys. `keys` are sorted."""
     values = keys.to_pylist()
     for path, low, high in zip(stored.paths, stored.lows[0], stored.highs[0], strict=True):
         first, last = bisect_left(values, low), bisect_right(values, high)
@@ -86,10 +86,10 @@ def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
 
 
 class _File:
-    """One file of the table, opened if need be; a column that was read once stays."""
+    """One file of the table, opened when needed; columns are read once."""
 
     def __init__(
-        self, table: Table, path: str, wanted: pa.Schema, key: str, add: Action, *, large: Sequence[str]
+        self, table: TableFiles, path: str, wanted: pa.Schema, key: str, add: Action, *, large: Sequence[str]
     ) -> None:
         self._table = table
         self._large = large
@@ -100,37 +100,37 @@ class _File:
         self._file: pq.ParquetFile | None = None
         self._read: dict[str, AnyArray] = {}
 
-    def places(self, asked: AnyArray, dead: Ints | None) -> Ints:
-        """The numbers of the live rows with one of these values, sorted and distinct."""
+    def rows_with(self, asked: AnyArray, deleted: Ints | None) -> Ints:
+        """The numbers of the live rows with one of these keys, sorted and distinct."""
         keys = self._table.cache.get(self._path)
         if keys is None and (keys := SortedKeys.of(self._column(self._wanted.field(self._key)))) is not None:
             self._table.cache.keep(self._path, keys)
         if keys is None:
-            held: AnyArray = pc.is_in(self._column(self._wanted.field(self._key)), value_set=asked)
-            place = np.flatnonzero(held.to_numpy(zero_copy_only=False))
+            matching: AnyArray = pc.is_in(self._column(self._wanted.field(self._key)), value_set=asked)
+            rows = np.flatnonzero(matching.to_numpy(zero_copy_only=False))
         else:
-            place = keys.places(asked.to_numpy().astype(np.int64, copy=False))
-        return place if dead is None else place[~_among(place, dead)]
+            rows = keys.rows_with(asked.to_numpy().astype(np.int64, copy=False))
+        return rows if deleted is None else rows[~_among(rows, deleted)]
 
-    def rows(self, place: Ints) -> pa.Table:
+    def read(self, rows: Ints) -> pa.Table:
         """The rows with these numbers."""
-        if not len(place):
+        if not len(rows):
             return self._wanted.empty_table()
-        same = _constants(self._add)
+        constants = _constants(self._add)
         arrays: list[AnyArray] = [
-            pa.repeat(pa.scalar(same[field.name], field.type), len(place))
-            if field.name in same
-            else self._taken(field, place)
+            pa.repeat(pa.scalar(constants[field.name], field.type), len(rows))
+            if field.name in constants
+            else self._values(field, rows)
             for field in self._wanted
         ]
         return pa.Table.from_arrays(arrays, schema=self._wanted)
 
-    def _taken(self, field: "AnyField", place: Ints) -> AnyArray:
+    def _values(self, field: "AnyField", rows: Ints) -> AnyArray:
         if field.name in self._large:
             self._file = self._file or _open(self._table.folder / self._path)
-            return _picked(self._file, field, place)
+            return _large_values(self._file, field, rows)
         keys = self._table.cache.get(self._path) if field.name == self._key else None
-        return pa.array(keys.at(place), field.type) if keys else self._column(field).take(pa.array(place))
+        return pa.array(keys.keys_of(rows), field.type) if keys else self._column(field).take(pa.array(rows))
 
     def _column(self, field: "AnyField") -> AnyArray:
         if field.name not in self._read:
@@ -140,14 +140,14 @@ class _File:
 
 
 def _among(numbers: Ints, ordered: Ints) -> npt.NDArray[np.bool_]:
-    """Which of the numbers are among those in order; numpy's own way costs more than all else for a few numbers."""
+    """Which numbers are in the sorted ones. For few numbers `np.isin` costs more than the rest of the look-up."""
     at = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
     found: npt.NDArray[np.bool_] = ordered[at] == numbers
     return found
 
 
 def _constants(add: Action) -> dict[str, int | bool]:
-    """Of our own columns, those that have one value in the whole file, by its statistics."""
+    """Millrace's own columns that have a single value in the whole file, by its statistics."""
     stats = orjson.loads(add["stats"]) if add.get("stats") else {}
     least, most, nulls = (stats.get(kind, {}) for kind in ("minValues", "maxValues", "nullCount"))
     return {
@@ -158,7 +158,7 @@ def _constants(add: Action) -> dict[str, int | bool]:
 
 
 def read(path: Path, wanted: pa.Schema) -> pa.Table:
-    """These columns of a file; one that was added later is null in it."""
+    """These columns of a file; a column that was added later is null."""
     file = _open(path)
     return pa.Table.from_arrays([_column(file, field) for field in wanted], schema=wanted)
 
@@ -167,22 +167,22 @@ def _open(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(pa.memory_map(str(path)))
 
 
-def _picked(file: pq.ParquetFile, field: "AnyField", place: Ints) -> AnyArray:
-    """Some rows of a column with large values, by their numbers in order; the others are passed over in pieces."""
+def _large_values(file: pq.ParquetFile, field: "AnyField", rows: Ints) -> AnyArray:
+    """Some rows of a column with large values, by their sorted numbers; the column is decoded in pieces."""
     if field.name not in file.schema_arrow.names:
-        return no_values(len(place), field.type)
+        return no_values(len(rows), field.type)
     found: list[AnyArray] = []
     at = 0
-    for batch in file.iter_batches(_rows_at_once(file, field.name), columns=[field.name], use_threads=False):
-        first, last = np.searchsorted(place, [at, at + batch.num_rows])
+    for batch in file.iter_batches(_rows_per_piece(file, field.name), columns=[field.name], use_threads=False):
+        first, last = np.searchsorted(rows, [at, at + batch.num_rows])
         if last > first:
-            among: AnyArray = pa.array(place[first:last] - at)
+            among: AnyArray = pa.array(rows[first:last] - at)
             found.append(batch.column(0).cast(field.type).take(among))
         at += batch.num_rows
     return pa.concat_arrays(found)
 
 
-def _rows_at_once(file: pq.ParquetFile, name: str) -> int:
+def _rows_per_piece(file: pq.ParquetFile, name: str) -> int:
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     number = file.schema_arrow.names.index(name)
     size = sum(group.column(number).total_uncompressed_size for group in groups)

@@ -1,9 +1,9 @@
-"""Scattered changes of a large table: the old rows are marked as gone, the new ones go into a file of their own.
+"""Writes scattered changes of a large table: deletion vectors delete the old rows, and the new rows go into a new file.
 
-One commit, as with every way: files whose rows were replaced are named again with a deletion vector, and the new file
-is added. Nothing is copied, so a batch costs what its keys cost to find: the key columns of files that may hold them.
-Small files that earlier batches left are taken in by every so many, so that their number stays bounded; the order of
-the files is restored by maintenance (sinks.delta.maintenance).
+In one commit, files with replaced rows are added again with a deletion vector, and the new file is added. No file is
+copied, so the cost of a batch is that of finding its keys: reading the key columns of files that may have them. Small
+files of earlier batches are merged once there are SMALL_FILES of them; maintenance (sinks.delta.maintenance) restores
+the order of the files.
 
 For tables on a local disk: `deltalake` reads, rewrites and vacuums tables with deletion vectors, but cannot write one.
 """
@@ -26,28 +26,37 @@ from cdc.arrays import Ints
 from cdc.failpoint import reached
 from sinks.delta.deletion_vectors.bitmap import inline
 from sinks.delta.deletion_vectors.key_cache import KeyCache
-from sinks.delta.deletion_vectors.key_lookup import Found, Table, look_up, read
+from sinks.delta.deletion_vectors.key_lookup import Found, TableFiles, look_up, read
 from sinks.delta.rows.changes import TypedChanges, sorted_by
-from sinks.delta.rows.rewrite import decide, fresh
+from sinks.delta.rows.rewrite import decide, new_rows
 from sinks.delta.schema.layout import TableLayout
-from sinks.delta.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
-from sinks.delta.write.merge import marks
+from sinks.delta.transaction_log import (
+    Action,
+    LiveFiles,
+    commit,
+    file_name,
+    log_folder,
+    read_commit,
+    removal,
+    selections,
+)
+from sinks.delta.write.merge import commit_properties
 from sinks.delta.write.region import Files, Region
 from sinks.rows.images import STORED_ROW_MISSING
 
 LEAST_REGION = 4 * 1024 * 1024
-"""Compressed bytes that a rewrite must touch before marks are made instead: some 120,000 rows, 0.1 s of CPU. Below that
-a rewrite costs no more, and leaves no work behind for readers and for maintenance."""
+"""Compressed bytes of a region from which deletion vectors are used: some 120,000 rows, 0.1 s of CPU. Below that a
+rewrite costs no more, and leaves no extra work for readers and maintenance."""
 
 LEAST_RATIO = 4
-"""…and for each change, so many rows must be spared the copying."""
+"""The least number of rows in the region per change."""
 
 SMALL_FILES = 32
-"""Small files are taken in when there are so many: each is opened by every batch whose keys it may hold."""
+"""Small files are merged when there are so many: each is opened by every batch whose keys it may have."""
 
 STAGING = "_millrace_staging"
 _TAG = "MILLRACE_MARKS"
-"""On files that hold the new rows of marked ones, so that those left by small batches are known from sorted ones."""
+"""Tags the files that this module adds, so that small ones can be found and merged."""
 _FEATURE = "deletionVectors"
 _FEATURES = {_FEATURE, "timestampNtz", "appendOnly", "invariants"}
 _PLAIN_WRITER, _BY_FEATURES = 2, 7
@@ -56,51 +65,55 @@ _EVERY_CHECKPOINT = 100
 
 
 class VectorWriter:
-    """One table's way with deletion vectors. Not for two threads at once."""
+    """Writes one table with deletion vectors. Not for two threads at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._live = LiveFiles(folder)
-        self._gone: dict[str, tuple[str, Ints]] = {}
-        self._able: bool | None = None
+        self._deleted: dict[str, tuple[str, Ints]] = {}
+        self._has_links: bool | None = None
         self._keys = KeyCache()
 
-    def pays(self, given: TypedChanges, region: Region | None) -> bool:
-        """Whether marking is cheaper than rewriting the files that the batch touches."""
+    def is_cheaper(self, given: TypedChanges, region: Region | None) -> bool:
+        """Whether deletion vectors are cheaper than rewriting the files that the batch touches."""
         if region is None or region.bytes < LEAST_REGION or region.rows < LEAST_RATIO * given.rows.num_rows:
             return False
-        if self._able is None:
-            self._able = _links(self._folder)
-        return self._able
+        if self._has_links is None:
+            self._has_links = _hard_links(self._folder)
+        return self._has_links
 
     def write(self, table: DeltaTable, given: TypedChanges, stored: Files, small: int) -> TypedChanges | None:
         """Write the batch in one commit, or in none if nothing changes; None if the table's log cannot be read here."""
-        if not self._live.follow(table.version()) or not self._known(stored) or not _understood(self._live.protocol):
+        if (
+            not self._live.follow(table.version())
+            or not self._same_files(stored)
+            or not _supported(self._live.protocol)
+        ):
             return None
-        if not _plain(self._live.metadata):
+        if not _rows_replaceable(self._live.metadata):
             return None
         if _PROPERTY not in self._live.metadata.get("configuration", {}):
-            self._allow(table)
-            if not self._known(stored):
-                raise CommitFailedError("another writer of the table came in between")
-        gone = self._vectors(table)
-        found = look_up(Table(self._folder, self._live.adds, gone, self._keys), given, stored)
+            self._enable(table)
+            if not self._same_files(stored):
+                raise CommitFailedError("another writer of the table committed in between")
+        deleted = self._vectors(table)
+        found = look_up(TableFiles(self._folder, self._live.adds, deleted, self._keys), given, stored)
         decided = decide(found.rows, given)
         if decided.winners.any():
-            marked = self._marked(found, decided.replaced, gone)
-            taken_in = self._small_files(small)
-            old = [self._rows(path, given.layout, marked.get(path, gone.get(path))) for path in taken_in]
-            rows = pa.concat_tables([fresh(found.rows, given, decided), *old])
+            changed = self._with_replaced(found, decided.replaced, deleted)
+            merged = self._small_files(small)
+            old = [self._rows(path, given.layout, changed.get(path, deleted.get(path))) for path in merged]
+            rows = pa.concat_tables([new_rows(found.rows, given, decided), *old])
             adds = _staged(self._folder, rows, given.layout, 2 * small)
-            self._commit(table, marks(table, given), adds, marked, taken_in)
+            self._commit(table, commit_properties(table, given), adds, changed, merged)
         return given.without(decided.orphans, STORED_ROW_MISSING)
 
-    def _known(self, stored: Files) -> bool:
-        """Whether both readers of the log see the same files."""
+    def _same_files(self, stored: Files) -> bool:
+        """Whether `deltalake` and this module see the same files."""
         return set(stored.paths) == set(map(unquote, self._live.adds))
 
-    def _allow(self, table: DeltaTable) -> None:
-        """Deletion vectors are a feature of the table that its readers must know."""
+    def _enable(self, table: DeltaTable) -> None:
+        """Enable deletion vectors: a table feature that readers must support."""
         protocol, metadata = self._live.protocol, self._live.metadata
         features = {name: sorted({*protocol.get(name, ()), _FEATURE}) for name in ("readerFeatures", "writerFeatures")}
         actions: list[Action] = [
@@ -118,9 +131,9 @@ class VectorWriter:
     def set_properties(self, table: DeltaTable, wanted: Mapping[str, str]) -> bool:
         """Set properties of the table in one commit; False if its log cannot be read here.
 
-        `deltalake` would list features that nobody asked for (`variantType`) on a table with deletion vectors.
+        `deltalake` would enable unrelated features (`variantType`) on a table with deletion vectors.
         """
-        if not self._live.follow(table.version()) or not _understood(self._live.protocol):
+        if not self._live.follow(table.version()) or not _supported(self._live.protocol):
             return False
         metadata = self._live.metadata
         changed = {**metadata, "configuration": {**metadata.get("configuration", {}), **wanted}}
@@ -131,86 +144,86 @@ class VectorWriter:
     # -- what is stored
 
     def _vectors(self, table: DeltaTable) -> dict[str, Ints]:
-        """The rows of each file that no longer count; asked of `deltalake` only where another writer made a vector."""
+        """The deleted rows of each file; read by `deltalake` only where another writer made the vector."""
         wanted = {path: _identity(add) for path, add in self._live.adds.items() if add.get("deletionVector")}
-        known = {path: rows for path, (identity, rows) in self._gone.items() if wanted.get(path) == identity}
+        known = {path: rows for path, (identity, rows) in self._deleted.items() if wanted.get(path) == identity}
         if len(known) < len(wanted):
             alive = selections(table)
             for path in wanted.keys() - known.keys():
                 known[path] = np.flatnonzero(~np.array(alive[file_name(path)], np.bool_))
-        self._gone = {path: (wanted[path], rows) for path, rows in known.items()}
+        self._deleted = {path: (wanted[path], rows) for path, rows in known.items()}
         return known
 
-    def _rows(self, path: str, layout: TableLayout, dead: Ints | None) -> pa.Table:
+    def _rows(self, path: str, layout: TableLayout, deleted: Ints | None) -> pa.Table:
         """The live rows of a file, in all columns."""
         rows = read(self._folder / unquote(path), layout.arrow)
-        if dead is None:
+        if deleted is None:
             return rows
         alive = np.ones(rows.num_rows, np.bool_)
-        alive[dead] = False
+        alive[deleted] = False
         return rows.filter(pa.array(alive))
 
     def _small_files(self, small: int) -> list[str]:
-        """Files that earlier batches left, once there are many."""
+        """Small files of earlier batches, once there are SMALL_FILES of them."""
         adds = self._live.adds
-        left = [path for path, add in adds.items() if _TAG in (add.get("tags") or {}) and add["size"] < small]
-        return left if len(left) >= SMALL_FILES else []
+        found = [path for path, add in adds.items() if _TAG in (add.get("tags") or {}) and add["size"] < small]
+        return found if len(found) >= SMALL_FILES else []
 
     # -- what is written
 
-    def _marked(self, found: Found, replaced: Ints, gone: dict[str, Ints]) -> dict[str, Ints]:
-        """For each file that loses rows, all rows of it that no longer count."""
+    def _with_replaced(self, found: Found, replaced: Ints, deleted: dict[str, Ints]) -> dict[str, Ints]:
+        """For each file with replaced rows, all of its deleted rows."""
         paths = list(self._live.adds)
-        replaced = replaced[np.lexsort((found.place[replaced], found.file[replaced]))]
+        replaced = replaced[np.lexsort((found.row[replaced], found.file[replaced]))]
         files, starts = np.unique(found.file[replaced], return_index=True)
-        lost = np.split(found.place[replaced], starts)[1:]
-        marked = {paths[at]: places for at, places in zip(files.tolist(), lost, strict=True)}
-        return {path: np.union1d(gone[path], places) if path in gone else places for path, places in marked.items()}
+        groups = np.split(found.row[replaced], starts)[1:]
+        new = {paths[at]: rows for at, rows in zip(files.tolist(), groups, strict=True)}
+        return {path: np.union1d(deleted[path], rows) if path in deleted else rows for path, rows in new.items()}
 
     def _commit(
         self,
         table: DeltaTable,
         own: CommitProperties,
         new: Sequence[Action],
-        marked: dict[str, Ints],
-        taken_in: Sequence[str],
+        deleted: dict[str, Ints],
+        merged: Sequence[str],
     ) -> None:
-        left = {path: dead for path, dead in marked.items() if path not in taken_in}
-        named = {path: with_vector(self._live.adds[path], dead) for path, dead in left.items()}
-        actions: list[Action] = [{"remove": removal(self._live.adds[path])} for path in (*left, *taken_in)]
-        actions += [{"add": add} for add in (*new, *named.values()) if add is not None]
+        left = {path: rows for path, rows in deleted.items() if path not in merged}
+        added = {path: with_vector(self._live.adds[path], rows) for path, rows in left.items()}
+        actions: list[Action] = [{"remove": removal(self._live.adds[path])} for path in (*left, *merged)]
+        actions += [{"add": add} for add in (*new, *added.values()) if add is not None]
         actions += [{"txn": {"appId": one.app_id, "version": one.version}} for one in own.app_transactions or ()]
         version = table.version() + 1
         reached("delta.before_mark")
         commit(self._folder, version, "MERGE", actions, dict(own.custom_metadata or {}))
-        self._live.take(version, actions)
+        self._live.add_commit(version, actions)
         self._follow(table)
-        self._gone |= {path: (_identity(add), marked[path]) for path, add in named.items() if add is not None}
+        self._deleted |= {path: (_identity(add), deleted[path]) for path, add in added.items() if add is not None}
         if version % _EVERY_CHECKPOINT == 0:
             table.create_checkpoint()
 
 
-def _plain(metadata: Action) -> bool:
-    """Whether rows of the table may be replaced by files that name no partition."""
+def _rows_replaceable(metadata: Action) -> bool:
+    """Whether the table has no partitions and allows replacing rows."""
     appends_only = metadata.get("configuration", {}).get("delta.appendOnly") == "true"
     return not metadata.get("partitionColumns") and not appends_only
 
 
-def _understood(protocol: Action) -> bool:
-    """Whether a commit written here keeps what the table promises: row ids, change feeds and the like it does not."""
+def _supported(protocol: Action) -> bool:
+    """Whether this module supports every feature of the table; row ids, change feeds and the like it does not."""
     if protocol["minWriterVersion"] < _BY_FEATURES:
         return bool(protocol["minWriterVersion"] <= _PLAIN_WRITER and protocol["minReaderVersion"] == 1)
     return {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())} <= _FEATURES
 
 
-def with_vector(add: Action, dead: Ints) -> Action | None:
-    """A file named again without these rows; None if none is left."""
+def with_vector(add: Action, deleted: Ints) -> Action | None:
+    """The `add` action of a file with these rows deleted; None if no row is left."""
     stats = orjson.loads(add["stats"]) if add.get("stats") else {}
-    if len(dead) == stats.get("numRecords"):
+    if len(deleted) == stats.get("numRecords"):
         return None
     if stats and stats.get("tightBounds") is not False:
         add = {**add, "stats": orjson.dumps({**stats, "tightBounds": False}).decode()}
-    return {**add, "dataChange": True, "deletionVector": inline(dead)}
+    return {**add, "dataChange": True, "deletionVector": inline(deleted)}
 
 
 def _identity(add: Action) -> str:
@@ -219,12 +232,11 @@ def _identity(add: Action) -> str:
 
 
 def _staged(folder: Path, rows: pa.Table, layout: TableLayout, file_size: int) -> list[Action]:
-    """The rows as files of the table, not yet part of it; `deltalake` itself writes them and their statistics."""
+    """Write files with these rows into the table's folder, without a commit; `deltalake` makes their statistics."""
     stage = folder / STAGING / uuid4().hex
     rows = sorted_by(rows, layout.key).cast(layout.arrow)
     write_deltalake(stage, rows, target_file_size=file_size, writer_properties=layout.encodings)
-    lines = (stage / "_delta_log" / f"{0:020}.json").read_bytes().split(b"\n")
-    adds: list[Action] = [action["add"] for action in map(orjson.loads, filter(None, lines)) if "add" in action]
+    adds: list[Action] = [action["add"] for action in read_commit(stage, 0) if "add" in action]
     for add in adds:
         (stage / unquote(add["path"])).replace(folder / unquote(add["path"]))
     shutil.rmtree(stage)
@@ -232,15 +244,15 @@ def _staged(folder: Path, rows: pa.Table, layout: TableLayout, file_size: int) -
 
 
 def clear_staging(folder: Path, older_than: float = 3600.0) -> None:
-    """Remove what a killed writer left behind."""
+    """Remove the staging folders of killed writers."""
     for stage in (folder / STAGING).glob("*"):
         if time.time() - stage.stat().st_mtime > older_than:
             shutil.rmtree(stage, ignore_errors=True)
 
 
-def _links(folder: Path) -> bool:
-    """Whether the file system has hard links, by which a commit is made without replacing another's."""
-    one, two = (folder / "_delta_log" / f".{uuid4().hex}.tmp" for _ in range(2))
+def _hard_links(folder: Path) -> bool:
+    """Whether the file system has hard links: a commit by a link never replaces another one."""
+    one, two = (log_folder(folder) / f".{uuid4().hex}.tmp" for _ in range(2))
     try:
         one.touch()
         os.link(one, two)

@@ -1,6 +1,6 @@
-"""A folded batch as the typed rows that a merge into Delta takes. Pure.
+"""A folded batch as typed rows for Delta. Pure.
 
-What cannot be typed is set aside here, row by row, before anything is written.
+Rows with values that do not fit their column are rejected here, before anything is written.
 """
 
 import json
@@ -22,22 +22,25 @@ from sinks.delta.rows.images import no_values, typed
 from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, TableLayout
 
 PARTIAL = PREFIX + "partial"
-"""Source-side only: the row lacks columns whose stored values must stay."""
+"""Not in the Delta table: the row lacks columns, and the stored values of these must stay."""
 
 
 def keep_flag(number: int) -> str:
-    """Source-side only: the name of the flag that says whether the numbered kept column is absent from a row."""
+    """Not in the Delta table: the name of the flag that says whether a row lacks the numbered column of `kept`."""
     return f"{PREFIX}keep_{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class TypedChanges:
-    """Rows of `layout.arrow` plus PARTIAL and a flag for each of `kept`; at most one row per key."""
+    """Rows of `layout.arrow` plus PARTIAL and a flag for each of `kept`; at most one row per key.
+
+    `kept` are the columns that some row lacks. An orphan is a partial row without a live stored row.
+    """
 
     layout: TableLayout
     rows: pa.Table
     keys: AnyArray
-    """The key of each row as JSON, for the dead letters."""
+    """The key of each row as JSON, for dead letters."""
     kept: tuple[str, ...]
     rejected: tuple[RejectedItem, ...]
     truncated: int
@@ -49,13 +52,13 @@ class TypedChanges:
         return bool(self.kept)
 
     def after_truncate(self, floor: int) -> "TypedChanges":
-        """What is left to do in a table that has seen the truncate `floor`: nothing below it, nor that one again."""
+        """The changes that a table with the truncate `floor` still needs: none that is older, nor the same truncate."""
         truncated = self.truncated if self.truncated > floor else 0
-        young = pa.array(self.rows[VERSION].to_numpy() >= max(floor, truncated))
-        return replace(self, rows=self.rows.filter(young), keys=self.keys.filter(young), truncated=truncated)
+        newer = pa.array(self.rows[VERSION].to_numpy() >= max(floor, truncated))
+        return replace(self, rows=self.rows.filter(newer), keys=self.keys.filter(newer), truncated=truncated)
 
     def without(self, rows: npt.NDArray[np.bool_], reason: str) -> "TypedChanges":
-        """The changes with these rows set aside."""
+        """The changes with these rows rejected."""
         if not rows.any():
             return self
         mask = pa.array(rows)
@@ -70,28 +73,28 @@ class TypedChanges:
 
     def halves(self) -> tuple["TypedChanges", "TypedChanges"]:
         """The lower and the upper half by key, for a batch that touches too much at once."""
-        order = sorted_places(self.rows, self.layout.key)
+        order = sort_order(self.rows, self.layout.key)
         half = self.rows.num_rows // 2
         return self._picked(order[:half]), self._picked(order[half:])
 
     def pieces(self, counted: npt.NDArray[np.bool_], most: int) -> tuple["TypedChanges", ...]:
-        """Neighbours by key with at most so many of the counted rows each; none, if all of them may stay together."""
+        """Parts in key order with at most `most` of the counted rows each; empty if no split is needed."""
         total = int(counted.sum())
         if total <= most:
             return ()
-        order = sorted_places(self.rows, self.layout.key)
+        order = sort_order(self.rows, self.layout.key)
         before = np.cumsum(counted[order.to_numpy()]) - 1
         starts = np.searchsorted(before, np.arange(0, total, most))
         cuts = [0, *starts[1:].tolist(), len(order)]
         return tuple(self._picked(order.slice(start, end - start)) for start, end in pairwise(cuts))
 
     def with_rejected(self, *parts: "TypedChanges") -> "TypedChanges":
-        """These changes with what was set aside while their parts were written."""
+        """These changes with the rows that were rejected while their parts were written."""
         new = (item for part in parts for item in part.rejected[len(self.rejected) :])
         return replace(self, rejected=self.rejected + tuple(new))
 
-    def _picked(self, places: AnyArray) -> "TypedChanges":
-        return replace(self, rows=self.rows.take(places), keys=self.keys.take(places))
+    def _picked(self, rows: AnyArray) -> "TypedChanges":
+        return replace(self, rows=self.rows.take(rows), keys=self.keys.take(rows))
 
 
 def rejected_items(layout: TableLayout, keys: AnyArray, versions: AnyArray, reason: str) -> tuple[RejectedItem, ...]:
@@ -101,41 +104,43 @@ def rejected_items(layout: TableLayout, keys: AnyArray, versions: AnyArray, reas
 
 
 def changes(batch: Batch, layout: TableLayout) -> TypedChanges:
-    """Type a batch; rows with a value that does not fit are set aside."""
+    """Type a batch; rows with a value that does not fit are rejected."""
     rows = batch.rows.combine_chunks()
     if pc.count_distinct(rows["key"]).as_py() != rows.num_rows:
         raise SinkError(
-            f"table {layout.table}: a batch holds two changes of one key, so it was not folded. Nothing was written.",
+            f"table {layout.table}: a batch has two changes of one key, so it was not folded. Nothing was written.",
             "This is a fault in Millrace: report it with the version and the log of this process.",
         )
     lsn = pc.max(rows["commit_lsn"]).as_py() or batch.truncated
     columns, misfits = _columns(layout, rows)
     kept, flags = _kept(layout, rows)
-    deleted: AnyArray = pc.equal(_plain(rows["op"]), pa.scalar("d"))
+    deleted: AnyArray = pc.equal(_one_chunk(rows["op"]), pa.scalar("d"))
     if layout.deletes is not None:
         columns, deleted = _softly_deleted(layout, columns, deleted)
-        flags = {name: pc.and_not(flag, deleted) for name, flag in flags.items()}  # nothing is kept of what is gone
+        flags = {
+            name: pc.and_not(flag, deleted) for name, flag in flags.items()
+        }  # a deleted row keeps no stored values
     table = pa.table(
         {
-            **({KEY_TEXT: _plain(rows["key"])} if layout.by_text else {}),
+            **({KEY_TEXT: _one_chunk(rows["key"])} if layout.by_text else {}),
             **columns,
             **{field.name: no_values(rows.num_rows, field.type) for field in (*layout.leftover, *layout.history)},
-            VERSION: _plain(rows["version"]),
+            VERSION: _one_chunk(rows["version"]),
             DELETED: deleted,
-            COMMITTED: _plain(rows["commit_ts"]),
+            COMMITTED: _one_chunk(rows["commit_ts"]),
             **flags,
         }
     )
     if layout.changelog:
-        kept, table = (), as_log(table, rows)
-    typed_rows = TypedChanges(layout, table, _plain(rows["key"]), kept, (), batch.truncated, lsn)
+        kept, table = (), _as_changelog(table, rows)
+    typed_rows = TypedChanges(layout, table, _one_chunk(rows["key"]), kept, (), batch.truncated, lsn)
     return _without_misfits(typed_rows, misfits)
 
 
 def _softly_deleted(
     layout: TableLayout, columns: Mapping[str, AnyArray], deleted: AnyArray
 ) -> tuple[dict[str, AnyArray], AnyArray]:
-    """Rows that count as deleted, as deletes are: the key alone is left of them."""
+    """Turn rows that count as deleted into deletes, which have only their key."""
     gone: AnyArray = pc.or_(deleted, pa.array(_counts_as_deleted(layout, columns)))
     key = {one.name for one in layout.placed if one.column.key}
     emptied = {
@@ -148,11 +153,11 @@ def _softly_deleted(
 def _counts_as_deleted(layout: TableLayout, columns: Mapping[str, AnyArray]) -> npt.NDArray[np.bool_]:
     if layout.deletes is None:
         return np.zeros(len(next(iter(columns.values()))), np.bool_)
-    return layout.deletes.holds({one.column.name: columns[one.name] for one in layout.placed})
+    return layout.deletes.matches({one.column.name: columns[one.name] for one in layout.placed})
 
 
-def as_log(table: pa.Table, rows: pa.Table) -> pa.Table:
-    """For a changelog: a partial change is whole in itself, and names the columns that it did not bring."""
+def _as_changelog(table: pa.Table, rows: pa.Table) -> pa.Table:
+    """For a changelog: a partial change is stored as it is, with the names of the columns that it lacks."""
     names = [json.dumps(missing) if missing else None for missing in rows["unchanged"].to_pylist()]
     flags = np.zeros(rows.num_rows, np.bool_)
     table = table.set_column(table.column_names.index(UNCHANGED), UNCHANGED, pa.array(names, pa.string()))
@@ -160,9 +165,9 @@ def as_log(table: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def expected(schema: TableSchema, layout: TableLayout, images: pa.Table) -> pa.Table:
-    """The rows of these images (columns key, after) as `stored` gives them: named as in the source, by key.
+    """The rows of these images (columns key, after) as `DeltaSink.stored` gives them: source names, in key order.
 
-    A value that does not fit is null here, while the store refused its row: verify must see the difference.
+    A value that does not fit is null here, while the sink rejected its row: `verify` must see the difference.
     """
     read, _ = _columns(layout, images.combine_chunks())
     live = pa.array(~_counts_as_deleted(layout, read))
@@ -170,7 +175,7 @@ def expected(schema: TableSchema, layout: TableLayout, images: pa.Table) -> pa.T
 
 
 def in_source_order(schema: TableSchema, layout: TableLayout, rows: pa.Table) -> pa.Table:
-    """`named_as_source`, ordered by key."""
+    """`named_as_source`, in key order."""
     table = named_as_source(schema, layout, rows)
     if not table.num_rows:
         return table.combine_chunks()
@@ -188,10 +193,10 @@ def named_as_source(schema: TableSchema, layout: TableLayout, rows: pa.Table) ->
 
 def sorted_by(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Rows in ascending order of these columns."""
-    return rows.take(sorted_places(rows, names))
+    return rows.take(sort_order(rows, names))
 
 
-def sorted_places(rows: pa.Table, names: Sequence[str]) -> AnyArray:
+def sort_order(rows: pa.Table, names: Sequence[str]) -> AnyArray:
     """The numbers of the rows, in ascending order of these columns."""
     order: list[tuple[str, Literal["ascending", "descending"]]] = [(name, "ascending") for name in names]
     return pc.sort_indices(rows, sort_keys=order)
@@ -202,21 +207,21 @@ def _comparable(column: AnyArray) -> AnyArray:
 
 
 def _columns(layout: TableLayout, rows: pa.Table) -> tuple[dict[str, AnyArray], dict[int, str]]:
-    """Key columns are read from `key`: a key may be too large to be sent again, and a delete has nothing else."""
+    """Key columns are read from `key`: a delete has no other values, and an update may lack a large key column."""
     types = {one.column: one.type for one in layout.placed}
-    keys = typed({column: types[column] for column in types if column.key}, _plain(rows["key"]))
-    others = typed({column: types[column] for column in types if not column.key}, _plain(rows["after"]))
+    keys = typed({column: types[column] for column in types if column.key}, _one_chunk(rows["key"]))
+    others = typed({column: types[column] for column in types if not column.key}, _one_chunk(rows["after"]))
     read = {**keys.columns, **others.columns}
     columns = {one.name: read[one.column.name] for one in layout.placed}
     return columns, {**others.misfits, **keys.misfits}
 
 
-def _plain(column: AnyArray) -> AnyArray:
+def _one_chunk(column: AnyArray) -> AnyArray:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _without_misfits(rows: TypedChanges, misfits: Mapping[int, str]) -> TypedChanges:
-    """Set misfits aside by reason, keeping row numbers valid while doing so."""
+    """Reject the misfits, reason by reason; row numbers shift with each."""
     if not misfits:
         return rows
     reasons = sorted(set(misfits.values()))
@@ -229,8 +234,8 @@ def _without_misfits(rows: TypedChanges, misfits: Mapping[int, str]) -> TypedCha
 
 
 def _kept(layout: TableLayout, rows: pa.Table) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
-    """Columns that some row does not bring, each with its flags."""
-    unchanged = _plain(rows["unchanged"])
+    """The columns that some row lacks, each with its flags."""
+    unchanged = _one_chunk(rows["unchanged"])
     parents: AnyArray = pc.list_parent_indices(unchanged)
     owners = parents.to_numpy(zero_copy_only=False)
     missing: AnyArray = pc.list_flatten(unchanged)

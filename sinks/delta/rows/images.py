@@ -1,7 +1,7 @@
 """Row images to typed Arrow columns, exactly or not at all. Pure.
 
-A value that the column's type cannot hold is never clamped, rounded or nulled: its row is named as a misfit, and
-the caller sets the row aside. The rows around it are not touched by that.
+A value that does not fit the column's type is never clamped or rounded: its row is reported as a misfit, and the caller
+rejects the row. Other rows are not affected.
 """
 
 import binascii
@@ -23,9 +23,9 @@ NOT_AN_OBJECT = "the row image is not a JSON object"
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Columns of the images, row for row; `misfits` are rows that must not be written, each with its reason.
+    """The columns of the images; `misfits` are the numbers of rows that must not be written, each with its reason.
 
-    A misfit's value is null in its column, so never use a row without looking it up in `misfits`.
+    The trap: a misfit's value is null in its column, so check `misfits` before using a row.
     """
 
     columns: dict[str, AnyArray]
@@ -33,7 +33,7 @@ class Typed:
 
 
 def typed(columns: Mapping[Column, pa.DataType], images: AnyArray) -> Typed:
-    """Read JSON objects as columns of these types, text at the least. An absent member is null, as is a null image."""
+    """Read JSON objects as columns of these types. A missing member is null; so is every column of a null image."""
     raw, misfits = _objects(images)
     read: dict[str, AnyArray] = {}
     for column, type_ in columns.items():
@@ -41,8 +41,8 @@ def typed(columns: Mapping[Column, pa.DataType], images: AnyArray) -> Typed:
         if values is None:
             read[column.name] = no_values(len(images), type_)
             continue
-        read[column.name], odd = _column(values, type_, form(column, type_))
-        for row in odd:
+        read[column.name], unfit = _column(values, type_, form(column, type_))
+        for row in unfit:
             misfits.setdefault(row, f"column {column.name}: value does not fit {type_name(type_)}")
     return Typed(read, misfits)
 
@@ -68,7 +68,7 @@ _NAMES = {
 
 
 def _objects(images: AnyArray) -> tuple[dict[str, RawColumn], dict[int, str]]:
-    """The members of the images; looks row by row only if one of them is not a JSON object."""
+    """The members of the images; tests each row only if one of them is not a JSON object."""
     try:
         return members(images), {}
     except ValueError:
@@ -95,12 +95,11 @@ def _column(values: RawColumn, type_: pa.DataType, how: ValueForm) -> tuple[AnyA
         return _decoded(texts)
     if type_ == pa.string():
         return texts.cast(pa.string()), []
-    cast, odd = exact_cast(texts, type_)
-    return cast, odd
+    return exact_cast(texts, type_)
 
 
 def exact_cast(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]]:
-    """Cast texts; those that the type cannot hold become null and are named by row."""
+    """Cast texts; those that do not fit the type become null. Returns the numbers of their rows."""
     try:
         cast = texts.cast(type_)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -114,22 +113,22 @@ def exact_cast(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]
 
 
 def no_values(count: int, type_: pa.DataType) -> AnyArray:
-    """So many nulls of a type."""
+    """`count` nulls of a type."""
     return pa.array([], type_).take(pa.array([None] * count, pa.int64()))
 
 
 def _bisected(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]]:
-    """Arrow names no row when a cast fails: halve until the odd ones stand alone."""
+    """Arrow does not say which row makes a cast fail: halve the rows until each misfit is found."""
     if len(texts) == 1:
         return no_values(1, type_), [0]
     half = len(texts) // 2
-    left, odd_left = exact_cast(texts.slice(0, half), type_)
-    right, odd_right = exact_cast(texts.slice(half), type_)
-    return pa.concat_arrays([left, right]), odd_left + [half + row for row in odd_right]
+    left, unfit_left = exact_cast(texts.slice(0, half), type_)
+    right, unfit_right = exact_cast(texts.slice(half), type_)
+    return pa.concat_arrays([left, right]), unfit_left + [half + row for row in unfit_right]
 
 
 def _overflowed(texts: AnyArray, cast: AnyArray) -> list[int]:
-    """A finite number too large for the float becomes an infinity in Arrow without a word."""
+    """The rows whose finite number is too large for the float: Arrow silently makes it infinite."""
     if not pa.types.is_floating(cast.type):
         return []
     infinite = np.flatnonzero(_flags(pc.is_inf(cast)))
@@ -144,11 +143,11 @@ def _flags(array: AnyArray) -> npt.NDArray[np.bool_]:
 
 def _decoded(texts: AnyArray) -> tuple[AnyArray, list[int]]:
     decoded: list[bytes | None] = []
-    odd = []
+    unfit = []
     for row, text in enumerate(texts.to_pylist()):
         try:
             decoded.append(None if text is None else binascii.a2b_base64(text, strict_mode=True))
         except (binascii.Error, ValueError):
             decoded.append(None)
-            odd.append(row)
-    return pa.array(decoded, pa.binary()), odd
+            unfit.append(row)
+    return pa.array(decoded, pa.binary()), unfit

@@ -1,6 +1,6 @@
-"""A range of keys removed from a Delta table: the stored rows that it takes, as the deletes that a merge knows.
+"""A removed range of keys as deletes of the stored rows in it.
 
-So every form of table (rows, history, changelog) ends them in its own way and keeps its own tombstones.
+Every form of table (rows, history, changelog) then applies them like other deletes and keeps its tombstones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,39 +17,41 @@ from sinks.delta.changelog import newest
 from sinks.delta.rows.changes import PARTIAL, TypedChanges
 from sinks.delta.rows.images import no_values
 from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, TableLayout
-from sinks.delta.write.merge import quoted
+from sinks.delta.write.region import quoted
 
 AT_ONCE = 500_000
-"""Deletes in one commit: what a merge may hold in memory beside the files that it writes again."""
+"""Deletes in one commit: they are in memory together with the files that the merge rewrites."""
 
 
 def deletes(table: DeltaTable, layout: TableLayout, removal: Removal) -> Iterator[TypedChanges]:
-    """A delete of every live row of the range that is older, some of them at a time."""
-    gone = removed_rows(table, layout, removal)
+    """Deletes of every live row of the range that is older than the removal, AT_ONCE at a time."""
+    gone = _keys_of_removed(table, layout, removal)
     for start in range(0, gone.num_rows, AT_ONCE):
         yield _as_deletes(gone.slice(start, AT_ONCE).combine_chunks(), layout, removal)
 
 
-def removed_rows(table: DeltaTable, layout: TableLayout, removal: Removal) -> pa.Table:
-    """The columns of the key of the live rows that the removal takes; read in pieces, of which only those stay."""
+def _keys_of_removed(table: DeltaTable, layout: TableLayout, removal: Removal) -> pa.Table:
+    """The key columns of the live rows that the removal deletes; the table is read in pieces."""
     own = [*layout.key, *(one.name for one in layout.placed if one.column.key)]
     names = [name for name in dict.fromkeys(own) if name != VERSION]
     pieces: Iterable[pa.RecordBatch]
     if layout.changelog:
         pieces = newest(table, layout).to_batches()
     else:
-        condition = " AND ".join([f"NOT {DELETED}", f"{VERSION} < {removal.version}", *_near(layout, removal)])
+        condition = " AND ".join(
+            [f"NOT {DELETED}", f"{VERSION} < {removal.version}", *_file_conditions(layout, removal)]
+        )
         pieces = pa.RecordBatchReader.from_stream(table.scan(columns=[*names, VERSION], predicate=condition))
     schema = pa.schema([layout.arrow.field(name) for name in (*names, VERSION)])
     found = [schema.empty_table()]
     for piece in pieces:
         rows = pa.Table.from_batches([piece]).select(schema.names).cast(schema)
-        found.append(rows.filter(pa.array(taken(rows, layout, removal))))
+        found.append(rows.filter(pa.array(is_removed(rows, layout, removal))))
     return pa.concat_tables(found).select(names)
 
 
-def taken(rows: pa.Table, layout: TableLayout, removal: Removal) -> npt.NDArray[np.bool_]:
-    """Which of these rows the removal takes; they have the layout's key columns and versions."""
+def is_removed(rows: pa.Table, layout: TableLayout, removal: Removal) -> npt.NDArray[np.bool_]:
+    """Which of these rows the removal deletes; they need the layout's key columns and versions."""
     names = {one.column.name: one.name for one in layout.placed}
     values = {name: rows[names[name]].combine_chunks() for name in removal.range.columns}
     older: AnyArray = pc.less(rows[VERSION], pa.scalar(removal.version, pa.int64()))
@@ -57,19 +59,19 @@ def taken(rows: pa.Table, layout: TableLayout, removal: Removal) -> npt.NDArray[
     return flags
 
 
-def _near(layout: TableLayout, removal: Removal) -> Iterator[str]:
-    """Conditions by which files without a row of the range are left unread."""
+def _file_conditions(layout: TableLayout, removal: Removal) -> Iterator[str]:
+    """Conditions by which Delta skips files without a row of the range."""
     placed = {one.column.name: one for one in layout.placed}
     for level in removal.range.levels:
         one = placed[level.columns[0]]
-        for sign, bound in _ends(level):
+        for sign, bound in _bounds(level):
             if pa.types.is_integer(one.type) and "." not in bound:
                 yield f"{quoted(one.name)} {sign} {bound}"
             elif pa.types.is_date(one.type):
                 yield f"{quoted(one.name)} {sign} DATE '{bound}'"
 
 
-def _ends(level: Level) -> Iterator[tuple[str, str]]:
+def _bounds(level: Level) -> Iterator[tuple[str, str]]:
     for sign, bounds in ((">=", level.lower), ("<=", level.upper)):
         if bounds and isinstance(bounds[0], str):
             yield sign, bounds[0]

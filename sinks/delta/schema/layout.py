@@ -1,7 +1,7 @@
-"""How a source table lies in Delta: names, types and what a new schema asks of an existing table. Pure.
+"""The columns of a Delta table for a source table, and how a new schema changes an existing table. Pure.
 
 Key columns come first (so that their file statistics exist, whatever the table's width), then the others in source
-order, then ours. Readers filter on `NOT _millrace_deleted`.
+order, then Millrace's own. Readers filter on `NOT _millrace_deleted`.
 """
 
 import re
@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
-from deltalake import WriterProperties
+from deltalake import ColumnProperties, WriterProperties
 
 from cdc.errors import SinkError
 from cdc.model import Column, TableId, TableSchema
 from sinks.delta.rows.images import type_name
-from sinks.delta.schema.column_encoding import encodings
 from sinks.delta.schema.soft_deletes import DeleteCondition
-from sinks.delta.schema.types import INSTANT, arrow_type, holds, widens
+from sinks.delta.schema.types import INSTANT, arrow_type, can_store, widens
 from sinks.delta.write.region import bounded
 
 VERSION = "_millrace_version"
@@ -34,7 +33,8 @@ OURS = (
     pa.field(DELETED, pa.bool_()),
     pa.field(COMMITTED, INSTANT),
 )
-"""A deleted row stays as a tombstone with its key and version: a replayed older change must not bring it back.
+"""Millrace's own columns. A deleted row stays as a tombstone with its key and version: a replayed older change must not
+bring it back.
 
 None is NOT NULL: in a table with a timestamp_ntz column, deltalake then writes a protocol that Spark refuses
 (`invariants` enabled in metadata but not listed)."""
@@ -46,10 +46,15 @@ TypeChange = Literal["stop", "new_column"]
 Dropped = Literal["keep", "remove"]
 SequenceBy = Literal["version", "commit_ts"]
 
+_PACKED = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
+_NO_DICTIONARY = ColumnProperties(dictionary_enabled=False)
+"""Every batch reads the keys of the files that it may touch. They are nearly distinct and sorted: a dictionary is
+larger than the keys and three times as slow to read; packed differences take almost no space."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedColumn:
-    """A source column and the Delta column that holds it."""
+    """A source column and its Delta column."""
 
     column: Column
     name: str
@@ -58,13 +63,13 @@ class PlacedColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Where each column of a schema lies in a Delta table, and by which columns rows are told apart."""
+    """The Delta column of each source column, and the columns that identify a row."""
 
     table: TableId
     placed: tuple[PlacedColumn, ...]
     key: tuple[str, ...]
     history: tuple["AnyField", ...] = ()
-    """Type 2: where each version of a row begins and ends. Changelog: which columns a change did not bring."""
+    """Type 2: when each version of a row starts and ends. Changelog: the columns that a change did not include."""
     leftover: tuple["AnyField", ...] = ()
     """Columns of the Delta table that the source no longer has: null in every row written from now on."""
     deletes: DeleteCondition | None = None
@@ -79,18 +84,23 @@ class TableLayout:
 
     @property
     def by_text(self) -> bool:
-        """Whether rows are told apart by the key's JSON text: tables whose whole row is the key, nulls included."""
+        """Whether the key's JSON text identifies a row: tables whose whole row is the key, nulls included."""
         return KEY_TEXT in self.key
 
     @property
     def compared(self) -> list[str]:
-        """The key columns by which files can be told apart."""
+        """The key columns with file statistics that can be compared."""
         return [name for name in self.key if bounded(self.arrow.field(name).type)]
 
     @property
     def encodings(self) -> WriterProperties:
-        """How new files hold these columns."""
-        return encodings(self.arrow, self.key, VERSION)
+        """Encodings of new files: integer keys and versions as packed differences; a key of one text column without a
+        dictionary."""
+        columns = self.arrow
+        numbers = [name for name in (*self.key, VERSION) if pa.types.is_integer(columns.field(name).type)]
+        texts = [name for name in self.key if len(self.key) == 1 and columns.field(name).type == pa.string()]
+        own = {**dict.fromkeys(texts, _NO_DICTIONARY), **dict.fromkeys(numbers, _PACKED)}
+        return WriterProperties(compression="SNAPPY", column_properties=own)
 
     @property
     def changelog(self) -> bool:
@@ -100,12 +110,12 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What an existing table needs before rows of a layout fit: new columns, and columns to rewrite."""
+    """What an existing table needs before it can store rows of a layout: new columns, and columns to rewrite."""
 
     layout: TableLayout
     added: tuple["AnyField", ...] = ()
     rewritten: Mapping[str, "AnyField | None"] = field(default_factory=dict)
-    """By stored name: the column as it shall be (wider, renamed), or None if it shall go."""
+    """By stored name: the new column (wider, renamed), or None if it is removed."""
 
 
 def folder(table: TableId) -> str:
@@ -142,60 +152,60 @@ class LayoutOptions:
         return pa.field(START_AT, type_), pa.field(END_AT, type_)
 
 
-def new_layout(schema: TableSchema, wishes: LayoutOptions = LayoutOptions()) -> TableLayout:  # noqa: B008 - frozen
+def new_layout(schema: TableSchema, options: LayoutOptions = LayoutOptions()) -> TableLayout:  # noqa: B008 - frozen
     """The layout of a table that does not exist yet."""
     _check(schema)
-    placed = tuple(PlacedColumn(column, column.name, _wanted(column, wishes)) for column in _keys_first(schema))
-    key = _key(schema, schema.keyed_by_row, wishes)
-    return TableLayout(schema.table, placed, key, wishes.history, deletes=_deletes(schema, wishes))
+    placed = tuple(PlacedColumn(column, column.name, _wanted(column, options)) for column in _keys_first(schema))
+    key = _key(schema, schema.keyed_by_row, options)
+    return TableLayout(schema.table, placed, key, options.history, deletes=_deletes(schema, options))
 
 
-def evolve(schema: TableSchema, stored: pa.Schema, wishes: LayoutOptions = LayoutOptions()) -> Evolution:  # noqa: B008 - frozen
-    """How rows of this schema fit into a table that exists. Raises SinkError if the wishes forbid it."""
+def evolve(schema: TableSchema, stored: pa.Schema, options: LayoutOptions = LayoutOptions()) -> Evolution:  # noqa: B008 - frozen
+    """How rows of this schema fit into an existing table. Raises SinkError if the options forbid it."""
     _check(schema)
-    if {one.name: one.type for one in wishes.history} != _history(stored):
+    if {one.name: one.type for one in options.history} != _history(stored):
         raise SinkError(
-            f"table {schema.table}: `stored_as_scd_type`, `sequence_by` or `append_only` is not what its Delta table "
-            "was made with.",
+            f"table {schema.table}: its Delta table was created with another `stored_as_scd_type`, `sequence_by` or "
+            "`append_only`.",
             "Set it back, or add a sink with another name and path.",
         )
-    rewritten: dict[str, AnyField | None] = dict(_renamed(schema, stored, wishes.renamed))
+    rewritten: dict[str, AnyField | None] = dict(_renamed(schema, stored, options.renamed))
     stored = pa.schema([rewritten.get(one.name) or one for one in stored])
     placed, added = [], []
-    for column in _under_new_names(schema, stored, wishes.renamed):
-        one, is_new, is_wider = _place(schema.table, column, _wanted(column[0], wishes), stored, wishes.type_change)
+    for column in _with_stored_names(schema, stored, options.renamed):
+        one, is_new, is_wider = _placed(schema.table, column, _wanted(column[0], options), stored, options.type_change)
         placed.append(one)
         added += [pa.field(one.name, one.type)] if is_new else []
         if is_wider:
             rewritten[_old_name(one.name, rewritten)] = pa.field(one.name, one.type)
     taken = {*(one.name for one in placed), *(one.name for one in OURS), KEY_TEXT, *_HISTORY}
     leftover = tuple(one.with_nullable(True) for one in stored if one.name not in taken)
-    if wishes.dropped == "remove":
+    if options.dropped == "remove":
         rewritten |= {one.name: None for one in leftover}
         leftover = ()
-    key = _key(schema, KEY_TEXT in stored.names, wishes)
-    layout = TableLayout(schema.table, tuple(placed), key, wishes.history, leftover, _deletes(schema, wishes))
+    key = _key(schema, KEY_TEXT in stored.names, options)
+    layout = TableLayout(schema.table, tuple(placed), key, options.history, leftover, _deletes(schema, options))
     return Evolution(layout, tuple(added), rewritten)
 
 
-def known_columns(schema: TableSchema, stored: pa.Schema, wishes: LayoutOptions) -> TableSchema:
+def known_columns(schema: TableSchema, stored: pa.Schema, options: LayoutOptions) -> TableSchema:
     """An older schema without the columns that were removed from the table since."""
-    names = {*stored.names, *(old for old, new in wishes.renamed.items() if new in stored.names)}
+    names = {*stored.names, *(old for old, new in options.renamed.items() if new in stored.names)}
     return replace(schema, columns=tuple(column for column in schema.columns if column.key or column.name in names))
 
 
 def _renamed(schema: TableSchema, stored: pa.Schema, renamed: Mapping[str, str]) -> Iterator[tuple[str, "AnyField"]]:
-    """Stored columns whose new name the source has, and the table not yet."""
+    """Stored columns that still have their old name, while the source has the new one."""
     names = {column.name for column in schema.columns}
     for old, new in renamed.items():
         if old in stored.names and old not in names and new in names and new not in stored.names:
             yield old, stored.field(old).with_name(new)
 
 
-def _under_new_names(
+def _with_stored_names(
     schema: TableSchema, stored: pa.Schema, renamed: Mapping[str, str]
 ) -> Iterator[tuple[Column, str]]:
-    """Each column with the name that it has in the table: an older schema still has the old one."""
+    """Each column with its name in the table: an older schema still has the old name."""
     for column in _keys_first(schema):
         new = renamed.get(column.name, "")
         yield column, new if new in stored.names and column.name not in stored.names else column.name
@@ -205,8 +215,8 @@ def _old_name(name: str, rewritten: Mapping[str, "AnyField | None"]) -> str:
     return next((old for old, new in rewritten.items() if new is not None and new.name == name), name)
 
 
-def _deletes(schema: TableSchema, wishes: LayoutOptions) -> DeleteCondition | None:
-    condition = wishes.deletes
+def _deletes(schema: TableSchema, options: LayoutOptions) -> DeleteCondition | None:
+    condition = options.deletes
     if condition is not None and condition.column not in {column.name for column in schema.columns}:
         raise SinkError(
             f"table {schema.table}: `apply_as_deletes` names column {condition.column}, which it does not have.",
@@ -215,18 +225,18 @@ def _deletes(schema: TableSchema, wishes: LayoutOptions) -> DeleteCondition | No
     return condition
 
 
-def _wanted(column: Column, wishes: LayoutOptions) -> pa.DataType:
-    return pa.string() if column.name in wishes.as_text else arrow_type(column)
+def _wanted(column: Column, options: LayoutOptions) -> pa.DataType:
+    return pa.string() if column.name in options.as_text else arrow_type(column)
 
 
-def _place(
+def _placed(
     table: TableId, named: tuple[Column, str], wanted: pa.DataType, stored: pa.Schema, policy: TypeChange
 ) -> tuple[PlacedColumn, bool, bool]:
     column, name = named
     if name not in stored.names:
         return PlacedColumn(column, name, wanted), True, False
     have = stored.field(name).type
-    if holds(have, wanted):
+    if can_store(have, wanted):
         return PlacedColumn(column, name, have), False, False
     if widens(have, wanted):
         return PlacedColumn(column, name, wanted), False, True
@@ -241,7 +251,7 @@ def _place(
 def _type_changed(table: TableId, column: Column, have: pa.DataType, wanted: pa.DataType) -> SinkError:
     return SinkError(
         f"table {table}: column {column.name} is {type_name(have)} in Delta and now {type_name(wanted)} in the source.",
-        "Nothing was written. Set `type_change: new_column` to keep both, or begin the table anew: remove its folder "
+        "Nothing was written. Set `type_change: new_column` to keep both, or start the table over: remove its folder "
         f"and its note below delta/ in the state folder, then: millrace backfill {table}",
     )
 
@@ -250,9 +260,9 @@ def _keys_first(schema: TableSchema) -> Sequence[Column]:
     return [*schema.key, *(column for column in schema.columns if not column.key)]
 
 
-def _key(schema: TableSchema, by_text: bool, wishes: LayoutOptions) -> tuple[str, ...]:
+def _key(schema: TableSchema, by_text: bool, options: LayoutOptions) -> tuple[str, ...]:
     key = (KEY_TEXT,) if by_text else tuple(column.name for column in schema.key)
-    return (*key, VERSION) if wishes.append_only else key
+    return (*key, VERSION) if options.append_only else key
 
 
 _HISTORY = (START_AT, END_AT, UNCHANGED)
@@ -265,18 +275,18 @@ def _history(stored: pa.Schema) -> dict[str, pa.DataType]:
 def _check(schema: TableSchema) -> None:
     if not schema.key:
         raise SinkError(
-            f"table {schema.table} has no key, so Delta could not tell its rows apart.",
+            f"table {schema.table} has no key, so nothing identifies its rows.",
             f"Give it a primary key, or run: ALTER TABLE {schema.table} REPLICA IDENTITY FULL.",
         )
     folded = [column.name.lower() for column in schema.columns]
     for column in schema.columns:
         if column.name.startswith(PREFIX) or column.name in (START_AT, END_AT):
             raise SinkError(
-                f"table {schema.table}: the name of column {column.name} is taken by Millrace.",
+                f"table {schema.table}: the name of column {column.name} is reserved by Millrace.",
                 "Rename the column, or leave it out with `columns`.",
             )
         if folded.count(column.name.lower()) > 1:
             raise SinkError(
-                f"table {schema.table}: Delta cannot tell column {column.name} from one of other case.",
-                "Rename the column, or leave one out with `columns`.",
+                f"table {schema.table}: the name of column {column.name} differs from another only by case.",
+                "Rename the column, or leave one out with `columns`: Delta ignores case.",
             )

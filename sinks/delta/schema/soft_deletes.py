@@ -1,7 +1,7 @@
-"""`apply_as_deletes`: a condition over a row under which it counts as deleted, for tables with soft deletes. Pure.
+"""`apply_as_deletes`: the condition under which a row counts as deleted, for tables with soft deletes. Pure.
 
 Three forms, each over one column: `column`, `column IS [NOT] NULL`, `column = value`. More would need an SQL engine
-that agrees with the source's; a generated column in the source can hold any condition.
+that agrees with Postgres; a generated column in the source can compute any condition.
 """
 
 import re
@@ -48,7 +48,7 @@ class DeleteCondition:
             return cls(column, "true")
         return cls(column, "equals", value[1:-1].replace("''", "'") if value.startswith("'") else value)
 
-    def holds(self, columns: Mapping[str, AnyArray]) -> npt.NDArray[np.bool_]:
+    def matches(self, columns: Mapping[str, AnyArray]) -> npt.NDArray[np.bool_]:
         """For each row; `columns` are by the source's names. NULL is not true, as in SQL."""
         values = columns[self.column]
         found: AnyArray

@@ -1,4 +1,4 @@
-"""Which Delta type holds which Postgres type. Pure: a table of facts and one function.
+"""Which Delta type stores which Postgres type. Pure.
 
 | Postgres | Delta | Arrow |
 |---|---|---|
@@ -15,9 +15,9 @@
 | a domain | as its base type | |
 | everything else, also numeric without precision | string: Postgres's text | string |
 
-A wider type is never chosen in silence for a value that does not fit: `infinity`, BC dates, years beyond 9999 and
-NaN in a decimal are refused row by row (see sinks.delta.rows.images), because no reader of Delta could tell them apart
-from real values.
+A value that does not fit never changes the type of its column: rows with `infinity`, BC dates, years beyond 9999 or NaN
+in a decimal are rejected (see sinks.delta.rows.images), because a reader of Delta could not distinguish them from
+other values.
 """
 
 from enum import StrEnum
@@ -27,7 +27,7 @@ import pyarrow as pa
 from cdc.model import Column, PgType, TypeKind
 
 MAX_PRECISION = 38
-"""Delta's, Spark's and Arrow's decimal128 all end here."""
+"""The limit of Delta, Spark and Arrow's decimal128."""
 
 INSTANT = pa.timestamp("us", tz="UTC")
 
@@ -36,11 +36,11 @@ class ValueForm(StrEnum):
     """How a JSON value becomes a value of the column's type."""
 
     CAST = "cast"
-    """The text of the value, cast by Arrow: exact or refused."""
+    """The text of the value, cast by Arrow: exactly, or the row is rejected."""
     JSON = "json"
     """The JSON text itself."""
     BASE64 = "base64"
-    """The bytes behind the base64 text."""
+    """The bytes that the base64 text encodes."""
 
 
 _PLAIN: dict[str, pa.DataType] = {
@@ -109,8 +109,8 @@ _WIDER = {
 }
 
 
-def holds(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a stored column takes every value of the wanted type without loss."""
+def can_store(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a stored column can store every value of the wanted type without loss."""
     if stored == wanted or stored in _WIDER.get(wanted, ()):
         return True
     if pa.types.is_decimal(stored) and pa.types.is_decimal(wanted):
@@ -120,5 +120,5 @@ def holds(stored: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def widens(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether the wanted type takes every value of the stored one: the column can be rewritten without loss."""
-    return holds(wanted, stored)
+    """Whether the wanted type can store every value of the stored one: the column can be rewritten without loss."""
+    return can_store(wanted, stored)

@@ -1,4 +1,7 @@
-"""The guarded merge by `deltalake`: newer versions win, older ones change nothing, partial rows keep what they lack."""
+"""Commits by `deltalake`: merge, append, overwrite.
+
+In a merge newer versions win, older ones change nothing, and partial rows keep the stored columns that they lack.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,23 +12,24 @@ from deltalake.table import TableMerger
 
 from sinks.delta.rows.changes import PARTIAL, TypedChanges, keep_flag
 from sinks.delta.schema.layout import DELETED, END_AT, KEY_TEXT, VERSION, TableLayout
+from sinks.delta.write.region import quoted
 
 WRITER = "millrace.lsn"
-"""The application id of every commit by Millrace; its number is the LSN that the commit brings the table to.
+"""The application id of every commit by Millrace; its number is the LSN that the table has reached.
 
-It never decides what is skipped: versions do, row by row, so a reset checkpoint loses nothing. It fences: Delta
-refuses a commit if another with the same application id came between read and commit, so two writers can never
-both append a key that neither of them saw."""
+It does not decide which changes are skipped: versions do, row by row, so a reset checkpoint loses nothing. It fences
+off other writers: Delta refuses a commit if another one with the same application id was made after the table was read,
+so two writers never append the same key."""
 
 TRUNCATED = "millrace.truncated"
-"""The application id that remembers the newest truncate: changes below it are gone, also those of keys never seen."""
+"""The application id whose number is the version of the newest truncate: older changes are ignored, of every key."""
 
 
 def merge(table: DeltaTable, changes: TypedChanges, within: str = "", *, tombstones: bool = True) -> dict[str, int]:
-    """Merge in one commit, or in none if nothing changes. `within` narrows which target files are looked at.
+    """Merge in one commit, or in none if nothing changes. `within` limits the target files that are read.
 
-    Rows that a truncate removes leave tombstones, or nothing: its version alone keeps out what is older, too.
-    Partial rows without a live stored row are neither written nor reported: find them first.
+    Rows that a truncate removes become tombstones, or are deleted: the truncate's version alone excludes older changes.
+    The trap: orphans are neither written nor reported; reject them first.
     """
     on = [f"target.{quoted(name)} = source.{quoted(name)}" for name in changes.layout.key]
     merger = table.merge(
@@ -34,21 +38,21 @@ def merge(table: DeltaTable, changes: TypedChanges, within: str = "", *, tombsto
         source_alias="source",
         target_alias="target",
         streamed_exec=False,
-        commit_properties=marks(table, changes),
+        commit_properties=commit_properties(table, changes),
         writer_properties=changes.layout.encodings,
     )
     return _clauses(merger, changes, tombstones).execute()
 
 
 def append(table: DeltaTable, changes: TypedChanges, file_size: int) -> None:
-    """Add rows whose keys are known to be new, in one commit; without rows, the commit only marks. Never partial."""
+    """Add complete rows with new keys, in one commit; without rows, the commit only records its LSN and truncate."""
     rows = changes.rows.select(changes.layout.arrow.names)
     write_deltalake(
         table,
         rows,
         mode="append",
         target_file_size=file_size,
-        commit_properties=marks(table, changes),
+        commit_properties=commit_properties(table, changes),
         writer_properties=changes.layout.encodings,
     )
 
@@ -68,13 +72,13 @@ def overwrite(
     )
 
 
-def floor(table: DeltaTable) -> int:
-    """The newest truncate that the table has seen."""
+def last_truncate(table: DeltaTable) -> int:
+    """The version of the newest truncate of the table; 0: none."""
     return table.transaction_version(TRUNCATED) or 0
 
 
-def marks(table: DeltaTable, changes: TypedChanges) -> CommitProperties:
-    """What each commit says of itself; neither number ever goes back."""
+def commit_properties(table: DeltaTable, changes: TypedChanges) -> CommitProperties:
+    """The LSN and the truncate that a commit records; neither number ever decreases."""
     lsn = max(changes.lsn, table.transaction_version(WRITER) or 0)
     ids = [Transaction(WRITER, lsn)]
     if changes.truncated:
@@ -87,7 +91,7 @@ def end_truncated(table: DeltaTable, changes: TypedChanges, end: str) -> None:
     result = table.update(
         predicate=f"NOT {DELETED} AND {VERSION} < {changes.truncated}",
         updates={VERSION: str(changes.truncated), DELETED: "true", quoted(END_AT): end},
-        commit_properties=marks(table, changes),
+        commit_properties=commit_properties(table, changes),
         writer_properties=changes.layout.encodings,
     )
     if not result["num_updated_rows"]:
@@ -95,13 +99,8 @@ def end_truncated(table: DeltaTable, changes: TypedChanges, end: str) -> None:
 
 
 def fence(table: DeltaTable) -> CommitProperties:
-    """For commits that bring no changes: whoever read the table before them must read it again."""
+    """For commits without changes: a writer that read the table before must read it again."""
     return CommitProperties(app_transactions=[Transaction(WRITER, table.transaction_version(WRITER) or 0)])
-
-
-def quoted(name: str) -> str:
-    """A column's name in an expression."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _clauses(merger: TableMerger, changes: TypedChanges, tombstones: bool) -> TableMerger:
@@ -136,11 +135,11 @@ def _inserts(changes: TypedChanges) -> dict[str, str]:
 
 
 def _tombstone(layout: TableLayout, version: int) -> dict[str, str]:
-    """A truncated row keeps its key and forgets the rest."""
-    gone = {quoted(name): "NULL" for name in _forgotten(layout)}
+    """A truncated row keeps its key; its other columns become null."""
+    gone = {quoted(name): "NULL" for name in _columns_to_clear(layout)}
     return {**gone, quoted(VERSION): str(version), quoted(DELETED): "true"}
 
 
-def _forgotten(layout: TableLayout) -> Iterable[str]:
-    spared = {*layout.key, KEY_TEXT, VERSION, DELETED}
-    return (name for name in layout.arrow.names if name not in spared)
+def _columns_to_clear(layout: TableLayout) -> Iterable[str]:
+    kept = {*layout.key, KEY_TEXT, VERSION, DELETED}
+    return (name for name in layout.arrow.names if name not in kept)

@@ -1,9 +1,9 @@
-"""Which part of a Delta table a batch touches: boxes of key values, drawn along the bounds of its files. Pure.
+"""The region of a Delta table that a batch touches: boxes of key values, along the bounds of its files. Pure.
 
-The region decides cost, never correctness: every key of the batch lies in some box, whatever the statistics say, and
-the rows inside the boxes are read, changed and written back as a whole. Boxes follow file bounds, so that no file is
-cut in two, and a new key goes to the file beside it while that is small: files stay sorted and apart, and a batch
-of new keys costs one small file, not a scan.
+The region decides cost, never correctness: every key of the batch is in some box, whatever the statistics say, and all
+rows inside the boxes are read, changed and written back. Boxes follow file bounds, so that no file is split, and a new
+key goes to the neighbouring file while that is small: files stay sorted and do not overlap, and a batch of new keys
+costs one small file, not a scan.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +17,12 @@ import pyarrow as pa
 from cdc.arrays import Ints
 
 MAX_BOXES = 32
-"""Each box is two comparisons for every row that is read: 32 of them cost a million rows up to a second of CPU."""
+"""Each box is two comparisons per row that is read: 32 boxes cost up to a second of CPU per million rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of a table: sizes, and bounds of the columns that keys are compared by, one row per column."""
+    """The files of a table: sizes, and the bounds of the compared key columns, one sequence per column."""
 
     bytes: Ints
     rows: Ints
@@ -33,38 +33,38 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Boxes, and what the files that they meet hold."""
+    """Boxes, and the size of the files that they overlap."""
 
     names: tuple[str, ...]
     boxes: tuple[tuple[tuple[object, object], ...], ...]
-    """Of each box, the least and the greatest value of each column."""
+    """For each box, the least and the greatest value of each column."""
     bytes: int
     rows: int
     files: int
     new: bool
     """No key of the batch can be stored yet."""
-    met: tuple[int, ...] = ()
-    """The numbers of the files that they meet."""
+    overlapped: tuple[int, ...] = ()
+    """The numbers of the files that the boxes overlap."""
 
     def condition(self, prefix: str = "") -> str:
-        """True for the rows inside, and for no other."""
+        """SQL that is true exactly for the rows inside the boxes."""
         return " OR ".join(f"({' AND '.join(self._sides(prefix, box))})" for box in self.boxes)
 
     def _sides(self, prefix: str, box: Sequence[tuple[object, object]]) -> Iterator[str]:
         for name, (low, high) in zip(self.names, box, strict=True):
-            column = prefix + '"' + name.replace('"', '""') + '"'
+            column = prefix + quoted(name)
             yield f"{column} >= {literal(low)} AND {column} <= {literal(high)}"
 
 
 def bounded(type_: pa.DataType) -> bool:
-    """Whether keys of this type can be compared with file statistics and written as literals without loss."""
+    """Whether values of this type can be compared with file statistics and written as literals without loss."""
     return bool(pa.types.is_integer(type_) or type_ == pa.string())
 
 
 def region(names: Sequence[str], keys: pa.Table, files: Files, small: int) -> Region | None:
-    """The part of the table where these keys lie, or would lie; None if some file has no bounds.
+    """The part of the table where these keys are, or would be; None if some file has no bounds.
 
-    `small` is the size in bytes below which a file takes in new keys beside it.
+    `small` is the size in bytes below which a file takes neighbouring new keys.
     """
     columns = [keys[name].to_pylist() for name in names]
     if any(value is None for bounds in (*files.lows, *files.highs) for value in bounds):
@@ -73,39 +73,39 @@ def region(names: Sequence[str], keys: pa.Table, files: Files, small: int) -> Re
     keyed = np.array([rank.of(column) for rank, column in zip(ranks, columns, strict=True)])
     lows = np.array([rank.of(bounds) for rank, bounds in zip(ranks, files.lows, strict=True)])
     highs = np.array([rank.of(bounds) for rank, bounds in zip(ranks, files.highs, strict=True)])
-    boxes, any_hit = _boxes(keyed, lows, highs, files.bytes < small)
+    boxes, any_stored = _boxes(keyed, lows, highs, files.bytes < small)
     boxes = _neighbours(_whole_files(_fewer(_neighbours(boxes, lows, highs)), lows, highs), lows, highs)
-    met = _met(boxes, lows, highs)
+    overlapped = _overlapped(boxes, lows, highs)
     exact = all(pa.types.is_integer(keys.schema.field(name).type) for name in names)
     return Region(
         tuple(names),
         tuple(_values(ranks, box) for box in boxes),
-        int(files.bytes[met].sum()),
-        int(files.rows[met].sum()),
-        int(met.sum()),
-        exact and not any_hit,
-        tuple(np.flatnonzero(met).tolist()),
+        int(files.bytes[overlapped].sum()),
+        int(files.rows[overlapped].sum()),
+        int(overlapped.sum()),
+        exact and not any_stored,
+        tuple(np.flatnonzero(overlapped).tolist()),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """Values of one column as their places in the sorted order of all values in play."""
+    """The values of one column, each with its rank in their sorted order."""
 
     values: list[object]
-    places: dict[object, int]
+    ranks: dict[object, int]
 
     def of(self, values: Iterable[object]) -> Ints:
-        return np.array([self.places[value] for value in values], np.int64)
+        return np.array([self.ranks[value] for value in values], np.int64)
 
 
 def _ranks(*groups: Sequence[object]) -> _Ranks:
     values = sorted({value for group in groups for value in group})  # type: ignore[type-var]
-    return _Ranks(values, {value: place for place, value in enumerate(values)})
+    return _Ranks(values, {value: rank for rank, value in enumerate(values)})
 
 
 def _boxes(keys: Ints, lows: Ints, highs: Ints, small: npt.NDArray[np.bool_]) -> tuple[list[Ints], bool]:
-    """A box per file that keys fall into or are taken in by, and one per gap for the rest. A box is [columns, 2]."""
+    """A box per file that has or takes keys of the batch, and one per gap for the others. A box is [columns, 2]."""
     order = np.argsort(keys[0], kind="stable")
     keys = keys[:, order]
     owner = np.full(keys.shape[1], -1)
@@ -115,29 +115,30 @@ def _boxes(keys: Ints, lows: Ints, highs: Ints, small: npt.NDArray[np.bool_]) ->
         part = keys[1:, mine]
         inside = ((part >= lows[1:, file, None]) & (part <= highs[1:, file, None])).all(axis=0)
         owner[mine][inside] = file
-    any_hit = bool((owner >= 0).any())
-    homes = _homes(keys[0], owner, lows[0], small)
-    order = np.argsort(homes, kind="stable")
-    found, starts = np.unique(homes[order], return_index=True)
+    any_stored = bool((owner >= 0).any())
+    targets = _targets(keys[0], owner, lows[0], small)
+    order = np.argsort(targets, kind="stable")
+    found, starts = np.unique(targets[order], return_index=True)
     low, high = (side.reduceat(keys[:, order], starts, axis=1) for side in (np.minimum, np.maximum))
-    held, files = found >= 0, found[found >= 0]
-    low[:, held], high[:, held] = np.minimum(low[:, held], lows[:, files]), np.maximum(high[:, held], highs[:, files])
-    return list(np.stack([low, high], axis=2).transpose(1, 0, 2)), any_hit
+    is_file, files = found >= 0, found[found >= 0]
+    low[:, is_file] = np.minimum(low[:, is_file], lows[:, files])
+    high[:, is_file] = np.maximum(high[:, is_file], highs[:, files])
+    return list(np.stack([low, high], axis=2).transpose(1, 0, 2)), any_stored
 
 
-def _homes(keys: Ints, owner: Ints, lows: Ints, small: npt.NDArray[np.bool_]) -> Ints:
-    """The file that each key belongs to, or a negative number for the gap that it lies in."""
+def _targets(keys: Ints, owner: Ints, lows: Ints, small: npt.NDArray[np.bool_]) -> Ints:
+    """The file that each key goes to, or a negative number for the gap that it is in."""
     by_low = np.argsort(lows, kind="stable")
     if not len(by_low):
         return np.full(len(keys), -1)
     before = np.maximum(np.searchsorted(lows[by_low], keys, side="right") - 1, 0)
     beside = by_low[before]
-    lodged = np.where(small[beside], beside, -1 - before)
-    return np.where(owner >= 0, owner, lodged)
+    neighbour = np.where(small[beside], beside, -1 - before)
+    return np.where(owner >= 0, owner, neighbour)
 
 
 def _fewer(boxes: list[Ints]) -> list[Ints]:
-    """At most MAX_BOXES: neighbours with the least between them become one."""
+    """At most MAX_BOXES boxes: neighbours with the smallest gaps between them are joined."""
     boxes = sorted(boxes, key=lambda box: (box[0, 0], box[0, 1]))
     if len(boxes) <= MAX_BOXES:
         return boxes
@@ -148,12 +149,12 @@ def _fewer(boxes: list[Ints]) -> list[Ints]:
 
 
 def _neighbours(boxes: list[Ints], lows: Ints, highs: Ints) -> list[Ints]:
-    """Boxes with no other file between them as one: each is two comparisons for every row that is read."""
+    """Join boxes that have no other file between them."""
     joined: list[Ints] = []
     for box in sorted(boxes, key=lambda box: (int(box[0, 0]), int(box[0, 1]))):
         if joined:
             both = _around([joined[-1], box])
-            if (_met([both], lows, highs) == _met([joined[-1], box], lows, highs)).all():
+            if (_overlapped([both], lows, highs) == _overlapped([joined[-1], box], lows, highs)).all():
                 joined[-1] = both
                 continue
         joined.append(box)
@@ -161,9 +162,9 @@ def _neighbours(boxes: list[Ints], lows: Ints, highs: Ints) -> list[Ints]:
 
 
 def _whole_files(boxes: list[Ints], lows: Ints, highs: Ints) -> list[Ints]:
-    """Boxes grown until no file is cut and no two of them meet.
+    """Grow the boxes until no file is split and no two boxes overlap.
 
-    The rest of a cut file would be written aside as one file, from its first key to its last: met by every batch.
+    The rest of a split file would become one file from its first key to its last, which every batch would touch.
     """
     while True:
         grown = _apart([_with_files(box, lows, highs) for box in boxes])
@@ -173,15 +174,15 @@ def _whole_files(boxes: list[Ints], lows: Ints, highs: Ints) -> list[Ints]:
 
 
 def _with_files(box: Ints, lows: Ints, highs: Ints) -> Ints:
-    met = ((lows <= box[:, 1, None]) & (highs >= box[:, 0, None])).all(axis=0)
-    if not met.any():
+    overlapped = ((lows <= box[:, 1, None]) & (highs >= box[:, 0, None])).all(axis=0)
+    if not overlapped.any():
         return box
-    low, high = lows[:, met].min(axis=1), highs[:, met].max(axis=1)
+    low, high = lows[:, overlapped].min(axis=1), highs[:, overlapped].max(axis=1)
     return np.stack([np.minimum(box[:, 0], low), np.maximum(box[:, 1], high)], axis=1)
 
 
 def _apart(boxes: Sequence[Ints]) -> list[Ints]:
-    """Boxes that meet become one."""
+    """Join boxes that overlap."""
     apart: list[Ints] = []
     for box in sorted(boxes, key=lambda box: int(box[0, 0])):
         if apart and ((apart[-1][:, 0] <= box[:, 1]) & (apart[-1][:, 1] >= box[:, 0])).all():
@@ -196,11 +197,11 @@ def _around(boxes: Sequence[Ints]) -> Ints:
     return np.stack([stacked[:, :, 0].min(axis=0), stacked[:, :, 1].max(axis=0)], axis=1)
 
 
-def _met(boxes: Sequence[Ints], lows: Ints, highs: Ints) -> npt.NDArray[np.bool_]:
-    met = np.zeros(lows.shape[1], np.bool_)
+def _overlapped(boxes: Sequence[Ints], lows: Ints, highs: Ints) -> npt.NDArray[np.bool_]:
+    overlapped = np.zeros(lows.shape[1], np.bool_)
     for box in boxes:
-        met |= ((lows <= box[:, 1, None]) & (highs >= box[:, 0, None])).all(axis=0)
-    return met
+        overlapped |= ((lows <= box[:, 1, None]) & (highs >= box[:, 0, None])).all(axis=0)
+    return overlapped
 
 
 def _values(ranks: Sequence[_Ranks], box: Ints) -> tuple[tuple[object, object], ...]:
@@ -209,5 +210,10 @@ def _values(ranks: Sequence[_Ranks], box: Ints) -> tuple[tuple[object, object], 
 
 
 def literal(value: object) -> str:
-    """A value of a bounded type in an expression."""
+    """A value of a bounded type in an SQL expression."""
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
+def quoted(name: str) -> str:
+    """A column's name in an SQL expression."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,6 +1,6 @@
-"""How large stored rows are in memory: by the footers of their files, since Delta's log knows only compressed sizes.
+"""Uncompressed sizes of stored rows, from the footers of their files: Delta's log has only compressed sizes.
 
-Large texts often compress to a tenth or a hundredth, so what a file weighs on disk is no bound for memory.
+Large texts often compress to a tenth or a hundredth, so a file's size on disk does not bound its size in memory.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,27 +16,27 @@ from pyarrow import fs
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_REMEMBERED = 20_000
+_MOST_FILES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     rows: int
     columns: Mapping[str, int]
-    """Bytes of each column, not compressed."""
+    """Uncompressed bytes of each column."""
 
 
 _known: dict[tuple[str, str], _File] = {}
-"""Files never change, so a footer is read once; the oldest are forgotten."""
+"""Files never change, so each footer is read once; the oldest entries are dropped."""
 
 
-def inflated(table: "DeltaTable", paths: Iterable[str]) -> int:
-    """Bytes of all columns of these files."""
+def uncompressed_bytes(table: "DeltaTable", paths: Iterable[str]) -> int:
+    """Uncompressed bytes of these files."""
     return sum(sum(_file(table, path).columns.values()) for path in paths)
 
 
-def widest(table: "DeltaTable", paths: Iterable[str], columns: Sequence[str]) -> int:
-    """Bytes of these columns in a row: the average of the file where it is greatest."""
+def widest_row(table: "DeltaTable", paths: Iterable[str], columns: Sequence[str]) -> int:
+    """Uncompressed bytes of these columns per row: the average of the file where it is greatest."""
     files = (_file(table, path) for path in paths)
     return max((sum(file.columns.get(name, 0) for name in columns) // max(file.rows, 1) for file in files), default=0)
 
@@ -46,7 +46,7 @@ def _file(table: "DeltaTable", path: str) -> _File:
     found = _known.get(key)
     if found is None:
         found = _known[key] = _read(table, path)
-        while len(_known) > _REMEMBERED:
+        while len(_known) > _MOST_FILES:
             _known.pop(next(iter(_known)), None)
     return found
 
@@ -62,8 +62,8 @@ def _read(table: "DeltaTable", path: str) -> _File:
     columns: dict[str, int] = {}
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
-        for place in range(group.num_columns):
-            column = group.column(place)
+        for index in range(group.num_columns):
+            column = group.column(index)
             name = column.path_in_schema
             columns[name] = columns.get(name, 0) + column.total_uncompressed_size
     return _File(footer.num_rows, columns)

@@ -1,7 +1,7 @@
-"""The guarded merge by Spark's MERGE, for batches that touch more of a table than fits in memory.
+"""The merge by Spark's MERGE, for batches that touch more of a table than fits in memory.
 
-No transaction id is given to Delta here: `txnAppId` and `txnVersion` are settings of a whole session, shared by every
-query in it, and a batch whose number was seen before would be skipped in silence. Versions guard, row by row.
+It sets no transaction id: `txnAppId` and `txnVersion` are settings of a whole session, shared by every query in it, and
+Delta would silently skip a batch with a known number. The rows' versions decide what is applied.
 """
 
 from typing import TYPE_CHECKING
@@ -21,11 +21,11 @@ _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: TypedChanges) -> None:
-    """Merge in one commit. Orphans must have been set aside. Raises CommitFailedError where others won."""
+    """Merge in one commit. Reject orphans first. Raises CommitFailedError where another writer committed first."""
     from delta.exceptions import DeltaConcurrentModificationException
     from delta.tables import DeltaTable as SparkTable
 
-    own = session.newSession()  # settings of ours must not reach another query's commits
+    own = session.newSession()  # its settings must not affect the commits of other queries
     own.conf.set(_USER_METADATA, f"{WRITER}={changes.lsn}")
     rows = frame_of(own, changes.rows).alias("source")
     on = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in changes.layout.key)
@@ -38,12 +38,12 @@ def merge_by_spark(session: "SparkSession", table: DeltaTable, changes: TypedCha
     try:
         merger.execute()
     except DeltaConcurrentModificationException as error:
-        raise CommitFailedError("another writer of the table won") from error
+        raise CommitFailedError("another writer of the table committed first") from error
 
 
 def frame_of(session: "SparkSession", rows: pa.Table) -> "DataFrame":
-    """Arrow rows as a frame, in one chunk: of a table whose first chunk is empty, PySpark 4.2 makes an empty frame
-    without a word; and a frame of many slices is many small tasks."""
+    """Arrow rows as a DataFrame, in one chunk: from a table whose first chunk is empty, PySpark 4.2 silently makes an
+    empty DataFrame, and many chunks are many small tasks."""
     return session.createDataFrame(rows.combine_chunks())
 
 

@@ -1,14 +1,14 @@
-"""How a batch is written: one rule, by what it touches. A way is one commit, or none if nothing changes.
+"""How a batch is written, by what it touches. Each way is one commit, or none if nothing changes.
 
-| the batch | way |
+| the batch | how it is written |
 |---|---|
 | into an empty table, or only new keys | append, sorted by key |
-| at least LOAD_ROWS, or touches more than REGION_LIMIT, but by a look at the stored keys only new ones | append |
-| touches many more rows than it has, on a local disk | marks old rows, adds new ones (`deletion_vectors.writer`) |
-| the same, and its partial rows keep more than PARTIAL_BYTES of stored columns | marks in pieces: several commits |
+| at least LOAD_ROWS, all over the table, and reading the stored keys shows only new ones | append |
+| touches many more rows than it has, on a local disk | deletion vectors and a new file (`deletion_vectors.writer`) |
+| the same, and its partial rows keep more than PARTIAL_BYTES of stored columns | the same in pieces: several commits |
 | touches at most REGION_LIMIT of files (INFLATED_LIMIT in memory) | rewrite these files in memory, sorted by key |
-| touches more than SPARK_LIMIT, and Spark is there | Spark's MERGE |
-| touches more, in files that lie apart | half of its keys after the other, each by this rule: several commits |
+| touches more than SPARK_LIMIT, and Spark is available | Spark's MERGE |
+| touches more, in files that do not overlap | each half of its keys by these rules: several commits |
 | touches more, in files that overlap, or truncates, or has keys without bounds | `deltalake`'s merge |
 
 The numbers are measured: docs/adr/0004-delta-writes.md.
@@ -16,6 +16,7 @@ The numbers are measured: docs/adr/0004-delta-writes.md.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,52 +26,52 @@ from deltalake import DeltaTable
 from cdc.arrays import AnyArray
 from sinks.delta.deletion_vectors.writer import VectorWriter
 from sinks.delta.rows.changes import PARTIAL, TypedChanges, sorted_by
-from sinks.delta.rows.rewrite import places, rewrite, taken
+from sinks.delta.rows.rewrite import matching_rows, rewrite, values_at
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
-from sinks.delta.write.merge import append, floor, marks, merge, overwrite
+from sinks.delta.write.merge import append, commit_properties, last_truncate, merge, overwrite
 from sinks.delta.write.region import Files, Region
 from sinks.delta.write.region import region as key_region
-from sinks.delta.write.row_sizes import inflated, widest
+from sinks.delta.write.row_sizes import uncompressed_bytes, widest_row
 from sinks.rows.images import STORED_ROW_MISSING
 
 MEGABYTE = 1024 * 1024
 
 REGION_LIMIT = 32 * MEGABYTE
-"""Compressed bytes rewritten in memory at once: about a million rows of 100 bytes, 350 to 600 MB while it lasts."""
+"""Compressed bytes rewritten in memory at once: about a million rows of 100 bytes, which take 350 to 600 MB."""
 
 SPARK_LIMIT = 1024 * MEGABYTE
-"""Compressed bytes that `deltalake`'s merge, which runs in this process, is trusted with. Spark's MERGE takes ten times
-its CPU (10 s against 0.7 s into a million rows), but spills to disk and runs on a cluster."""
+"""Compressed bytes that `deltalake` may merge in this process. Spark's MERGE takes ten times its CPU (10 s against
+0.7 s into a million rows), but spills to disk and runs on a cluster."""
 
 INFLATED_LIMIT = 256 * MEGABYTE
-"""…and bytes that are not compressed: large texts that repeat themselves made gigabytes of 32 MB."""
+"""Uncompressed bytes of the same: 32 MB of large repetitive texts became gigabytes in memory."""
 
 PARTIAL_BYTES = 32 * MEGABYTE
-"""Stored columns that marks put into partial rows in one commit: such rows are small themselves, whatever they keep.
-Where files are rewritten instead, the region is the bound."""
+"""Bytes of stored columns that are copied into partial rows in one commit with deletion vectors. Partial rows are small
+themselves, so the size of the batch is no bound; where files are rewritten instead, the region is the bound."""
 
 LEAST_FILE, LARGEST_FILE, FILES = MEGABYTE, 64 * MEGABYTE, 512
-"""Files grow with the table, so that there are some hundreds of them: a key that changes costs one file, and a table of
-a billion rows still lists quickly."""
+"""Files grow with the table, so that it has some hundreds of them: a changed key costs one file, and a table of a
+billion rows still lists quickly."""
 
 LOAD_ROWS = 10_000
-"""From here on it pays to read keys and versions first: new keys in random order (a snapshot by UUID) would rewrite the
-table once per batch."""
+"""Changes from which reading the stored keys first is cheaper: new keys in random order (a snapshot by UUID) would
+otherwise rewrite the table once per batch."""
 
 MergeBySpark = Callable[[DeltaTable, TypedChanges], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a table has beyond `deltalake`: Spark, and a log on a local disk in which rows can be marked as gone."""
+    """What a table has besides `deltalake`: Spark, and on a local disk deletion vectors."""
 
     by_spark: MergeBySpark | None = None
-    marker: VectorWriter | None = None
+    vectors: VectorWriter | None = None
 
 
-def write(table: DeltaTable, given: TypedChanges, ways: WriteOptions = WriteOptions()) -> TypedChanges:  # noqa: B008 - frozen
-    """Bring the table to these changes; returns them with what was set aside."""
-    given = given.after_truncate(floor(table))
+def write(table: DeltaTable, given: TypedChanges, options: WriteOptions = WriteOptions()) -> TypedChanges:  # noqa: B008 - frozen
+    """Write these changes; returns them with what was rejected."""
+    given = given.after_truncate(last_truncate(table))
     if given.truncated:
         return _truncate(table, given)
     if not given.rows.num_rows:
@@ -80,41 +81,41 @@ def write(table: DeltaTable, given: TypedChanges, ways: WriteOptions = WriteOpti
     region = touched(given, stored, target)
     if not len(stored.bytes) or _clearly_new(region):
         return _append(table, given, target)
-    marked = None
-    if ways.marker is not None and ways.marker.pays(given, region):
+    written = None
+    if options.vectors is not None and options.vectors.is_cheaper(given, region):
         if pieces := _partial_pieces(table, given, stored, region):
-            return given.with_rejected(*(write(table, piece, ways) for piece in pieces))
-        marked = ways.marker.write(table, given, stored, target // 2)
-    return marked or _copy(table, given, stored, region, ways.by_spark)
+            return given.with_rejected(*(write(table, piece, options) for piece in pieces))
+        written = options.vectors.write(table, given, stored, target // 2)
+    return written or _write_copy(table, given, stored, region, options.by_spark)
 
 
 def _partial_pieces(
     table: DeltaTable, given: TypedChanges, stored: Files, region: Region | None
 ) -> tuple[TypedChanges, ...]:
-    """The batch in pieces by the size of the columns that its partial rows keep; none, if it may stay whole."""
+    """The batch in pieces by the size of the columns that its partial rows keep; empty if no split is needed."""
     if not given.partial:
         return ()
-    lacking = given.rows[PARTIAL].to_numpy()
-    width = widest(table, _paths(stored, region), given.kept)
-    return given.pieces(lacking, max(1, PARTIAL_BYTES // max(width, 1)))
+    partial = given.rows[PARTIAL].to_numpy()
+    width = widest_row(table, _paths(stored, region), given.kept)
+    return given.pieces(partial, max(1, PARTIAL_BYTES // max(width, 1)))
 
 
 def _paths(stored: Files, region: Region | None) -> list[str]:
     """The files that a batch may touch."""
-    return [stored.paths[number] for number in region.met] if region is not None else list(stored.paths)
+    return [stored.paths[number] for number in region.overlapped] if region is not None else list(stored.paths)
 
 
 def fits(table: DeltaTable, stored: Files, region: Region) -> bool:
-    """Whether the files that a batch touches can be held in memory as a whole."""
-    return region.bytes <= REGION_LIMIT and inflated(table, _paths(stored, region)) <= INFLATED_LIMIT
+    """Whether the files that a batch touches fit in memory."""
+    return region.bytes <= REGION_LIMIT and uncompressed_bytes(table, _paths(stored, region)) <= INFLATED_LIMIT
 
 
-def _copy(
+def _write_copy(
     table: DeltaTable, given: TypedChanges, stored: Files, region: Region | None, by_spark: MergeBySpark | None
 ) -> TypedChanges:
-    """Without marks: the files that hold the old rows are written again."""
+    """Without deletion vectors: the files with the old rows are rewritten."""
     target = target_size(int(stored.bytes.sum()))
-    if _new_by_looking(table, given, region):
+    if _new_by_reading(table, given, region):
         return _append(table, given, target)
     if region is not None and fits(table, stored, region):
         return _rewrite(table, given, region, target)
@@ -126,7 +127,7 @@ def _copy(
 
 
 def _halves(given: TypedChanges, stored: Files, region: Region | None, target: int) -> tuple[TypedChanges, ...]:
-    """The batch in two, if that halves what it touches; not where files overlap and every key touches all of them."""
+    """The batch in two, if that halves what it touches; empty where files overlap and every key touches all of them."""
     if region is None or given.rows.num_rows < 2:
         return ()
     halves = given.halves()
@@ -136,19 +137,19 @@ def _halves(given: TypedChanges, stored: Files, region: Region | None, target: i
 
 
 def _clearly_new(region: Region | None) -> bool:
-    """Whether no key is stored, by the bounds of the files."""
+    """Whether the bounds of the files show that no key is stored."""
     return region is not None and region.new and not region.files
 
 
-def _new_by_looking(table: DeltaTable, given: TypedChanges, region: Region | None) -> bool:
-    """Whether no key is stored; looked up only for many keys all over the table."""
+def _new_by_reading(table: DeltaTable, given: TypedChanges, region: Region | None) -> bool:
+    """Whether reading the stored keys shows that none is stored; done only for many keys all over the table."""
     if given.rows.num_rows < LOAD_ROWS or (region is not None and region.rows <= given.rows.num_rows):
         return False
-    return not _survey(table, given, region).found.any()
+    return not _stored_state(table, given, region).found.any()
 
 
 def _append(table: DeltaTable, given: TypedChanges, target: int) -> TypedChanges:
-    """No key is stored, so a partial row is an orphan."""
+    """No key is stored, so every partial row is an orphan."""
     given = given.without(given.rows[PARTIAL].to_numpy(), STORED_ROW_MISSING)
     if given.rows.num_rows:
         append(table, replace(given, rows=sorted_by(given.rows, given.layout.key)), target)
@@ -159,7 +160,7 @@ def _rewrite(table: DeltaTable, given: TypedChanges, region: Region, target: int
     stored = scanned(table, given.layout, given.layout.arrow.names, region.condition())
     result = rewrite(stored, given)
     if result.changed:
-        own = marks(table, given)
+        own = commit_properties(table, given)
         overwrite(table, result.rows, region.condition(), given.layout, file_size=target, own=own)
     return given.without(result.orphans, STORED_ROW_MISSING)
 
@@ -167,9 +168,9 @@ def _rewrite(table: DeltaTable, given: TypedChanges, region: Region, target: int
 def _merge(
     table: DeltaTable, given: TypedChanges, region: Region | None, by_spark: MergeBySpark | None
 ) -> TypedChanges:
-    survey = _survey(table, given, region)
-    given = given.without(survey.orphans, STORED_ROW_MISSING)
-    if not survey.newer.any():
+    state = _stored_state(table, given, region)
+    given = given.without(state.orphans, STORED_ROW_MISSING)
+    if not state.newer.any():
         return given
     size = region.bytes if region else int(files(table, given.layout).bytes.sum())
     if by_spark is not None and size > SPARK_LIMIT:
@@ -180,39 +181,39 @@ def _merge(
 
 
 def _truncate(table: DeltaTable, given: TypedChanges) -> TypedChanges:
-    """A table whose key was replaced has rows of before that are one under the new key, so no tombstones of them."""
-    given = given.without(_survey(table, given, None).orphans, STORED_ROW_MISSING)
+    """Leaves no tombstones where the key was replaced and several stored rows are equal under the new key."""
+    given = given.without(_stored_state(table, given, None).orphans, STORED_ROW_MISSING)
     key = list(given.layout.key)
     stored = scanned(table, given.layout, key)
-    apart = stored.group_by(key).aggregate([]).num_rows == stored.num_rows
-    done = merge(table, given, tombstones=apart)
+    distinct = stored.group_by(key).aggregate([]).num_rows == stored.num_rows
+    done = merge(table, given, tombstones=distinct)
     if not (done["num_output_rows"] or done["num_target_rows_deleted"]):
-        append(table, given, LEAST_FILE)  # nothing to remove, yet the truncate must be remembered
+        append(table, given, LEAST_FILE)  # no row to remove, but the truncate must be recorded
     return given
 
 
 @dataclass(frozen=True, slots=True)
-class _Survey:
-    """What is stored below each change: a row at all, an older one; and which changes are orphans."""
+class _StoredState:
+    """For each change: whether its key is stored, whether it is newer, and whether it is an orphan."""
 
     found: npt.NDArray[np.bool_]
     newer: npt.NDArray[np.bool_]
     orphans: npt.NDArray[np.bool_]
 
 
-def _survey(table: DeltaTable, given: TypedChanges, region: Region | None) -> _Survey:
-    """Read keys and versions only, of the region or of the whole table."""
+def _stored_state(table: DeltaTable, given: TypedChanges, region: Region | None) -> _StoredState:
+    """Reads only keys, versions and deletes, of the region or of the whole table."""
     columns = [*given.layout.key, VERSION, DELETED]
     stored = scanned(table, given.layout, columns, region.condition() if region else "")
-    below = places(stored, given.rows, given.layout.key)
-    version, deleted = taken(stored[VERSION], below, -1), taken(stored[DELETED], below, True)
+    matches = matching_rows(stored, given.rows, given.layout.key)
+    version, deleted = values_at(stored[VERSION], matches, -1), values_at(stored[DELETED], matches, True)
     newer = given.rows[VERSION].to_numpy() > version
     gone = deleted | (version < given.truncated)
-    return _Survey(below >= 0, newer, given.rows[PARTIAL].to_numpy() & newer & gone)
+    return _StoredState(matches >= 0, newer, given.rows[PARTIAL].to_numpy() & newer & gone)
 
 
 def scanned(table: DeltaTable, layout: TableLayout, columns: list[str], condition: str = "") -> pa.Table:
-    """Rows of one version of the table, in the layout's types; their order means nothing."""
+    """Rows of one version of the table, in the layout's types, in no particular order."""
     return _cast(_stream(table, columns, condition).read_all(), layout, columns)
 
 
@@ -225,7 +226,7 @@ def scanned_pieces(
 
 
 def _stream(table: DeltaTable, columns: list[str], condition: str) -> pa.RecordBatchReader:
-    """Rows as they are read, in Delta's own types."""
+    """Rows as they are read, in Delta's types."""
     return pa.RecordBatchReader.from_stream(table.scan(columns=columns, predicate=condition or None))
 
 
@@ -247,13 +248,14 @@ def files(table: DeltaTable, layout: TableLayout) -> Files:
     return Files(
         actions["size_bytes"].to_numpy(),
         rows.fill_null(0).to_numpy(),
-        tuple(_bounds(actions, f"min.{name}") for name in names),
-        tuple(_bounds(actions, f"max.{name}") for name in names),
+        tuple(statistic(actions, f"min.{name}") for name in names),
+        tuple(statistic(actions, f"max.{name}") for name in names),
         [str(path) for path in actions["path"].to_pylist()],
     )
 
 
-def _bounds(actions: pa.Table, name: str) -> list[object]:
+def statistic(actions: pa.Table, name: str) -> list[Any]:
+    """A statistic of every file, null where the table has none; `actions` are flattened `add` actions."""
     return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
 
 

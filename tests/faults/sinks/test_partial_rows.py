@@ -145,7 +145,7 @@ def test_delta_fills_partial_rows_in_pieces_by_bytes(
 
         return filled
 
-    for place in ("sinks.delta.write.writer.rewrite", "sinks.delta.deletion_vectors.writer.fresh"):
+    for place in ("sinks.delta.write.writer.rewrite", "sinks.delta.deletion_vectors.writer.new_rows"):
         module, name = place.rsplit(".", 1)
         monkeypatch.setattr(place, watched(getattr(__import__(module, fromlist=[name]), name)))
     monkeypatch.setattr(writer, "INFLATED_LIMIT", 4 * BOUND)  # files of a tenth of that are rewritten as a whole
@@ -210,7 +210,7 @@ def test_dead_letters_are_read_in_pieces_by_bytes_and_only_those_of_the_batch(tm
     letters = [
         DeadLetter("public.items", key, "c", image, (), 10, 10, now, 1, "poison", now) for key, image in full().items()
     ]
-    DeadLetters(tmp_path / "letters").park(letters)
+    DeadLetters(tmp_path / "letters").add(letters)
     sink = Rejecting("memory", {})
     made = applier(sink, tmp_path)
     made.apply(Folded(END, None, [Batch(ITEMS, partial(20).rows.slice(0, ROWS // 2))]))

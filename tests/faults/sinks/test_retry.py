@@ -14,8 +14,9 @@ from cdc.errors import GaveUp
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.service.apply.runner import SinkRunner
 from cdc.service.observe.health import reasons
-from sinks.apply.applier import Applier, SinkStatus
+from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
+from sinks.apply.status import SinkStatus
 from sinks.context import SinkContext
 from sinks.fold.folded import Folded
 from sinks.redis.settings import RedisSettings
@@ -129,7 +130,7 @@ def test_a_look_at_a_store_that_is_down_keeps_no_batch_from_its_policy_and_an_id
 ) -> None:
     applier = scene.applier(attempts=3, then="stop")
     applier.apply(folded(row(1, 10, "one")))
-    applier._watch = Looks()
+    applier._store.recorder = Looks()
     scene.between.cut()
     looking = threading.Thread(target=applier.look, daemon=True)
     looking.start()

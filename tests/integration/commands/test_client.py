@@ -55,7 +55,7 @@ def test_what_the_answer_does_not_cover_is_at_hand(settings: Settings) -> None:
     status.publish(settings.state, "apply", {"sinks": {"redis": {"tables_waiting": {"public.t": said}}}})
     now = datetime.now(UTC)
     letters = [DeadLetter("public.u", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
-    DeadLetters(settings.state / "dead-letters" / "redis").park(letters)
+    DeadLetters(settings.state / "dead-letters" / "redis").add(letters)
     cdc.log.open_reader(settings).commit(consumer_name("redis", TableId.parse("public.t")), Lsn(500))
     append(settings, 600)
     address, lsn = f"http://127.0.0.1:{settings.http.port}", format_lsn(Lsn(600))

@@ -101,7 +101,7 @@ def waiting(settings: Settings) -> str:
     sink = {"state": "running", "tables_waiting": {"public.orders": said}}
     now = datetime.now(UTC)
     letters = [DeadLetter("public.users", key, "u", "{}", (), 400, 400, now, 1, "too deep", now) for key in ("a", "b")]
-    DeadLetters(settings.state / "dead-letters" / "lake").park(letters)
+    DeadLetters(settings.state / "dead-letters" / "lake").add(letters)
     status.publish(settings.state, "capture", {"state": "streaming", "watermark": 0})
     status.publish(settings.state, "apply", {"state": "running", "sinks": {"lake": sink}})
     return format_lsn(Lsn(500))

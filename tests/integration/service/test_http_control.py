@@ -34,7 +34,7 @@ def park(settings: Settings, version: int) -> DeadLetters:
     box = DeadLetters(settings.state / "dead-letters" / "redis")
     now = datetime.now(UTC)
     image = f'{{"id":"{_VALUE}-{version}"}}'
-    box.park([DeadLetter("public.orders", image, "u", image, (), version, version, now, 1, "too deep", now)])
+    box.add([DeadLetter("public.orders", image, "u", image, (), version, version, now, 1, "too deep", now)])
     return box
 
 

@@ -51,7 +51,7 @@ def park(settings: Settings) -> DeadLetters:
     box = DeadLetters(settings.state / "dead-letters" / "redis")
     now = datetime.now(UTC)
     image = f'{{"id":"{_VALUE}"}}'
-    box.park([DeadLetter(_TABLE, image, "u", image, (), 7, 7, now, 1, "nested too deeply", now)])
+    box.add([DeadLetter(_TABLE, image, "u", image, (), 7, 7, now, 1, "nested too deeply", now)])
     return box
 
 

@@ -21,9 +21,9 @@ def test_keys_are_found_in_every_row_that_has_them_and_nowhere_else(stored: "np.
     keys = SortedKeys.of(pa.array(stored))
     assert keys is not None
     asked = np.unique(np.concatenate([stored[::3].astype(np.int64), [-(2**63), -2, 0, 5, 2**63 - 1]]))
-    places = keys.places(asked)
-    assert places.tolist() == np.flatnonzero(np.isin(stored, asked)).tolist()
-    assert keys.at(places).tolist() == stored[places].tolist()
+    rows = keys.rows_with(asked)
+    assert rows.tolist() == np.flatnonzero(np.isin(stored, asked)).tolist()
+    assert keys.keys_of(rows).tolist() == stored[rows].tolist()
 
 
 @pytest.mark.parametrize("stored", [pa.array([2, 1]), pa.array([1, None]), pa.array(["a"]), pa.array([], pa.int64())])
@@ -34,7 +34,7 @@ def test_what_is_no_number_or_not_in_order_is_left_to_the_file(stored: "pa.Array
 def test_the_room_is_bounded_and_that_of_files_that_are_gone_is_used_again() -> None:
     keys = SortedKeys.of(pa.array(np.arange(100)))
     assert keys is not None
-    cache = KeyCache(room=2 * keys.distances.nbytes)
+    cache = KeyCache(capacity=2 * keys.distances.nbytes)
     for path in ("a", "b", "c"):
         cache.keep(path, keys)
     assert [path for path in "abc" if cache.get(path)] == ["a", "b"]

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.model import Column, PgType, TypeKind
 from sinks.delta.rows.images import NOT_AN_OBJECT, typed
-from sinks.delta.schema.types import arrow_type, holds, widens
+from sinks.delta.schema.types import arrow_type, can_store, widens
 
 INT4 = PgType(23, "int4")
 NUMERIC = PgType(1700, "numeric")
@@ -147,4 +147,4 @@ def test_only_what_loses_nothing_counts_as_wider() -> None:
     assert widens(pa.decimal128(10, 2), pa.decimal128(12, 2)) and widens(pa.decimal128(10, 2), pa.decimal128(12, 4))
     assert not widens(pa.decimal128(10, 2), pa.decimal128(12, 6))
     assert not widens(pa.int32(), pa.string()) and not widens(pa.int64(), pa.float64())
-    assert holds(pa.int64(), pa.int16()) and not holds(pa.int16(), pa.int64())
+    assert can_store(pa.int64(), pa.int16()) and not can_store(pa.int16(), pa.int64())

@@ -15,7 +15,7 @@ LOST = SinkBacklog(40, BUDGET + 1)
 @pytest.mark.parametrize(
     ("waiting", "waited", "verdict"),
     [
-        pytest.param({}, 0.0, ScheduleDecision(False), id="nobody is aboard"),
+        pytest.param({}, 0.0, ScheduleDecision(False), id="no sink"),
         pytest.param({"cache": IDLE, "lake": IDLE}, 0.0, ScheduleDecision(True), id="idle: at once"),
         pytest.param(
             {"cache": BUSY, "lake": BUSY}, 0.0, ScheduleDecision(True), id="one in hand, the next may be folded"

@@ -37,25 +37,25 @@ def letters(state_dir: Path) -> DeadLetters:
 
 
 def test_a_letter_comes_back_as_it_was(letters: DeadLetters) -> None:
-    letters.park([LETTER])
+    letters.add([LETTER])
     assert letters.list() == [LETTER]
 
 
 def test_only_the_owner_can_read_them(letters: DeadLetters, state_dir: Path) -> None:
-    letters.park([LETTER])
+    letters.add([LETTER])
     files = list((state_dir / "dead-letters" / "memory").iterdir())
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def test_a_newer_change_of_the_key_replaces_the_letter_and_an_older_one_does_not(letters: DeadLetters) -> None:
-    letters.park([LETTER])
-    letters.park([replace(LETTER, version=LETTER.version + 1, reason="again")])
-    letters.park([replace(LETTER, version=5, reason="stale")])
+    letters.add([LETTER])
+    letters.add([replace(LETTER, version=LETTER.version + 1, reason="again")])
+    letters.add([replace(LETTER, version=5, reason="stale")])
     assert [(letter.reason, letter.attempts) for letter in letters.list()] == [("again", 2)]
 
 
 def test_a_letter_is_settled_only_by_its_own_version_or_a_newer_one(letters: DeadLetters) -> None:
-    letters.park([LETTER])
+    letters.add([LETTER])
     letters.resolve("public.items", [(LETTER.key, LETTER.version - 1)])
     assert letters.count() == 1
     letters.resolve("public.items", [(LETTER.key, LETTER.version)])
@@ -63,14 +63,14 @@ def test_a_letter_is_settled_only_by_its_own_version_or_a_newer_one(letters: Dea
 
 
 def test_a_truncate_overtakes_older_letters(letters: DeadLetters) -> None:
-    letters.park([replace(LETTER, version=5), replace(LETTER, key='{"id":2}', version=9)])
+    letters.add([replace(LETTER, version=5), replace(LETTER, key='{"id":2}', version=9)])
     letters.truncate("public.items", 7)
     assert [letter.version for letter in letters.list()] == [9]
 
 
 def test_a_removed_range_takes_its_older_letters(letters: DeadLetters) -> None:
     removal = Removal(KeyRange((Level(("id",), ("number",), ("1",), ("3",)),)), 7, 8, WHEN)
-    letters.park([replace(LETTER, key=f'{{"id":{key}}}', version=version) for key, version in ((1, 5), (2, 9), (3, 5))])
+    letters.add([replace(LETTER, key=f'{{"id":{key}}}', version=version) for key, version in ((1, 5), (2, 9), (3, 5))])
     letters.remove("public.items", [removal])
     assert sorted(letter.key for letter in letters.list()) == ['{"id":2}', '{"id":3}']
 
@@ -91,7 +91,7 @@ def run(*arguments: str) -> str:
 
 
 def test_the_list_shows_keys_and_reasons_but_no_values(letters: DeadLetters, config: str) -> None:
-    letters.park([LETTER])
+    letters.add([LETTER])
     plain = run("list", "--config", config)
     assert "refused" in plain
     assert '{"id":1}' in plain
@@ -100,7 +100,7 @@ def test_the_list_shows_keys_and_reasons_but_no_values(letters: DeadLetters, con
 
 
 def test_showing_a_letter_gives_its_values(letters: DeadLetters, config: str) -> None:
-    letters.park([LETTER])
+    letters.add([LETTER])
     assert json.loads(run("show", LETTER.key, "--config", config, "--json"))[0]["after"] == LETTER.after
     plain = dict(line.split("\t") for line in run("show", LETTER.key, "--config", config).splitlines())
     assert (plain["after"], plain["unchanged"], plain["lsn"]) == (LETTER.after, "big", "40000000/0")
@@ -109,7 +109,7 @@ def test_showing_a_letter_gives_its_values(letters: DeadLetters, config: str) ->
 
 
 def test_a_retry_is_asked_for_and_a_drop_is_confirmed(letters: DeadLetters, config: str) -> None:
-    letters.park([LETTER, replace(LETTER, key='{"id":2}')])
+    letters.add([LETTER, replace(LETTER, key='{"id":2}')])
     assert "1 change(s) will be tried again" in run("retry", "--config", config, "--key", LETTER.key)
     assert [letter.key for letter in letters.list(retry=True)] == [LETTER.key]
     assert "1 change(s) given up" in run("drop", "--config", config, "--key", LETTER.key, "--yes")
@@ -117,14 +117,14 @@ def test_a_retry_is_asked_for_and_a_drop_is_confirmed(letters: DeadLetters, conf
 
 
 def test_retry_and_drop_say_in_json_what_they_did(letters: DeadLetters, config: str) -> None:
-    letters.park([LETTER, replace(LETTER, key='{"id":2}')])
+    letters.add([LETTER, replace(LETTER, key='{"id":2}')])
     assert json.loads(run("retry", "--config", config, "--key", LETTER.key, "--json")) == {"retried": 1}
     assert json.loads(run("drop", "--config", config, "--yes", "--json")) == {"dropped": 2}
 
 
 @pytest.mark.parametrize("named", ['{"id":1}', '{ "id": 1 }', "1"])
 def test_a_key_may_be_named_as_people_write_it(letters: DeadLetters, config: str, named: str) -> None:
-    letters.park([LETTER, replace(LETTER, key='{"id":11}')])
+    letters.add([LETTER, replace(LETTER, key='{"id":11}')])
     assert "1 change(s) given up" in run("drop", "--config", config, "--key", named, "--yes")
     with pytest.raises(ConfigError, match="no dead letter"):
         run("retry", "--config", config, "--key", named)
@@ -140,7 +140,7 @@ def test_the_counts_of_a_pipeline_follow_its_files_at_once(tmp_path: Path) -> No
     assert counts.read() == {"redis": {}, "lake": {}}
     box = DeadLetters(tmp_path / "dead-letters" / "redis")
     for count in range(1, 20):
-        box.park([replace(LETTER, key=f'{{"id":{count}}}')])
+        box.add([replace(LETTER, key=f'{{"id":{count}}}')])
         assert counts.read()["redis"] == {LETTER.table: count}
     box.drop()
     assert counts.read() == {"redis": {}, "lake": {}}

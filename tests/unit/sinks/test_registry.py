@@ -44,12 +44,12 @@ def test_a_new_file_is_a_new_kind(folder: Path) -> None:
 
 def test_two_files_with_one_kind_are_refused(folder: Path) -> None:
     (folder / "planted_two.py").write_text(FILE.format(kind="redis"))
-    with pytest.raises(ConfigError, match="two modules in sinks/ define the kind 'redis'"):
+    with pytest.raises(ConfigError, match="Two modules in sinks/ define the kind 'redis'"):
         registry.settings_kinds()
 
 
 def test_an_unknown_kind_is_named_with_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"kind 'nosuch' is not known\..*redis"):
+    with pytest.raises(ConfigError, match=r"unknown kind 'nosuch'\..*redis"):
         registry.open_sink(SinkSettings(kind="nosuch"), SinkContext(tmp_path))
 
 
