@@ -1,7 +1,7 @@
-"""Topics that a real Debezium connector writes, read as a log of ours.
+"""Reads the topics of a Debezium connector as a log. Read only.
 
-Read only: position, order and completeness are the connector's. See docs/kafka.md for the connector settings that are
-needed, and docs/debezium-differences.md for what its messages cannot say.
+Position, order and completeness are the connector's. See docs/kafka.md for the connector settings that are needed, and
+docs/debezium-differences.md for what its messages do not contain.
 """
 
 import threading
@@ -50,7 +50,7 @@ class DebeziumSettings(KafkaConnectionSettings):
 
 
 class DebeziumReader(TopicReader):
-    """Reads every topic `<prefix>.<schema>.<table>`. One thread at a time asks."""
+    """Reads every topic `<prefix>.<schema>.<table>`. Not for two threads at once."""
 
     def __init__(self, settings: DebeziumSettings) -> None:
         self._settings = settings
@@ -63,15 +63,15 @@ class DebeziumReader(TopicReader):
 
     @property
     def schemas(self) -> Schemas:
-        """As the messages declare their columns, or guessed from the images, unless better ones were stored."""
+        """Stored schemas; else the columns that messages declare; else a guess from the row images."""
         return self._schemas
 
     def removed(self) -> Lsn:
-        """Whether Kafka has removed the connector's first messages; up to where is not known, and given as 1."""
+        """1 if Kafka has removed the connector's first messages (the LSN up to which is unknown), else 0."""
         return removed(self._cluster, self.newest(), ())
 
     def newest(self) -> KafkaPosition:
-        """The end of every partition. `end` is the last commit before the newest change that is seen."""
+        """The end of every partition. `end` is the last commit before the newest change read."""
         with self._lock:
             known = self._newest
             topics = self._cluster.admin.topics(self._topics())
@@ -82,7 +82,7 @@ class DebeziumReader(TopicReader):
             return self._newest
 
     def next_place(self, after: KafkaPosition, messages: int) -> KafkaPosition:
-        """The head, or a part of the way: then every partition gets its share, and `end` does not move yet."""
+        """The head, or a position before it if that is too far: every partition advances by its share, `end` does not."""
         newest = self.newest()
         far = distance(after, newest)
         if far <= messages:
@@ -96,7 +96,7 @@ class DebeziumReader(TopicReader):
         return KafkaPosition(_weight(extents), after.end, after.newest, extents)
 
     def seek(self, point: Lsn | datetime) -> Offset:
-        """For an LSN by halving each partition, and at most a transaction too early; for a time by Kafka's index."""
+        """For an LSN a binary search in each partition, at most one transaction early; for a time Kafka's index."""
         newest = self.newest()
         topics = topics_of(newest)
         if isinstance(point, datetime):
@@ -113,7 +113,7 @@ class DebeziumReader(TopicReader):
         return KafkaPosition(_weight(extents), Lsn(0), 0, extents).offset()
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
-        """Slices of about fifty thousand messages. Within a partition the order is the connector's."""
+        """Slices of about 50,000 messages. Within a partition the order is the connector's."""
         before = KafkaPosition.of(after)
         last = KafkaPosition.of(until) if until is not None else self.newest()
         while before.marker < last.marker:
@@ -123,17 +123,17 @@ class DebeziumReader(TopicReader):
             before = place
 
     def lags(self) -> Sequence[Lag]:
-        """How far each registered reader is behind; entries are not known."""
+        """How far each registered consumer is behind. The number of entries is unknown."""
         newest = self.newest()
         return [lag_of(consumer, [newest]) for consumer in self.consumers()]
 
     def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
-        """Record how far a reader is; the connector's topics have their own retention, which does not look at it."""
+        """Record how far a consumer has applied the log. The retention of the connector's topics ignores it."""
         self._ensure("consumers")
         self._consumers.commit(consumer, reached, self.start() if offset is None else offset)
 
     def _topics(self) -> list[str]:
-        """Those of tables: the connector's own have fewer parts, ours begin with millrace."""
+        """The topics of tables: the connector's internal ones have fewer parts, the log's own begin with `millrace`."""
         head = self._settings.prefix + "."
         names = (name for name in self._cluster.admin.names() if name.startswith(head))
         return [name for name in names if name.count(".") >= 2 and not name.startswith(head + "millrace.")]
@@ -145,7 +145,7 @@ class DebeziumReader(TopicReader):
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _completed(self, before: KafkaPosition, place: KafkaPosition) -> KafkaPosition:
-        """What the last records of the partitions that moved say of LSN and time."""
+        """The position with LSN and time taken from the last records of the partitions that grew."""
         lows = self._cluster.admin.starts(topics_of(place))
         moved = [
             OffsetRange(item.topic, item.partition, max(item.start or 0, item.end - _LAST_RECORDS, low), item.end)
@@ -187,7 +187,7 @@ def _extents(topics: Mapping[str, Topic], ends: Places) -> dict[str, TopicExtent
 
 
 def _weight(extents: Mapping[str, TopicExtent]) -> int:
-    """Places of one log are ordered by how many messages lie before them."""
+    """The number of messages before a position, which orders the positions of one log."""
     return sum(sum(extent.ends) for extent in extents.values())
 
 
@@ -197,7 +197,7 @@ def _greatest(part: RangeRows, column: str) -> int:
 
 def _open_writer(settings: Settings) -> LogWriter:
     raise ConfigError(
-        "A log of kind debezium is written by its connector.", "Run the apply part only, or use log.kind kafka."
+        "A log of kind debezium is written by its connector.", "Run only the apply process, or set log.kind to kafka."
     )
 
 
