@@ -22,7 +22,7 @@ class LogKind:
     settings: "type[LogSettings]"
     open_writer: "Callable[[Settings], LogWriter]"
     open_reader: "Callable[[Settings], LogReader]"
-    knock: "Callable[[Settings, float], None]" = lambda _settings, _seconds: None
+    check_server: "Callable[[Settings, float], None]" = lambda _settings, _seconds: None
     """Raises LogError, which names the server, if the log's server does not answer within so many seconds."""
 
 
@@ -55,7 +55,7 @@ def knock(settings: "Settings", seconds: float) -> None:
 
     Raises LogError, which names the server and the remedy.
     """
-    _kind(settings).knock(settings, seconds)
+    _kind(settings).check_server(settings, seconds)
 
 
 def _kind(settings: "Settings") -> LogKind:

@@ -155,6 +155,6 @@ def _image(parts: Mapping[str, str], name: str) -> str | None:
 
 
 def schema_id_of(image: str | None, unchanged: Sequence[str] = ()) -> int:
-    """A number for the set of columns of an image: the same in every process, different if a column is added or gone."""
+    """A number for the set of columns of an image: equal in every process, another if a column is added or removed."""
     names = sorted([*members(image), *unchanged]) if image is not None else []
     return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:4]) >> 1

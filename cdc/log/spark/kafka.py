@@ -21,8 +21,7 @@ from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
 from cdc.log.kafka.position import KafkaPosition
-from cdc.log.kafka.read.between import check, ranges
-from cdc.log.kafka.read.ranges import OffsetRange, RangeReader, envelopes
+from cdc.log.kafka.read.ranges import OffsetRange, RangeReader, check_topics, decode_envelopes, ranges_between
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
 from cdc.log.spark.packed_rows import OutputFormat
@@ -98,8 +97,8 @@ class _TaskPlanner:
     def _plan(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
         if after.marker >= until.marker:
             return []
-        check(_cluster(*self._connection), after, until)
-        shares = distribute(ranges(after, until), self._output_format.tasks)
+        check_topics(_cluster(*self._connection), after, until)
+        shares = distribute(ranges_between(after, until), self._output_format.tasks)
         last = len(shares) - 1
         return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
 
@@ -161,7 +160,7 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
             reached = newest
         else:
             messages = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
-            reached = self._log().next_place(begin, messages)
+            reached = self._log().next_position(begin, messages)
         if self._target is not None and reached.marker > self._target.marker:
             reached = self._target if self._target.marker > begin.marker else begin
         return {"place": reached.offset() if reached.marker > begin.marker else start["place"]}
@@ -214,5 +213,7 @@ def _reader(settings: str, password: str) -> KafkaReader | DebeziumReader:
 def _ranges(settings: str, password: str) -> RangeReader:
     """Cached for the life of the worker process, which Spark reuses for the next batch."""
     own_settings = _settings_of(settings, password)
-    decoded = DebeziumDecoder(own_settings.placeholder) if isinstance(own_settings, DebeziumSettings) else envelopes
-    return RangeReader(_cluster(settings, password), decoded, ahead=True)
+    decoded = (
+        DebeziumDecoder(own_settings.placeholder) if isinstance(own_settings, DebeziumSettings) else decode_envelopes
+    )
+    return RangeReader(_cluster(settings, password), decoded, prefetch=True)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
 from cdc.ports import Offset
 
-LARGEST_PACKED = 64 << 20
+LARGEST = 64 << 20
 """Bytes of rows above which a micro-batch is not packed. Compressed they take a third of that in the driver's JVM."""
 _BLOCK_BYTES = 8 << 20
 _CHUNK_ROWS = 10_000
@@ -43,7 +43,7 @@ class Selection:
 
     def packing(self) -> dict[str, str]:
         """The options of a source that packs the selected rows."""
-        return {"packed": str(LARGEST_PACKED), "selection": self.encoded()}
+        return {"packed": str(LARGEST), "selection": self.encoded()}
 
     def encoded(self) -> str:
         """The value of the option `selection`."""

@@ -39,7 +39,7 @@ def advance(view: View, start: int, rows: int, size: int) -> int:
     """The end of a batch that begins at `start`: whole entries, about so many rows or bytes on disk, at least one."""
     reached = start
     for segment in after(view.chain.kept, start):
-        weight = _size(view.places[segment]) / max(segment.rows, 1)
+        weight = _size(view.paths[segment]) / max(segment.rows, 1)
         for cut in cuts_of(view, segment):
             if cut.sequence <= start:
                 continue
@@ -67,7 +67,7 @@ def plan(view: View, start: int, end: int) -> list[Split]:
 
 
 def _split_of(view: View, segment: Segment, start: int, end: int) -> Split:
-    path = str(view.places[segment])
+    path = str(view.paths[segment])
     if segment.start > start and segment.stop <= end:
         return Split(segment.start - 1, segment.stop, 0, segment.rows, path, 0)
     cuts = cuts_of(view, segment)
