@@ -1,6 +1,6 @@
-"""Reading your own writes: a program commits, waits until a store holds the commit, then reads the store.
+"""Read your own writes: a program commits, waits until a sink has applied the commit, then reads the store.
 
-Needs nothing but the standard library and the program's own connection to Postgres. See docs/http.md.
+Needs only the standard library and the program's own connection to Postgres. See docs/http.md.
 """
 
 import http.client
@@ -16,11 +16,11 @@ _POSITION = (
     "select case when %s or current_setting('synchronous_commit') = 'off' then pg_current_wal_insert_lsn()"
     " else pg_current_wal_lsn() end::text"
 )
-_MARGIN = 5.0  # the daemon answers at the end of its own wait; only then has the connection a reason to be silent
+_MARGIN = 5.0  # the daemon answers at the end of its wait; the connection must not time out before
 
 
 class Stale(MillraceError):
-    """The store was not there in time: what it holds may be older than the write."""
+    """A sink did not apply the write in time: the store may have older data."""
 
     transient = True
 
@@ -30,7 +30,7 @@ class _Cursor(Protocol):
 
 
 class PostgresConnection(Protocol):
-    """What is needed of a connection: psycopg's has it."""
+    """The required part of a psycopg connection."""
 
     @property
     def info(self) -> Any: ...  # noqa: ANN401
@@ -39,10 +39,10 @@ class PostgresConnection(Protocol):
 
 
 class Freshness:
-    """Waits on one daemon for some of its sinks (none named: for all), and for some tables (none named: for all, or
-    with `except_waiting` for all but those that wait). One thread at a time: it keeps a connection.
+    """Waits for sinks of one daemon (none named: all) to apply tables (none named: all, or with `except_waiting` all
+    that are not waiting). Not for two threads at once: it keeps a connection.
 
-    The trap: a store that has reached a position may lack something even so; `excepted` says what.
+    The trap: a sink that has reached a position may still lack changes; `excepted` says which.
     """
 
     def __init__(
@@ -55,15 +55,16 @@ class Freshness:
         self._daemon = kind(parts.hostname, parts.port)
         self._path = f"{parts.path.rstrip('/')}/v1/wait"
         self.excepted: tuple[Mapping[str, Any], ...] = ()
-        """What the last answer does not cover: tables that wait or were skipped, dead letters, rows not read yet."""
+        """What the last answer does not cover: tables that wait or were skipped, dead letters, rows still to be
+        read."""
         self._asked = [*(("sink", name) for name in sinks), *(("table", name) for name in tables)]
         self._asked += [("except_waiting", "true")] if except_waiting else []
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def after(self, connection: PostgresConnection, timeout: float = 10.0, asynchronous: bool = False) -> str:
-        """Return once the sinks hold everything that this connection has committed; returns the position.
+        """Wait until the sinks have applied everything that this connection has committed; returns the position.
 
-        Raises Stale when out of time, and ConfigError inside an open transaction, whose writes no position covers yet.
+        Raises Stale at the timeout, and ConfigError inside an open transaction, whose writes have no position yet.
         """
         wanted = self.position(connection, asynchronous)
         self.wait(wanted, timeout)
@@ -71,10 +72,10 @@ class Freshness:
 
     @staticmethod
     def position(connection: PostgresConnection, asynchronous: bool = False) -> str:
-        """Where the WAL ends, at or behind the connection's last commit. Call it after the commit.
+        """The end of the WAL, at or after the connection's last commit. Call it after the commit.
 
-        `asynchronous` takes the insert position, which covers a commit that was not waited for (`synchronous_commit`
-        off for that transaction). It may lie behind bytes that nobody flushes for some seconds, so it is not the rule.
+        `asynchronous` takes the insert position, which also covers a commit with `synchronous_commit` off. Postgres may
+        flush up to that position only seconds later, so it is not the default.
         """
         idle = 0  # libpq's PQTRANS_IDLE
         if connection.info.transaction_status != idle:
@@ -84,9 +85,9 @@ class Freshness:
         return str(row[0])
 
     def wait(self, lsn: str, timeout: float = 10.0) -> None:
-        """Return once the sinks hold everything up to that position, but for what `excepted` says then.
+        """Wait until the sinks have applied everything up to that position, except what `excepted` lists afterwards.
 
-        Raises Stale when out of time.
+        Raises Stale at the timeout.
         """
         query = urlencode([("lsn", lsn), ("timeout", f"{timeout:g}"), *self._asked])
         status, body = self._get(f"{self._path}?{query}", timeout + _MARGIN)
@@ -99,7 +100,7 @@ class Freshness:
             raise ConfigError(f"The daemon refused to wait ({status}): {body.get('error', 'no reason given')}.")
 
     def _get(self, target: str, timeout: float) -> tuple[int, dict[str, Any]]:
-        """One request; a connection that the daemon closed meanwhile is opened again, once."""
+        """Send one request. Reconnects once if the daemon has closed the connection."""
         for last in (False, True):
             try:
                 self._daemon.timeout = timeout
@@ -115,7 +116,7 @@ class Freshness:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         self._daemon.close()
 
     def __enter__(self) -> Self:
@@ -128,7 +129,7 @@ class Freshness:
 
 
 def _end_reading(connection: PostgresConnection) -> None:
-    """A connection without autocommit has begun a transaction with our question; end it, or the next is refused."""
+    """Without autocommit the query has begun a transaction: end it, or the next call is refused."""
     if connection.info.transaction_status != 0:
         connection.execute("commit")
 

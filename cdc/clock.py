@@ -1,4 +1,4 @@
-"""The machine's own clock, for those who are handed one from outside."""
+"""The system's clock, as an implementation of `cdc.ports.Clock`."""
 
 import time
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Seconds that never decrease."""
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:

@@ -7,24 +7,24 @@
     │   ├── SourceLost            transient: the connection went away
     │   ├── SlotBusy              transient: another process reads the slot
     │   ├── SlotLost              the slot is gone or invalidated: only a new snapshot helps
-    │   ├── PositionMismatch      log and slot disagree: streaming on would skip changes in silence
-    │   ├── SourceRefused         privilege, setting or identity missing: doctor says what to run
+    │   ├── PositionMismatch      log and slot disagree: streaming on would skip changes silently
+    │   ├── SourceRefused         privilege, setting or replica identity missing: doctor shows the SQL
     │   └── SchemaRefused         the schema policy forbids this change of a table
-    ├── DecodeError               bytes that are not what they claim; carries the offset, never the bytes
+    ├── DecodeError               malformed bytes; has their offset, never the bytes
     ├── LogError                  the durable log
-    │   ├── LogFull               transient: no room; reading stops until there is
+    │   ├── LogFull               transient: no disk space; reading stops until there is some
     │   ├── LogLost               transient: the log's server does not answer
     │   ├── LogCorrupt            a segment or record that cannot be read
     │   └── LogFenced             another writer took over: stop at once
     └── SinkError                 a store
-        ├── Busy                  transient: the store asks to come back after `retry_after` seconds
+        ├── Busy                  transient: retry after `retry_after` seconds
         ├── Lost                  transient: reconnect and apply again
-        ├── GaveUp                transient trouble that lasted longer than the sink's retry policy allows
-        ├── StoreRefused          the store refuses us altogether: credentials, certificate
-        ├── TableRefused          the store cannot take one table: it waits alone, the sink's others go on
-        └── Rejected              these rows, for ever: they go to the dead letters
+        ├── GaveUp                more transient failures in a row than the sink's retry policy allows
+        ├── StoreRefused          the store refuses every table: credentials, certificate
+        ├── TableRefused          the store cannot take one table: it waits, the sink's other tables continue
+        └── Rejected              the store refuses these rows for ever: they become dead letters
 
-Messages name objects, places and counts. They never hold a row's values, a DSN or a secret.
+Messages name objects, positions and counts. They never contain a row's values, a DSN or a secret.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 
 class MillraceError(Exception):
-    """An error with a remedy: what happened, where, and what the reader of the message can do."""
+    """An error with a remedy: what happened, where, and what the user can do."""
 
     exit_code = 1
     transient = False
@@ -47,13 +47,13 @@ class MillraceError(Exception):
 
 
 class ConfigError(MillraceError):
-    """The configuration is wrong; found before any connection is made."""
+    """The configuration is wrong; raised before any connection is made."""
 
     exit_code = 2
 
 
 class EnvironmentFault(MillraceError):
-    """The machine lacks something that only its owner can give."""
+    """The machine lacks something that only its owner can provide."""
 
     exit_code = 3
 
@@ -63,27 +63,27 @@ class SourceError(MillraceError):
 
 
 class SourceLost(SourceError):
-    """The connection to the source went away; reconnect and go on."""
+    """The connection to the source was lost; reconnect and continue."""
 
     transient = True
 
 
 class SlotBusy(SourceError):
-    """Another process reads the slot: Postgres fences it for us."""
+    """Another process reads the slot: Postgres allows only one."""
 
     transient = True
 
 
 class SlotLost(SourceError):
-    """The slot no longer holds what we need."""
+    """The slot no longer has the WAL that is needed."""
 
 
 class PositionMismatch(SourceError):
-    """The log's position and the slot's do not fit together."""
+    """The log's position and the slot's position contradict each other."""
 
 
 class SourceRefused(SourceError):
-    """The source lacks a privilege, a setting or an identity."""
+    """The source lacks a privilege, a setting or a replica identity."""
 
 
 class SchemaRefused(SourceError):
@@ -91,7 +91,7 @@ class SchemaRefused(SourceError):
 
 
 class DecodeError(MillraceError):
-    """Malformed bytes. `offset` is where, in the message given to the decoder."""
+    """Malformed bytes. `offset` is their place in the message that was decoded."""
 
     def __init__(self, message: str, offset: int, remedy: str = "") -> None:
         super().__init__(f"{message} (at byte {offset})", remedy)
@@ -103,19 +103,19 @@ class LogError(MillraceError):
 
 
 class LogFull(LogError):
-    """No room left under the log."""
+    """No disk space left for the log."""
 
     transient = True
 
 
 class LogLost(LogError):
-    """The server that keeps the log does not answer; nothing half-written will be seen."""
+    """The log's server does not answer. Readers will not see a partial write."""
 
     transient = True
 
 
 class LogCorrupt(LogError):
-    """Something in the log cannot be read back."""
+    """A part of the log cannot be read."""
 
 
 class LogFenced(LogError):
@@ -143,7 +143,7 @@ class Lost(SinkError):
 
 
 class GaveUp(SinkError):
-    """A store failed so often in a row that its retry policy says to try no more; `why` is its last answer."""
+    """A store failed more often in a row than its retry policy allows; `why` is the last failure."""
 
     def __init__(self, message: str, why: MillraceError) -> None:
         super().__init__(message, why.remedy)
@@ -151,11 +151,11 @@ class GaveUp(SinkError):
 
 
 class StoreRefused(SinkError):
-    """The store refuses us, whatever the table: no table can go on."""
+    """The store refuses every table, so the whole sink stops."""
 
 
 class TableRefused(SinkError):
-    """A store cannot take a table for now; `why` is its answer."""
+    """A store cannot take a table for now; `why` is its error."""
 
     def __init__(self, table: str, why: MillraceError) -> None:
         super().__init__(why.message, why.remedy)
@@ -165,7 +165,7 @@ class TableRefused(SinkError):
 
 @dataclass(frozen=True, slots=True)
 class RejectedItem:
-    """One change that a store refuses for ever. `reason` is the store's, stripped of values."""
+    """One change that a store refuses for ever. `reason` is the store's, without values."""
 
     table: str
     key: str
@@ -174,7 +174,7 @@ class RejectedItem:
 
 
 class Rejected(SinkError):
-    """Some rows of the batch can never be applied; the others were."""
+    """Some rows of the batch can never be applied; the others were applied."""
 
     def __init__(self, items: Sequence[RejectedItem]) -> None:
         super().__init__(f"{len(items)} change(s) refused by the store", "See: millrace dlq list")

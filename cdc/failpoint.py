@@ -1,7 +1,8 @@
-"""Named points at which a test may make this process die, fail or stall.
+"""Named points at which a test can make this process die, fail or stall.
 
-Off unless `MILLRACE_FAIL` is set, for instance `MILLRACE_FAIL=log.after_append:kill@3`: at the third passage of
-that point, kill -9 ourselves. Actions: `kill`, `raise`, `stall` (ten minutes). Several are separated by commas.
+Off unless `MILLRACE_FAIL` is set, for instance `MILLRACE_FAIL=log.after_append:kill@3`: the process kills itself with
+SIGKILL when it reaches that point for the third time. Actions: `kill`, `raise`, `stall` (ten minutes). Separate several
+by commas.
 """
 
 import os
@@ -33,7 +34,7 @@ _PLANS = _plans(os.environ.get("MILLRACE_FAIL", ""))
 
 
 def reached(point: str) -> None:
-    """Say that the program is at this point; does nothing unless a test asked for it."""
+    """Mark a point of the program. Does nothing unless `MILLRACE_FAIL` names it."""
     if not _PLANS or (plan := _PLANS.get(point)) is None:
         return
     plan.countdown -= 1

@@ -1,11 +1,10 @@
-"""Which rows a partition can hold, said by its bounds: a condition over columns of the key. Pure.
+"""The rows of a partition, described by its bounds: a condition over columns of the key. Pure.
 
-A partition that goes takes its rows with it and sends no delete. Its bounds are known, and a row's partition columns
-are part of its key, so one change in the log (`Op.REMOVE`) can say which rows went: its `key` is the text of a
-`KeyRange`, a JSON array, which no row's key is. Every store tests the rows that it holds by `KeyRange.holds`, so all
-of them agree.
+A removed partition removes its rows without sending deletes. Its bounds are known, and a row's partition columns are
+part of its key, so one change in the log (`Op.REMOVE`) says which rows are gone: its `key` is the text of a `KeyRange`,
+a JSON array, unlike the key of any row. Every sink tests its stored rows with `KeyRange.holds`, so all sinks agree.
 
-The trap: only what orders and compares alike here and in Postgres may become a bound. See `KINDS`.
+The trap: only types that compare the same here and in Postgres can be bounds. See `KINDS`.
 """
 
 import json
@@ -36,14 +35,14 @@ KINDS: Mapping[str, Kind] = {
     "timestamptz": "time",
     "uuid": "word",
 }
-"""Types of which a range can be a bound. Floats are rounded and texts ordered by a collation: neither is here."""
+"""Types allowed as bounds of a range. Not floats, which are rounded, and not texts, which a collation orders."""
 
 LISTED: Mapping[str, Kind] = {**KINDS, "text": "word", "varchar": "word", "bool": "word"}
-"""Types of which single values can be a bound."""
+"""Types allowed as values of a list partition."""
 
 MINVALUE, MAXVALUE = -1, 1
 Bound = str | int
-"""A value as the log writes it, without quotes and without a time zone; or one of MINVALUE and MAXVALUE."""
+"""A value as in the log, without quotes and without a time zone; or MINVALUE or MAXVALUE."""
 
 _REGULAR_TIME = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d{1,6})?)?")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -51,8 +50,8 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The bounds at one level of a partitioned table: from (inclusive) to (exclusive) of several columns compared one
-    after the other, or the values of one column, where None is NULL."""
+    """The bounds at one level of a partitioned table: a range of several columns, lower inclusive and upper exclusive,
+    or a list of values of one column, where None is NULL."""
 
     columns: tuple[str, ...]
     kinds: tuple[Kind, ...]
@@ -65,34 +64,34 @@ class Level:
             raise ValueError("a range needs one bound per column")
         for kind, bounds in zip(self.kinds, self._bounds(), strict=True):
             if not all(_understood(bound, kind) for bound in bounds if isinstance(bound, str)):
-                raise ValueError(f"a bound is no {kind} that can be compared")
+                raise ValueError(f"a bound is not a {kind} that can be compared")
 
     def _bounds(self) -> Sequence[Sequence[Bound | None]]:
         return [self.listed] if self.listed is not None else list(zip(self.lower, self.upper, strict=True))
 
     def facts(self) -> dict[str, object]:
-        """For JSON; the opposite of `of_facts`."""
-        said: dict[str, object] = {"columns": self.columns, "kinds": self.kinds}
+        """As plain data for JSON; the inverse of `of_facts`."""
+        data: dict[str, object] = {"columns": self.columns, "kinds": self.kinds}
         if self.listed is not None:
-            return {**said, "in": self.listed}
-        return {**said, "from": self.lower, "to": self.upper}
+            return {**data, "in": self.listed}
+        return {**data, "from": self.lower, "to": self.upper}
 
     @classmethod
-    def of_facts(cls, said: Mapping[str, Any]) -> Self:
-        """Raises ValueError, KeyError or TypeError on anything that `facts` does not give."""
-        columns, kinds = tuple(said["columns"]), tuple(said["kinds"])
-        if "in" in said:
-            return cls(columns, kinds, listed=tuple(said["in"]))
-        return cls(columns, kinds, tuple(said["from"]), tuple(said["to"]))
+    def of_facts(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `facts`. Raises ValueError, KeyError or TypeError on other data."""
+        columns, kinds = tuple(data["columns"]), tuple(data["kinds"])
+        if "in" in data:
+            return cls(columns, kinds, listed=tuple(data["in"]))
+        return cls(columns, kinds, tuple(data["from"]), tuple(data["to"]))
 
     def holds(self, columns: Mapping[str, AnyArray]) -> Bools:
-        """For each row, whether its values lie within."""
+        """For each row, whether its values are within the bounds."""
         if self.listed is not None:
             return self._lists(columns[self.columns[0]])
-        held = self._beyond(columns, self.lower, below=False) & self._beyond(columns, self.upper, below=True)
+        within = self._beyond(columns, self.lower, below=False) & self._beyond(columns, self.upper, below=True)
         for name in self.columns:
-            held &= _flags(columns[name].is_valid())
-        return held
+            within &= _flags(columns[name].is_valid())
+        return within
 
     def _lists(self, values: AnyArray) -> Bools:
         found = np.zeros(len(values), np.bool_)
@@ -101,7 +100,8 @@ class Level:
         return found
 
     def _beyond(self, columns: Mapping[str, AnyArray], bounds: Sequence[Bound], *, below: bool) -> Bools:
-        """Rows below these bounds, or at and above them: the first column that differs decides."""
+        """For each row, whether it is below these bounds, or at or above them: the first column that differs
+        decides."""
         count = len(columns[self.columns[0]])
         decided = np.full(count, not below)
         for name, kind, bound in reversed(list(zip(self.columns, self.kinds, bounds, strict=True))):
@@ -113,10 +113,10 @@ class Level:
         return decided
 
     def condition(self) -> str:
-        """The same in Postgres's SQL, for a session whose time zone is UTC; a row with a NULL may meet it too.
+        """The bounds as an SQL condition, for a session whose time zone is UTC. Rows with a NULL may match too.
 
-        Without `is not null`: in one of several ranges joined by OR, PostgreSQL 15 then leaves the DEFAULT partition
-        unread, whatever it holds.
+        Without `is not null`: with it, in several ranges joined by OR, PostgreSQL 15 does not read the DEFAULT
+        partition.
         """
         if self.listed is not None:
             return self._listed_condition(_identifier(self.columns[0]), self.listed)
@@ -138,25 +138,25 @@ class KeyRange:
     levels: tuple[Level, ...]
 
     def text(self) -> str:
-        """As a change in the log names it."""
+        """The key of the change in the log."""
         return json.dumps([level.facts() for level in self.levels], ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     @cache
     def parse(cls, text: str) -> Self:
-        """Read it back. Raises ValueError."""
+        """The inverse of `text`. Raises ValueError."""
         try:
-            return cls(tuple(Level.of_facts(said) for said in json.loads(text)))
+            return cls(tuple(Level.of_facts(level) for level in json.loads(text)))
         except (KeyError, TypeError) as error:
             raise ValueError("not a range of keys") from error
 
     @property
     def columns(self) -> list[str]:
-        """The columns that decide, each once."""
+        """The columns of all levels, each once."""
         return list(dict.fromkeys(name for level in self.levels for name in level.columns))
 
     def holds(self, columns: Mapping[str, AnyArray]) -> Bools:
-        """For each row, whether it is in the range. Columns are texts as the log writes them, or typed ones."""
+        """For each row, whether it is in the range. Columns are texts as in the log, or typed."""
         flags: Bools = np.logical_and.reduce([level.holds(columns) for level in self.levels])
         return flags
 
@@ -166,13 +166,13 @@ class KeyRange:
         return self.holds({name: key_texts(plain, name) for name in self.columns})
 
     def condition(self) -> str:
-        """The range in Postgres's SQL."""
+        """The range as an SQL condition."""
         return " and ".join(level.condition() for level in self.levels)
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Rows of a range are gone: every one with a smaller version than this."""
+    """The removal of all rows of a range that have a smaller version."""
 
     range: KeyRange
     version: int
@@ -180,7 +180,7 @@ class Removal:
     commit_ts: datetime
 
     def takes(self, keys: AnyArray, versions: AnyArray) -> Bools:
-        """Which of these rows go."""
+        """Which of these rows are removed."""
         older = _flags(pc.less(versions, pa.scalar(self.version, pa.int64())))
         if older.any():
             older[older] = self.range.holds_keys(keys.filter(pa.array(older)))
@@ -190,7 +190,7 @@ class Removal:
 def key_texts(keys: AnyArray, name: str) -> AnyArray:
     """The values of one column of the log's keys, as texts without quotes; null for NULL.
 
-    Keys with a column of JSON are never given a range: an object inside could have a member of this name.
+    Not for keys with a JSON column: an object inside could have a member of this name. Such tables get no ranges.
     """
     found = pc.struct_field(pc.extract_regex(keys, _member(name)), "value")
     quoted = pc.starts_with(found, '"')
@@ -203,13 +203,13 @@ def key_texts(keys: AnyArray, name: str) -> AnyArray:
 
 
 def _member(name: str) -> str:
-    """Finds a member of a key. A quote inside a value is escaped, so this never begins within one."""
+    """A pattern for a member of a key. Quotes inside values are escaped, so it never matches inside a value."""
     quoted = re.escape(json.dumps(name, ensure_ascii=False))
     return rf'[{{,]{quoted}:(?P<value>"(?:[^"\\]|\\.)*"|[^",}}\]]+)'
 
 
 def time_text(bound: str) -> str:
-    """A time as a bound: `2026-01-31T10:00:00`, as the log writes it but without its zone, which is UTC."""
+    """A time as a bound: `2026-01-31T10:00:00`, as in the log but without the zone, which is UTC."""
     return bound.removesuffix("+00").replace(" ", "T", 1)
 
 
@@ -234,7 +234,7 @@ def _as_words(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
 
 
 def _as_times(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
-    """ISO texts without their zone are in the order of time, but for years before 1 and after 9999, and infinity."""
+    """Compare ISO texts without their zone: they sort by time except for years before 1 or after 9999 and infinity."""
     texts = pc.utf8_rtrim(values, "Z")
     regular = _flags(pc.match_substring_regex(texts, r"^\d{4}-[^B]*$"))
     late = _flags(pc.match_substring_regex(texts, r"^(infinity|\d{5,}-[^B]*)$"))
@@ -252,13 +252,13 @@ def _as_numbers(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
 
 
 def _as_decimals(values: AnyArray, bound: str) -> tuple[Bools, Bools]:
-    """Numbers of any length, each distinct one by Python: keys by numeric are rare. NaN is above all of them."""
+    """Compare numbers of any length, each distinct one in Python: numeric keys are rare. NaN is above all others."""
     coded = values.dictionary_encode()
     limit = Decimal(bound)
     numbers = [Decimal("Infinity" if text == "NaN" else text) for text in coded.dictionary.to_pylist()]
-    places: AnyArray = coded.indices
+    indices: AnyArray = coded.indices
     found = [pa.array([test(number) for number in numbers], pa.bool_()) for test in (limit.__gt__, limit.__eq__)]
-    less, equal = (_flags(flags.take(places)) for flags in found)
+    less, equal = (_flags(flags.take(indices)) for flags in found)
     return less, equal
 
 
@@ -276,7 +276,7 @@ def _flags(found: AnyArray) -> Bools:
 
 
 def _row_condition(columns: Sequence[str], bounds: Sequence[Bound], sign: str) -> str:
-    """`(a, b) >= (1, 2)` for a lower bound, `<` for an upper one; what MINVALUE and MAXVALUE leave open is left out."""
+    """`(a, b) >= (1, 2)` for a lower bound, `<` for an upper one; empty if MINVALUE or MAXVALUE sets no bound."""
     finite = [bound for bound in bounds if isinstance(bound, str)]
     finite = finite[: next((at for at, bound in enumerate(bounds) if isinstance(bound, int)), len(bounds))]
     edge = next((bound for bound in bounds if isinstance(bound, int)), MINVALUE)

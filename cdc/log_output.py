@@ -1,7 +1,7 @@
-"""What the program says while it runs: one line per fact, for people or as JSON.
+"""The log lines of a process, as text or as JSON.
 
-Promise: no secret and no row value. Every record passes the same redaction on its way out, also those of libraries.
-The trap: redaction is the last net, not a licence; messages name objects, places and counts only.
+Promise: they contain no secret and no row value. Every record is redacted, also those of libraries. The trap: redaction
+is only a safety net; messages must name objects, positions and counts only.
 """
 
 import json
@@ -22,11 +22,11 @@ _ASSIGNMENT = re.compile(
 )
 _AUTHORIZATION = re.compile(r"(\bauthorization\s*[:=]\s*)(?:\w+\s+)?\S+", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SHORTEST_SECRET = 6  # replacing a one-letter password everywhere would shred the log
+_SHORTEST_SECRET = 6  # replacing a one-letter password everywhere would make the lines unreadable
 
 
 class Redaction:
-    """Takes secrets out of text: known values, and everything that looks like a credential."""
+    """Removes secrets from text: known values, and everything that looks like a credential."""
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         values = {secret.reveal() for secret in secrets}
@@ -41,7 +41,7 @@ class Redaction:
 
 
 def _escaped(text: str) -> str:
-    """Control characters made visible, so that a table's name cannot forge a line or a colour."""
+    """Escape control characters, so that a table's name cannot fake a line or a colour."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
@@ -67,7 +67,7 @@ class ConsoleFormatter(_Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object a line; a value can never break out of it."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(
@@ -96,6 +96,6 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # opensearch-py warns of every 404, also where we asked whether something exists
-    for talkative in ("py4j", "opensearch", "kafka", "urllib3"):
-        logging.getLogger(talkative).setLevel(logging.ERROR)
+    # opensearch-py warns of every 404, also if the request asked whether something exists
+    for library in ("py4j", "opensearch", "kafka", "urllib3"):
+        logging.getLogger(library).setLevel(logging.ERROR)

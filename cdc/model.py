@@ -1,7 +1,7 @@
-"""What a change is: pure data, the one module that everything else points to.
+"""The data types of a change, which all other modules import.
 
-Nothing here opens a socket, reads a clock or knows Spark. See docs/architecture.md for the order that
-`version` and `(commit_lsn, ordinal)` promise.
+Nothing here opens a socket, reads a clock or uses Spark. See docs/architecture.md for the order that `version` and
+`(commit_lsn, ordinal)` promise.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import NewType, Self
 import pyarrow as pa
 
 Lsn = NewType("Lsn", int)
-"""A place in the source's WAL as a plain 64-bit number: comparable, and stored as `bigint` everywhere."""
+"""A position in the source's WAL as a 64-bit number: comparable, and stored as `bigint` everywhere."""
 
 ZERO_LSN = Lsn(0)
 
@@ -31,7 +31,7 @@ def format_lsn(lsn: Lsn) -> str:
 
 
 class Op(StrEnum):
-    """What happened to the row: Debezium's letters, and one of our own."""
+    """What happened to the row: Debezium's codes, and `p`."""
 
     INSERT = "c"
     UPDATE = "u"
@@ -40,12 +40,12 @@ class Op(StrEnum):
     TRUNCATE = "t"
     MESSAGE = "m"
     REMOVE = "p"
-    """A partition went with its rows: every row of a range with a smaller version is gone (`cdc.key_range`)."""
+    """A partition was removed: every row of a key range with a smaller version is gone (`cdc.key_range`)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableId:
-    """A table's schema and name. Its text quotes a part only where a bare dot would be ambiguous."""
+    """A table's schema and name. Its text quotes a part only if that contains a dot or a quote."""
 
     schema: str
     name: str
@@ -55,7 +55,7 @@ class TableId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `schema.name`, either part quoted as in SQL where it holds a dot or a quote."""
+        """Read `schema.name`; a part that contains a dot or a quote is quoted as in SQL."""
         parts = list(_parts(text))
         if len(parts) != 2 or not all(parts):
             raise ValueError(f"{text!r} is not a table; write schema.name, for instance public.orders")
@@ -79,7 +79,7 @@ def _parts(text: str) -> Iterator[str]:
             rest = rest[end:]
         if not rest.startswith("."):
             if rest:
-                yield ""  # trailing junk: the caller sees an empty part and refuses
+                yield ""  # trailing characters: the caller refuses an empty part
             return
         rest = rest[1:]
 
@@ -94,7 +94,7 @@ def _closing_quote(text: str) -> int:
 
 
 class TypeKind(StrEnum):
-    """How a Postgres type is built; `pg_type.typtype`, with arrays told apart from plain base types."""
+    """The category of a Postgres type: `pg_type.typtype`, with arrays separate from base types."""
 
     BASE = "base"
     ARRAY = "array"
@@ -114,7 +114,7 @@ class PgType:
     kind: TypeKind = TypeKind.BASE
     element: "PgType | None" = None
     delimiter: str = field(default=",", compare=False)
-    """What stands between two values of this type in an array's text. Only decoding needs it: it is not recorded."""
+    """The separator of values of this type in an array's text. Only decoding needs it: it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class TableSchema:
 
     @property
     def keyed_by_row(self) -> bool:
-        """Whether the whole row is the key, nulls included: identity FULL without a primary key, or no identity."""
+        """Whether the whole row is the key, nulls included: replica identity FULL without a primary key, or none."""
         return not self.key or (self.identity == "f" and len(self.key) == len(self.columns))
 
 
@@ -165,24 +165,24 @@ LOG_SCHEMA = pa.schema(
         pa.field("schema_id", pa.int32(), nullable=False),
     ]
 )
-"""A change as a row of Arrow. `key`, `after` and `before` are JSON objects as text.
+"""A change as an Arrow row. `key`, `after` and `before` are JSON objects as text.
 
 `unchanged` names the columns that the server did not send (unchanged TOAST): they are absent from `after`,
-and absent is never NULL. `key` is null only for truncates and messages; of a removed range it is the range's text, a
-JSON array.
+and absent is never NULL. `key` is null only for truncates and messages; for `Op.REMOVE` it is the text of the key
+range, a JSON array.
 """
 
 PROGRESS_TABLE = "millrace.progress"
-"""Table name of the marker rows (op `m`) that end each slice of a log's frame: `version` is the LSN up to
-which the slice is complete. They pass every filter, so a reader always knows how far it got."""
+"""Table name of the progress rows (op `m`) that end each micro-batch of a log's frame: `version` is the LSN up to which
+the batch is complete. They pass every filter, so a reader always knows how far it has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Whole transactions on their way into the log.
+    """Whole transactions to append to the log.
 
-    `rows` has LOG_SCHEMA and is in log order; `end` is what may be confirmed to the source once the entry is
-    durable; `marks` are facts that must become durable in the same instant (a finished snapshot chunk).
+    `rows` has LOG_SCHEMA and is in log order; `end` is the LSN that may be confirmed to the source once the entry is
+    durable; `marks` are keys and values that must become durable together with it (a finished snapshot chunk).
     """
 
     rows: pa.Table
@@ -192,7 +192,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a log is, read back from the log itself: never a second file that could disagree."""
+    """The durable end and marks of a log, always read from the log itself, never from a second file."""
 
     end: Lsn = ZERO_LSN
     marks: Mapping[str, str] = field(default_factory=dict)

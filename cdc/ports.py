@@ -1,4 +1,4 @@
-"""The seams: what a log, a sink and a clock promise. Read a method's docstring for its trap."""
+"""The interfaces of a log, a sink and a clock. The docstrings of their methods are the contract."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,63 +14,62 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Offset = NewType("Offset", str)
-"""A log's own place, opaque to everybody else. Only the log that gave it can compare or read from it."""
+"""A position in a log, opaque to other modules. Only the log that returned it can compare it or read from it."""
 
 
 class Clock(Protocol):
-    """Time from outside, so that what decides can be tested without waiting."""
+    """A clock that tests can replace."""
 
     def now(self) -> datetime:
-        """Wall time, UTC. For showing and for lag; never for order."""
+        """Wall time, UTC. For display and lag, never for order."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back. For deadlines."""
+        """Seconds that never decrease. For deadlines."""
 
     def wait(self, seconds: float) -> None:
-        """Give way for that long."""
+        """Sleep for that long."""
 
 
 class Schemas(Protocol):
-    """The registry of table schemas, kept with the log."""
+    """The schema registry of a log."""
 
     def record(self, schema: TableSchema) -> TableSchema:
-        """Store it if it differs from the newest one of its table; returns it with its id. Durable on return."""
+        """Store a schema if it differs from its table's newest one; returns it with its id. Durable on return."""
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with. Raises LogCorrupt if unknown."""
 
     def newest(self) -> Sequence[TableSchema]:
-        """The newest schema of every table, by name."""
+        """The newest schema of every table, ordered by name."""
 
 
 class Spool(Protocol):
-    """One transaction too large for memory, on its way. Nobody sees any of it before `publish`.
+    """One transaction too large for memory, on disk until it is complete. Readers see nothing of it before `publish`.
 
-    After LogFull the same call may be made again: what was set aside before stays.
+    After LogFull the caller may repeat the call: earlier rows are kept.
     """
 
     def write(self, rows: pa.Table) -> None:
-        """Set rows aside on disk; may block while the disk is slow."""
+        """Write rows to disk; may block while the disk is slow."""
 
     def publish(self, end: Lsn) -> None:
-        """Make all of it visible and durable in one instant."""
+        """Make all rows visible and durable in one step."""
 
     def discard(self) -> None:
-        """Forget it. Also what a crash does."""
+        """Remove the rows. A crash has the same effect."""
 
 
 class LogWriter(Protocol):
-    """The one writer of a log. Append order is log order."""
+    """The only writer of a log. Append order is log order."""
 
     def progress(self) -> Progress:
-        """What is durable. After a crash this decides where reading goes on; it never runs ahead of the rows."""
+        """The durable position and marks. After a crash capture resumes here; it is never ahead of the rows."""
 
     def append(self, entry: Entry) -> None:
-        """Durable and visible on return, all or nothing. Blocks while the log is slow: that is back-pressure.
+        """Append an entry, all or nothing; durable and visible on return. Blocks while the log is slow (back-pressure).
 
-        An entry whose `end` is not beyond `progress().end` has been appended before and is ignored, unless it
-        carries new marks (snapshot chunks share one LSN).
-        Raises LogFull (nothing was written, try later) or LogFenced (stop).
+        Ignores an entry whose `end` is not beyond `progress().end`, which was appended before, unless it has new marks
+        (snapshot chunks share one LSN). Raises LogFull (nothing was written, try later) or LogFenced (stop).
         """
 
     def spool(self) -> Spool:
@@ -78,25 +77,25 @@ class LogWriter(Protocol):
 
     @property
     def schemas(self) -> Schemas:
-        """The registry kept with this log."""
+        """The schema registry of this log."""
 
     @property
     def pace(self) -> float:
-        """Least seconds between two appends that pays: what an append costs beyond its rows, for writer and readers."""
+        """Minimum useful seconds between two appends, given the fixed cost of an append for writer and readers."""
 
     def maintain(self) -> None:
-        """Merge, retain: what keeps the log cheap for ever. Call now and then, also beside `append` in another thread.
+        """Merge and apply retention. Call it now and then; another thread may call `append` meanwhile.
 
-        A crash in the middle of it is harmless. Never removes what a registered consumer has not read.
+        A crash during it is harmless. Never removes changes that a registered consumer has not read.
         """
 
     def close(self) -> None:
-        """Let go of locks. May never be called: a crash must be as good."""
+        """Release locks and connections. A crash without this call must be harmless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Whole transactions read back: rows in log order, where they end, and up to which LSN they are complete."""
+    """Whole transactions: rows in log order, the offset after them, and the LSN up to which they are complete."""
 
     offset: Offset
     end: Lsn
@@ -105,19 +104,19 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A registered reader. Retention never removes what it has not read."""
+    """A registered reader. Retention never removes changes that it has not read."""
 
     name: str
     offset: Offset
     reached: Lsn
     at: datetime
     order: int
-    """Where the offset lies: of two readers of a log, the one with the smaller number has read less."""
+    """The order of the offset: of two consumers of a log, the one with the smaller number has read less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a registered reader is behind the head: in bytes of WAL, entries of the log, and age of what waits."""
+    """How far a consumer is behind the head: bytes of WAL, entries of the log, and age of the oldest unread change."""
 
     consumer: str
     bytes: int
@@ -126,73 +125,73 @@ class Lag:
 
 
 class LogReader(Protocol):
-    """Any number of readers, in any process, while the writer writes."""
+    """Reads a log. Any number of readers, in any process, while the writer writes."""
 
     def start(self) -> Offset:
-        """Before the oldest entry that is kept."""
+        """The offset before the oldest retained entry."""
 
     def removed(self) -> Lsn:
-        """The LSN up to which retention has removed changes; 0 while the log still has its beginning.
+        """The LSN up to which retention has removed changes; 0 while the log is complete.
 
-        A reader that begins at `start` never sees a row that has not changed since.
+        The trap: a reader that begins at `start` does not see rows that have not changed since this LSN.
         """
 
     def head(self) -> tuple[Offset, Lsn]:
-        """After the newest visible entry, and the LSN it brings a reader to."""
+        """The offset after the newest visible entry, and the LSN up to which the log is complete there."""
 
     def seek(self, point: Lsn | datetime) -> Offset:
-        """The offset after which every transaction ending beyond that LSN, or committed at or after that time, lies."""
+        """An offset before every transaction that ends after that LSN, or that committed at or after that time."""
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
-        """Slices after an offset, in order, without a JVM. Ends at the head that it met at the start."""
+        """Slices after an offset, in order, without a JVM. Ends at the head as of the call."""
 
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
-        """A streaming DataFrame of LOG_SCHEMA. Each micro-batch ends with a PROGRESS_TABLE marker row.
+        """A streaming DataFrame of LOG_SCHEMA. Each micro-batch ends with a PROGRESS_TABLE row.
 
-        `limit` is about how many changes a micro-batch may hold (0: the log's own default); entries are never cut.
-        `after` counts only when the query has no checkpoint yet. The trap: rows of one transaction stay in one
-        micro-batch only as long as the log's slices do.
+        `limit` is the approximate number of changes per micro-batch (0: the log's default); entries are never split.
+        `after` is used only if the query has no checkpoint yet. The trap: the rows of one transaction are in one
+        micro-batch only if they are in one of the log's slices.
         """
 
     def packed(
         self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
     ) -> "DataFrame":
-        """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only.
+        """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only.
 
-        They pass Spark unopened, as a few blobs of Arrow: for whoever wants the rows themselves in the driver.
+        They pass through Spark as a few binary blocks, for a driver that needs the rows themselves.
         """
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
-        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
 
     def consumers(self) -> Sequence[Consumer]:
-        """Every registered reader."""
+        """Every registered consumer."""
 
     def lags(self) -> Sequence[Lag]:
-        """How far each registered reader is behind."""
+        """How far each registered consumer is behind."""
 
     def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
-        """Record that a reader has applied everything up to an offset, which brings it to that LSN; registers it.
+        """Record that a consumer has applied everything up to an offset, and so up to that LSN; registers it.
 
-        Never goes back. The trap: entries may share an LSN (those of a snapshot do), so without the offset only the
-        first of those that end there is taken as read.
+        Never moves back. The trap: entries may share an LSN (those of a snapshot do), so without the offset only the
+        first entry that ends there counts as read.
         """
 
     def forget(self, consumer: str) -> None:
-        """Release what retention keeps for this reader."""
+        """Unregister a consumer: retention no longer keeps changes for it."""
 
     @property
     def schemas(self) -> Schemas:
-        """The registry kept with this log."""
+        """The schema registry of this log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The folded changes of one table: at most one row per key, columns of `sinks.fold.spark.FOLDED`.
 
-    `truncated` is the version of the newest truncate in the batch (0: none): every stored row with a smaller
-    version goes, before the rows of the batch are applied. So goes every stored row that one of `removed` takes; rows
-    of the batch that they take are not in it any more.
+    `truncated` is the version of the newest truncate in the batch (0: none). The sink removes every stored row with a
+    smaller version, and every stored row that one of `removed` takes, before it applies the rows of the batch; the
+    batch no longer contains rows that `removed` takes.
     """
 
     schema: TableSchema
@@ -202,47 +201,47 @@ class Batch:
 
 
 class Sink(Protocol):
-    """A store that is kept equal to the source.
+    """A store that replicates the source.
 
-    `apply` may be called again with the same or older rows at any time: after a crash, in a replay, from a
-    backfill. One thread calls at a time per sink.
+    `apply` may be called again with the same or older rows at any time: after a crash, in a replay, from a backfill.
+    Not called from two threads at once.
     """
 
     @property
     def name(self) -> str:
-        """As configured; unique in the pipeline."""
+        """The configured name; unique in the pipeline."""
 
     def prepare(self, schema: TableSchema) -> None:
-        """Make room for a table: create or evolve it. Called before its first batch and at each new schema."""
+        """Create or evolve a table. Called before its first batch and at each new schema."""
 
     def apply(self, batch: Batch) -> None:
-        """On return every key's stored version is at least the given one; older rows were ignored.
+        """On return the stored version of every key is at least the given one; older rows are ignored.
 
-        Partial rows (non-empty `unchanged`) keep the stored values of those columns; where the stored row is
-        gone, the key is reported as rejected with reason `stored row missing` instead of being written half.
-        Raises Busy, Lost or Rejected; after Busy and Lost any part may have been applied.
+        Partial rows (non-empty `unchanged`) keep the stored values of those columns. If the stored row is gone, the
+        sink rejects the key with reason `stored row missing` instead of writing an incomplete row. Raises Busy, Lost or
+        Rejected; after Busy and Lost any part may have been applied.
         """
 
     def stored(self, schema: TableSchema) -> pa.Table:
-        """Every live row as the store holds it, ordered by key. Whole in memory: see StoredPieces for large tables."""
+        """Every row of the store, ordered by key. All in memory: see StoredPieces for large tables."""
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
-        """The rows that `stored` would give if the store held these images (columns key, after), ordered alike.
+        """The rows that `stored` would return if the store had these images (columns key, after), in the same order.
 
         `verify` calls it for one block of a table at a time.
         """
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 @runtime_checkable
 class StoredPieces(Protocol):
-    """A sink whose tables need not fit into memory to be compared."""
+    """A sink whose tables can be compared without loading them into memory."""
 
     def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> "Iterator[pa.Table]":
-        """The rows of `stored` in pieces of bounded size and in any order; a row may come twice.
+        """The rows of `stored` in pieces of bounded size and in any order; a row may occur twice.
 
-        `keys` are texts of `row_comparison.key_texts`: a store that can be asked for single rows gives only those,
-        each once; others may give more. Called beside a running pipeline, and `expected` in another thread meanwhile.
+        `keys` are texts of `row_comparison.key_texts`: a store that can look up single rows returns only those, each
+        once; others may return more. Called while the pipeline runs, and while another thread calls `expected`.
         """

@@ -1,6 +1,6 @@
-"""Rows of one transaction in a file on disk: appended all or nothing, read back in order.
+"""Rows of one transaction in a file on disk: written all or nothing, read in order.
 
-For transactions that are too large for memory and not yet complete. Nothing in such a file is trusted after a restart.
+For transactions that are too large for memory and not yet complete. Such a file is never used after a restart.
 """
 
 import errno
@@ -20,13 +20,13 @@ _OPTIONS = ipc.IpcWriteOptions(compression="lz4")
 
 
 class RowFile:
-    """One open file; owns its descriptor. Belongs to one thread at a time. `place` names its folder in errors."""
+    """One open file; owns its descriptor. Not for two threads at once. Errors name `folder`."""
 
-    def __init__(self, descriptor: int, place: str) -> None:
+    def __init__(self, descriptor: int, folder: str) -> None:
         self._descriptor = descriptor
-        self._place = place
+        self._folder = folder
         self._parts: list[tuple[int, int]] = []
-        """Where each write begins and ends: every one is an Arrow stream of its own."""
+        """Where each write begins and ends: each is a separate Arrow stream."""
         self._rows = 0
 
     @property
@@ -35,7 +35,7 @@ class RowFile:
         return self._parts[-1][1] if self._parts else 0
 
     def write(self, rows: pa.Table) -> None:
-        """Append rows. Raises LogFull: then nothing was added, and the same call may be made again."""
+        """Append rows. After LogFull nothing was added, and the caller may repeat the call."""
         encoded = pa.BufferOutputStream()
         with ipc.new_stream(encoded, LOG_SCHEMA, options=_OPTIONS) as stream:
             stream.write_table(rows)
@@ -52,7 +52,7 @@ class RowFile:
         self._rows += rows.num_rows
 
     def read(self) -> Iterator[pa.Table]:
-        """Everything that was written, piece by piece; each walk has a place of its own."""
+        """All rows in batches. Several iterators may be used at once."""
         found = 0
         for begin, end in self._parts:
             with ipc.open_stream(_Part(self._descriptor, begin, end)) as reader:
@@ -61,12 +61,12 @@ class RowFile:
                     yield pa.Table.from_batches([batch])
         if found != self._rows:
             raise LogCorrupt(
-                f"A large transaction was set aside with {self._rows} rows and came back with {found}.",
-                f"Check the disk under {self._place}; the transaction is read again at the next start.",
+                f"A large transaction was written to disk with {self._rows} rows, but {found} were read back.",
+                f"Check the disk under {self._folder}; Postgres sends the transaction again at the next start.",
             )
 
     def close(self) -> None:
-        """Let the file go; no error if it is gone already."""
+        """Close the file; does nothing if it is closed already."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -75,16 +75,17 @@ class RowFile:
     def _failed(self, error: OSError) -> LogError:
         if error.errno in NO_ROOM:
             return LogFull(
-                f"No room for a large transaction under {self._place}.", "Free space or raise the quota; it goes on."
+                f"No disk space for a large transaction under {self._folder}.",
+                "Free space or raise the quota; capture then continues by itself.",
             )
         return LogError(
-            f"Setting a large transaction aside under {self._place} failed: {error.strerror}.",
-            "Look at the disk and the folder's permissions.",
+            f"Writing a large transaction under {self._folder} failed: {error.strerror}.",
+            "Check the disk and the folder's permissions.",
         )
 
 
 class _Part(io.RawIOBase):
-    """A stretch of the file, read without moving it."""
+    """A part of the file, read without moving the file's own position."""
 
     def __init__(self, descriptor: int, begin: int, end: int) -> None:
         self._descriptor = descriptor

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the locked dependencies into it. Says exactly what is missing where it cannot.
+# Creates .venv and installs the locked dependencies into it. Names what is missing if it cannot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

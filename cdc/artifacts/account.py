@@ -1,4 +1,4 @@
-"""Who the servers run as. Postgres and OpenSearch refuse root, so as root everything is started as `nobody`."""
+"""The user that local servers run as. Postgres and OpenSearch refuse root, so root starts them as `nobody`."""
 
 import os
 import pwd
@@ -19,7 +19,7 @@ class Account:
 
 
 def account() -> Account | None:
-    """The user to become, or None when we are an ordinary user already."""
+    """The user to switch to; None if this process does not run as root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -33,7 +33,7 @@ def account() -> Account | None:
 
 
 def reachable(folder: Path, who: Account | None) -> bool:
-    """Whether that user may pass through every folder on the way (and so use what lies in `folder`)."""
+    """Whether that user may enter the folder and all its parents."""
     if who is None:
         return True
     resolved = folder.resolve()
@@ -49,16 +49,16 @@ def _passable(folder: Path, who: Account) -> bool:
     return bool(info.st_mode & stat.S_IXOTH)
 
 
-def give(path: Path, who: Account | None) -> None:
-    """Make an empty folder that user's own."""
+def set_owner(path: Path, who: Account | None) -> None:
+    """Make that user the owner of an empty folder."""
     if who is not None:
         os.chown(path, who.uid, who.gid, follow_symlinks=False)
 
 
-def place(path: Path, text: str, who: Account | None) -> None:
-    """Put a file of that user's own, readable by him alone, into a folder that he can write to.
+def write_private_file(path: Path, text: str, who: Account | None) -> None:
+    """Write a file that belongs to that user and that no other user can read, into a folder that the user can write to.
 
-    Made anew and never through a link: as root we must not write where somebody else's link points to.
+    Always creates the file: root must not follow a symbolic link that another user put there.
     """
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""Fetched once, verified against `pins.yaml`, then used from the cache without a network.
+"""Downloads sets of files once, verifies them against `pins.yaml`, and then uses them from the cache offline.
 
-Whatever is fetched goes into a folder aside and is renamed into place when every file has the pinned SHA-256: a
-folder that exists is complete. Its name carries a digest of its pins, so a changed pin is another folder.
+A download goes into a temporary folder, which is renamed once every file has the pinned SHA-256: a folder that exists
+is complete. Its name contains a digest of its pins, so a changed pin leads to another folder.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ PINS = Path(__file__).with_name("pins.yaml")
 
 @cache
 def pins() -> Mapping[str, Mapping[str, str]]:
-    """Every set of files that may be fetched: its name, then file name → SHA-256."""
+    """Every set of files that can be downloaded: its name, then file name → SHA-256."""
     return dict(yaml.safe_load(PINS.read_text()))
 
 
 def folder_of(name: str) -> Path:
-    """Where the set lies, or will lie, in the cache."""
+    """The folder of a set in the cache; it may not exist yet."""
     text = "".join(f"{file}{digest}" for file, digest in sorted(pins()[name].items()))
     return cache_folder() / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -42,10 +42,10 @@ def provide(
     *,
     one_of: bool = False,
 ) -> Path:
-    """The folder of a set, fetched if it is not there. `fetch` puts the pinned files into a folder, `unpack` opens
-    archives in it. With `one_of` the pins are alternatives (a wheel per platform), and one of them is enough.
+    """The folder of a set, downloaded if it does not exist. `fetch` puts the pinned files into a folder, `unpack`
+    extracts archives in it. With `one_of` the pins are alternatives (a wheel per platform), and one of them is enough.
 
-    Several processes may ask at once: one fetches, the others wait.
+    Several processes may call it at once: one downloads, the others wait.
     """
     final = folder_of(name)
     if final.is_dir():
@@ -54,27 +54,25 @@ def provide(
     with locked(final.with_name(f"{final.name}.lock")):
         if final.is_dir():
             return final
-        narrate(f"fetching {name} (once)")
-        for left in final.parent.glob(
-            f".{name}-*"
-        ):  # by one that was killed: nobody else fetches while we have the lock
-            shutil.rmtree(left, ignore_errors=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
+        narrate(f"downloading {name} (once)")
+        for leftover in final.parent.glob(f".{name}-*"):  # of a killed process: this one has the lock
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
         try:
-            fetch(aside)
-            _verify(name, aside, one_of)
+            fetch(temporary)
+            _verify(name, temporary, one_of)
             if unpack is not None:
-                unpack(aside)
-            _open_to_all(aside)
-            aside.rename(final)
+                unpack(temporary)
+            _let_all_users_read(temporary)
+            temporary.rename(final)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time; released by the kernel if it dies."""
+    """Lock out other processes; the kernel releases the lock if this process dies."""
     with path.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -90,20 +88,20 @@ def _verify(name: str, folder: Path, one_of: bool) -> None:
     expected = pins()[name]
     for path in sorted(folder.iterdir()):
         if path.name not in expected:
-            raise EnvironmentFault(f"Fetching {name} brought {path.name}, which is not pinned.", _REMEDY)
+            raise EnvironmentFault(f"The download of {name} contains {path.name}, which is not pinned.", _REMEDY)
         if digest_of(path) != expected[path.name]:
             raise EnvironmentFault(f"{path.name} does not have the SHA-256 pinned in pins.yaml.", _REMEDY)
     present = {path.name for path in folder.iterdir()}
     missing = expected.keys() - present
     if not present or (missing and not one_of):
-        raise EnvironmentFault(f"Fetching {name} did not bring {', '.join(sorted(missing))}.", _REMEDY)
+        raise EnvironmentFault(f"The download of {name} lacks {', '.join(sorted(missing))}.", _REMEDY)
 
 
-_REMEDY = "Nothing was installed. Try again; if it stays so, the package repository gives out something else."
+_REMEDY = "Nothing was installed. Try again; if it fails again, the package repository serves other files."
 
 
-def _open_to_all(folder: Path) -> None:
-    """The servers' user must read it, whatever our umask is."""
+def _let_all_users_read(folder: Path) -> None:
+    """The user that runs the servers must be able to read it, whatever the umask is."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode & 0o777

@@ -1,11 +1,11 @@
-"""Where things lie: the state folder (data of the servers), the cache (programs), and a way around closed folders."""
+"""The folders of local servers: home (their data) and cache (their programs)."""
 
 import hashlib
 import os
 import stat
 from pathlib import Path
 
-from cdc.artifacts.account import Account, account, give, reachable
+from cdc.artifacts.account import Account, account, reachable, set_owner
 from cdc.errors import EnvironmentFault
 
 
@@ -15,9 +15,10 @@ def home_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """`MILLRACE_CACHE`, else the user's cache folder; for root, whose home is closed to others, /var/cache/millrace.
+    """`MILLRACE_CACHE`, else the user's cache folder; /var/cache/millrace for root, whose home other users cannot
+    enter.
 
-    It may be read-only (an image that brings everything along) or not there yet: whoever writes makes it.
+    It may be read-only (a container image with everything in it) or not exist yet: the first download creates it.
     """
     if chosen := os.environ.get("MILLRACE_CACHE"):
         return _checked(Path(chosen).absolute())
@@ -28,7 +29,7 @@ def cache_folder() -> Path:
 def _checked(folder: Path) -> Path:
     if not reachable(folder, account()):
         raise EnvironmentFault(
-            f"The cache folder {folder} cannot be read by the user that the servers run as.",
+            f"The user that runs the servers cannot read the cache folder {folder}.",
             "Set MILLRACE_CACHE to a folder that every user may enter.",
         )
     return folder
@@ -53,30 +54,30 @@ def _because(error: OSError) -> str:
     return f" ({error.strerror})" if error.strerror else ""
 
 
-def _refuse_stranger(folder: Path) -> None:
-    """In a folder that everybody may write to, somebody may have been there first."""
+def _require_own_folder(folder: Path) -> None:
+    """Raise if another user owns the folder: every user can create one in /var/tmp."""
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise EnvironmentFault(
-            f"{folder} belongs to somebody else.", "Set MILLRACE_HOME to a folder that every user may enter."
+            f"{folder} belongs to another user.", "Set MILLRACE_HOME to a folder that every user may enter."
         )
 
 
 def data_folder(home: Path, name: str, who: Account | None) -> Path:
-    """The server's own folder, made if need be and owned by its user.
+    """The data folder of a server, created if necessary and owned by its user.
 
-    Under `home` where that user can get there; otherwise under /var/tmp, with a link in `home` that shows where.
+    Under `home` if that user can enter it; otherwise under /var/tmp, with a symbolic link in `home`.
     """
-    place = home / name
+    folder = home / name
     if not reachable(home, who):
         digest = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:12]
-        outside = Path("/var/tmp") / f"millrace-{digest}"  # noqa: S108 (see _refuse_stranger)
+        outside = Path("/var/tmp") / f"millrace-{digest}"  # noqa: S108 (see _require_own_folder)
         make(outside, 0o711)
-        _refuse_stranger(outside)
-        if not place.is_symlink():
-            place.symlink_to(outside / name)
-        place = outside / name
-    if not place.exists():
-        place.mkdir(mode=0o700)
-        give(place, who)
-    return place
+        _require_own_folder(outside)
+        if not folder.is_symlink():
+            folder.symlink_to(outside / name)
+        folder = outside / name
+    if not folder.exists():
+        folder.mkdir(mode=0o700)
+        set_owner(folder, who)
+    return folder

@@ -1,4 +1,4 @@
-"""The jars that Spark needs beside its own: Delta, the Kafka source, and a local file system that forks no `chmod`."""
+"""The jars that Spark needs beside its own: Delta, Kafka, and a local file system that runs no `chmod` process."""
 
 import importlib.util
 import os
@@ -13,8 +13,8 @@ POM = Path(__file__).with_name("spark.xml")
 
 
 def spark_jars(narrate: Narrate = silent) -> tuple[Path, ...]:
-    """Paths for Spark's class path; fetched the first time, offline afterwards. Raises EnvironmentFault."""
-    folder = downloads.provide(SET, lambda aside: maven.copy_dependencies(POM, aside, narrate), None, narrate)
+    """Paths for Spark's class path; downloads them the first time only. Raises EnvironmentFault."""
+    folder = downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, narrate), None, narrate)
     return tuple(sorted(folder.glob("*.jar")))
 
 
@@ -24,9 +24,9 @@ def spark_java(narrate: Narrate = silent) -> Path:
 
 
 def spark_archive(classpath: str, *, learn: bool) -> tuple[str, ...]:
-    """JVM flags for the driver: its class archive, if one was learned. `learn` writes it when the JVM ends.
+    """JVM flags for the driver to use its class archive, if there is one. With `learn` the JVM writes it when it ends.
 
-    The JVM refuses, in silence, an archive whose class path differs: each installation of PySpark has one of its own.
+    The JVM silently ignores an archive with another class path, so each installation of PySpark has its own archive.
     """
     spark = importlib.util.find_spec("pyspark")
     whole = os.pathsep.join([classpath, spark.origin if spark and spark.origin else ""])

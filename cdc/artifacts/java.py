@@ -1,4 +1,4 @@
-"""Finding a Java runtime that is new enough."""
+"""Finds a Java runtime that is new enough."""
 
 import os
 import re
@@ -17,13 +17,13 @@ _FOLDERS = ("/usr/lib/jvm", "/opt/java", "/opt")
 
 
 def find(oldest: int) -> Path | None:
-    """The oldest installed `java` of at least this version that the servers' user can run."""
+    """The oldest installed `java` of at least this version that the user of the servers can run."""
     usable = [(version, path) for path in _candidates() if (version := version_of(path)) >= oldest]
     return min(usable)[1] if usable else None
 
 
 def java17(narrate: Narrate) -> Path:
-    """Java 17 or newer: for Spark, Kafka and Maven. Installed by apt where we may."""
+    """Java 17 or newer, for Spark, Kafka and Maven. Installs it with apt if that is allowed."""
     if found := find(17):
         return found
     packages.install(("openjdk-17-jre-headless",), "Java 17 or newer", narrate)
@@ -33,7 +33,7 @@ def java17(narrate: Narrate) -> Path:
 
 
 def java17_or_newer(narrate: Narrate) -> Path:
-    """For servers that run on any: 21 or newer if there is one, since it keeps class archives by itself."""
+    """Java 21 or newer if it is installed, because it maintains class archives by itself; else 17 or newer."""
     return find(21) or java17(narrate)
 
 
@@ -63,12 +63,12 @@ def _candidates() -> Iterator[Path]:
 def version_of(java: Path) -> int:
     """The feature release (17, 21, 25); 0 if it does not run."""
     release = java.parent.parent / "release"
-    text = release.read_text() if release.is_file() else _ask(java)
+    text = release.read_text() if release.is_file() else _version_output(java)
     match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)', text)
     return int(match[1]) if match else 0
 
 
-def _ask(java: Path) -> str:
+def _version_output(java: Path) -> str:
     try:
         return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
     except OSError:

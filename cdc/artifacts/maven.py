@@ -1,4 +1,4 @@
-"""Files from Maven Central by their coordinates, through the machine's own `mvn` (and so its own settings)."""
+"""Downloads files from Maven Central by their coordinates, with the machine's `mvn` and its settings."""
 
 import re
 import shutil
@@ -14,21 +14,21 @@ _LINE = re.compile(r"Download(?:ing|ed) from \S+: \S*/([^/\s]+\.(?:jar|zip|gz))(
 
 
 def copy(artifact: str, folder: Path, narrate: Narrate, plugin: str = "dependency") -> None:
-    """One artifact, `group:artifact:version:packaging[:classifier]`, into a folder."""
+    """Download one artifact, `group:artifact:version:packaging[:classifier]`, into a folder."""
     _run([f"{plugin}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"], folder, artifact, narrate)
 
 
 def copy_dependencies(pom: Path, folder: Path, narrate: Narrate) -> None:
-    """Every jar that a pom names or needs, into a folder."""
+    """Download the dependencies of a pom, also the indirect ones, into a folder."""
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
     _run(["-f", str(pom), *goal], folder, f"the jars of {pom.stem}", narrate)
 
 
 def _run(arguments: Sequence[str], folder: Path, what: str, narrate: Narrate) -> None:
     command = [_maven(narrate), "-B", "-Dstyle.color=never", *arguments]
-    # outside any project: a pom.xml in the current folder must not take part
+    # run in that folder: Maven must not use a pom.xml of the current folder
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
-        lines = [_told(line, narrate) for line in child.stdout or ()]
+        lines = [_report_download(line, narrate) for line in child.stdout or ()]
     if child.returncode != 0:
         reason = next((line for line in lines if line.startswith("[ERROR]")), "").removeprefix("[ERROR]").strip()
         raise EnvironmentFault(
@@ -37,7 +37,7 @@ def _run(arguments: Sequence[str], folder: Path, what: str, narrate: Narrate) ->
         )
 
 
-def _told(line: str, narrate: Narrate) -> str:
+def _report_download(line: str, narrate: Narrate) -> str:
     if match := _LINE.search(line):
         narrate(f"{match[1]} {match[2] or ''}".rstrip())
     return line

@@ -1,4 +1,4 @@
-"""Installing what the machine lacks by apt, without starting or touching any service of the system."""
+"""Installs missing packages with apt, without starting or changing any service of the system."""
 
 import contextlib
 import os
@@ -12,23 +12,23 @@ from cdc.artifacts.progress import Narrate
 from cdc.errors import EnvironmentFault
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
-"""Asked by every Debian package before it starts a service; exit code 101 means: do not."""
+"""Every Debian package runs this script before it starts a service; exit code 101 forbids the start."""
 
 
 def install(names: Sequence[str], what: str, narrate: Narrate) -> None:
-    """Install packages by name. Raises EnvironmentFault that says what to install, where we may not or cannot."""
+    """Install packages by name. Raises EnvironmentFault, which names the packages, if that is not possible."""
     remedy = f"Install it: apt-get install {' '.join(names)}"
-    prefix = _root()
+    prefix = _root_command()
     if prefix is None or shutil.which("apt-get") is None:
         raise EnvironmentFault(f"{what} is missing on this machine.", remedy)
-    narrate(f"installing {' '.join(names)} by apt")
+    narrate(f"installing {' '.join(names)} with apt")
     try:
-        _quietly(prefix, names)
+        _apt_install(prefix, names)
     except subprocess.CalledProcessError:
         raise EnvironmentFault(f"{what} is missing on this machine, and apt could not install it.", remedy) from None
 
 
-def _root() -> list[str] | None:
+def _root_command() -> list[str] | None:
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:
@@ -37,7 +37,7 @@ def _root() -> list[str] | None:
     return ["sudo", "-n"] if allowed else None
 
 
-def _quietly(prefix: list[str], names: Sequence[str]) -> None:
+def _apt_install(prefix: list[str], names: Sequence[str]) -> None:
     settings = ("env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
     apt = [*prefix, *settings, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
     with services_forbidden(prefix):
@@ -47,7 +47,7 @@ def _quietly(prefix: list[str], names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def services_forbidden(prefix: list[str]) -> Iterator[None]:
-    """Put the policy in place for a moment; an existing one is the owner's and stays as it is."""
+    """Install the policy script temporarily. Leaves an existing policy unchanged."""
     if _POLICY.exists():
         yield
         return

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 Narrate = Callable[[str], None]
-"""Receives one short line for a person who waits."""
+"""Receives one short line about what is being done."""
 
 
 def silent(_line: str) -> None:

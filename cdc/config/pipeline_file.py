@@ -1,7 +1,7 @@
-"""Reading a pipeline file into settings, before anything connects.
+"""Reads a pipeline file into settings, before anything connects.
 
-`millrace.yaml`, overridden by `MILLRACE_…` variables. `${VAR}` in a value is replaced from the environment. Unknown
-keys are errors, so that a typing mistake can never switch something off in silence.
+`MILLRACE_…` variables override the file. `${VAR}` in a value is replaced from the environment. Unknown keys are errors,
+so that a typo never disables a setting silently.
 """
 
 import difflib
@@ -25,17 +25,17 @@ SinkKinds = Mapping[str, type[SinkSettings]]
 
 
 def load(path: Path, logs: LogKinds, sinks: SinkKinds, environment: Mapping[str, str] | None = None) -> Settings:
-    """Read, expand, override and check a pipeline file. Raises ConfigError naming the key and the nearest known one."""
+    """Read, expand, override and check a pipeline file. Raises ConfigError, which names the key and a similar one."""
     variables = os.environ if environment is None else environment
     data = _parsed(path, _text(path))
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds no settings.", "Write a commented file with: millrace init")
+        raise ConfigError(f"{path} has no settings.", "Write a commented file with: millrace init")
     expanded = {str(key): _expand(value, variables, f"{path}: {key}") for key, value in data.items()}
     return check(_override(expanded, variables), logs, sinks, str(path))
 
 
-class _Twice(yaml.MarkedYAMLError):
-    """A key that is set twice: YAML would take the last one and say nothing."""
+class _DuplicateKey(yaml.MarkedYAMLError):
+    """A key that is set twice: YAML would silently use the last one."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise _Twice(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
+                raise _DuplicateKey(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
             seen.add(str(key.value))
         return node
 
@@ -66,80 +66,80 @@ def _text(path: Path) -> str:
 def _parsed(path: Path, text: str) -> object:
     try:
         return _Loader(text).get_single_data()
-    except _Twice as error:
+    except _DuplicateKey as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(f"{path}, line {line}: {error.problem}.", "Keep one of the two.") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML{_place(error, text)}.", _mistake(error)) from None
+        raise ConfigError(f"{path} is not valid YAML{_location(error, text)}.", _likely_mistake(error)) from None
 
 
-def _place(error: yaml.YAMLError, text: str) -> str:
+def _location(error: yaml.YAMLError, text: str) -> str:
     if isinstance(error, yaml.reader.ReaderError):
         return f" at line {text.count(chr(10), 0, error.position) + 1}"
     mark = getattr(error, "problem_mark", None)
     return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
-def _mistake(error: yaml.YAMLError) -> str:
-    """The likely one. YAML's own words are not repeated: they may quote a password that lacks its quotes."""
+def _likely_mistake(error: yaml.YAMLError) -> str:
+    """The likely mistake. Does not repeat YAML's message, which may contain an unquoted password."""
     if isinstance(error, yaml.reader.ReaderError):
         return "Remove the control character there."
     if r"'\t'" in str(getattr(error, "problem", "")):
-        return "A tab stands there: indent with spaces."
+        return "There is a tab: indent with spaces."
     return "Check the indentation and quotes there."
 
 
 def check(data: Mapping[str, object], logs: LogKinds, sinks: SinkKinds, origin: str) -> Settings:
-    """Turn plain data into settings; `origin` is named in errors."""
+    """Convert plain data to settings. Errors name `origin`."""
     sections = dict(data)
     log = sections.pop("log", None)
     listed = sections.pop("sinks", None) or []
     if not isinstance(listed, (list, tuple)):
         raise ConfigError(f"{origin}: sinks must be a list.", "Write each sink as `- kind: …`.")
-    kinded: dict[str, object] = {}
+    typed: dict[str, object] = {}
     if log is not None:
-        kinded["log"] = _of_kind(log, logs, "log", origin, default="segments")
+        typed["log"] = _of_kind(log, logs, "log", origin, default="segments")
     elif "segments" in logs:
-        kinded["log"] = logs["segments"]()
+        typed["log"] = logs["segments"]()
     stores = tuple(_of_kind(sink, sinks, f"sinks[{index}]", origin) for index, sink in enumerate(listed))
-    return _validated(Settings, {**sections, **kinded, "sinks": stores}, "", origin)
+    return _validated(Settings, {**sections, **typed, "sinks": stores}, "", origin)
 
 
-def _of_kind(data: object, kinds: Mapping[str, type[_P]], place: str, origin: str, default: str = "") -> _P:
+def _of_kind(data: object, kinds: Mapping[str, type[_P]], key: str, origin: str, default: str = "") -> _P:
     if not isinstance(data, dict):
-        raise ConfigError(f"{origin}: {place} must be a mapping.", "See: millrace init")
+        raise ConfigError(f"{origin}: {key} must be a mapping.", "See: millrace init")
     kind = str(data.get("kind", default))
     if not kind:
-        raise ConfigError(f"{origin}: {place} has no kind.", f"Known kinds: {', '.join(sorted(kinds))}.")
+        raise ConfigError(f"{origin}: {key} has no kind.", f"Known kinds: {', '.join(sorted(kinds))}.")
     if kind not in kinds:
         raise ConfigError(
-            f"{origin}: {place}.kind {kind!r} is not known{_nearest(str(kind), kinds)}",
+            f"{origin}: {key}.kind {kind!r} is not known{_nearest(str(kind), kinds)}",
             f"Known kinds: {', '.join(sorted(kinds))}.",
         )
-    return _validated(kinds[kind], {**data, "kind": kind}, place, origin)
+    return _validated(kinds[kind], {**data, "kind": kind}, key, origin)
 
 
-def _validated(model: type[_P], data: Mapping[str, object], place: str, origin: str) -> _P:
+def _validated(model: type[_P], data: Mapping[str, object], key: str, origin: str) -> _P:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _config_error(error, model, place, origin) from None
+        raise _config_error(error, model, key, origin) from None
 
 
-def _config_error(error: ValidationError, model: type[Section], place: str, origin: str) -> ConfigError:
+def _config_error(error: ValidationError, model: type[Section], section: str, origin: str) -> ConfigError:
     first = error.errors(include_input=False, include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
-    key = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in [place, *parts] if part).lstrip(".")
+    key = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in [section, *parts] if part).lstrip(".")
     if first["type"] == "extra_forbidden":
         near = _nearest(parts[-1], _keys_at(model, parts[:-1]))
         return ConfigError(f"{origin}: {key} is not a known setting{near}", "Every setting: docs/configuration.md.")
     between = ": " if first["type"] == "value_error" else " "
-    said = between.join(filter(None, [key, _wrong(first["type"], first["msg"])]))
-    return ConfigError(f"{origin}: {said}.", "Every setting: docs/configuration.md.")
+    text = between.join(filter(None, [key, _wrong(first["type"], first["msg"])]))
+    return ConfigError(f"{origin}: {text}.", "Every setting: docs/configuration.md.")
 
 
 def _wrong(kind: str, message: str) -> str:
-    """What is wrong with a value, to be read after its key."""
+    """What is wrong with a value: the part of a sentence that follows its key."""
     plain = {
         "missing": "is missing",
         "tuple_type": "must be a list",
@@ -176,11 +176,11 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else "."
 
 
-def _expand(value: object, variables: Mapping[str, str], place: str) -> object:
+def _expand(value: object, variables: Mapping[str, str], key: str) -> object:
     if isinstance(value, dict):
-        return {key: _expand(item, variables, f"{place}.{key}") for key, item in value.items()}
+        return {name: _expand(item, variables, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item, variables, f"{place}[{index}]") for index, item in enumerate(value)]
+        return [_expand(item, variables, f"{key}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
@@ -188,7 +188,7 @@ def _expand(value: object, variables: Mapping[str, str], place: str) -> object:
         name, default = match[1], match[2]
         found = variables.get(name, default)
         if found is None:
-            raise ConfigError(f"{place} asks for ${{{name}}}, which is not set.", f"Set it: export {name}=…")
+            raise ConfigError(f"{key} uses ${{{name}}}, which is not set.", f"Set it: export {name}=…")
         return found
 
     return _VARIABLE.sub(replace, value)

@@ -2,10 +2,10 @@
 
 
 class Secret:
-    """Holds a secret so that printing, logging or formatting it shows only stars.
+    """A secret that shows only stars when it is printed, logged or formatted.
 
-    The trap: `reveal()` is the one way out, and its result must go straight into a client call. Not a dataclass:
-    whoever serialises those would serialise the secret.
+    The trap: only `reveal()` returns the value, and its result must go straight into a client call. Not a dataclass,
+    because serialisers of dataclasses would write the value.
     """
 
     __slots__ = ("_value",)

@@ -1,4 +1,4 @@
-"""The durable log between capture and the stores. `registry` finds the kinds; no other module names one."""
+"""The durable log between capture and the sinks. `registry` finds the kinds of log by their modules."""
 
 from cdc.log.registry import LogKind, knock, open_reader, open_writer, settings_kinds
 

@@ -10,7 +10,7 @@ from cdc.discovery import modules_that_define
 from cdc.errors import ConfigError
 from cdc.ports import LogReader, LogWriter
 
-if TYPE_CHECKING:  # pydantic is a fifth of a second that each of Spark's workers would spend on it
+if TYPE_CHECKING:  # importing pydantic takes 0.2 s in each Spark worker
     from cdc.config.settings import LogSettings, Settings
 
 
@@ -22,13 +22,13 @@ class LogKind:
     settings: "type[LogSettings]"
     open_writer: "Callable[[Settings], LogWriter]"
     open_reader: "Callable[[Settings], LogReader]"
-    knock: "Callable[[Settings, float], None]" = lambda _settings, _seconds: None
-    """Raises LogError, naming the server, where the log's server does not answer within so many seconds."""
+    check_server: "Callable[[Settings, float], None]" = lambda _settings, _seconds: None
+    """Raises LogError, which names the server, if the log's server does not answer within so many seconds."""
 
 
 @cache
 def kinds() -> Mapping[str, LogKind]:
-    """Every kind by name; adding one is adding a file."""
+    """Every kind by name. A new kind needs only a new file."""
     package = importlib.import_module(__name__.rpartition(".")[0])
     names = modules_that_define("KIND", package, "log")
     found: list[LogKind] = [importlib.import_module(name).KIND for name in names]
@@ -41,7 +41,7 @@ def settings_kinds() -> Mapping[str, "type[LogSettings]"]:
 
 
 def open_writer(settings: "Settings") -> LogWriter:
-    """The one writer of the configured log. Raises LogFenced while another process has it."""
+    """The writer of the configured log. Raises LogFenced while another process is the writer."""
     return _kind(settings).open_writer(settings)
 
 
@@ -51,11 +51,11 @@ def open_reader(settings: "Settings") -> LogReader:
 
 
 def knock(settings: "Settings", seconds: float) -> None:
-    """Ask the log's server, if it has one, whether it is there: for people, who do not wait as long as a daemon does.
+    """Check that the log's server, if it has one, answers in time. For commands, which wait less than a daemon.
 
-    Raises LogError that names the server and what to do.
+    Raises LogError, which names the server and the remedy.
     """
-    _kind(settings).knock(settings, seconds)
+    _kind(settings).check_server(settings, seconds)
 
 
 def _kind(settings: "Settings") -> LogKind:

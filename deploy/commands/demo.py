@@ -1,4 +1,4 @@
-"""`demo`: the whole thing on this machine, proved at the end."""
+"""`millrace demo`: servers, pipeline and workload on this machine, and a comparison at the end."""
 
 from typing import Annotated
 
@@ -9,9 +9,9 @@ from cdc.cli.output import OUT
 
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the servers and the pipeline running.")] = False,
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="How long customers come to the shop.")] = 20.0,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="How long the workload runs.")] = 20.0,
 ) -> None:
-    """Start real servers and a shop; prove that all stores equal it.
+    """Start servers, a pipeline and a workload; verify that all sinks equal the source.
 
     Example: millrace demo --seconds 60 --keep
     """
@@ -19,6 +19,6 @@ def demo(
     from deploy.demo.demo import run
 
     if not run(home_folder(), OUT, keep, seconds):
-        OUT.print("The stores differ from the source.", style="bold red")
+        OUT.print("The sinks differ from the source.", style="bold red")
         raise typer.Exit(1)
-    OUT.print("\nAll stores equal the source.", style="bold green")
+    OUT.print("\nAll sinks equal the source.", style="bold green")

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Real servers on this machine, without Docker.", no_args_is_help=True)
 
 HomeOption = Annotated[
-    Path | None, typer.Option("--home", help="State folder; MILLRACE_HOME, else .millrace.", show_default=False)
+    Path | None, typer.Option("--home", help="Home folder; default: MILLRACE_HOME, else .millrace.", show_default=False)
 ]
 OnlyOption = Annotated[
-    list[str] | None, typer.Option("--only", metavar="SERVER", help="Start just this server; repeat for several.")
+    list[str] | None, typer.Option("--only", metavar="SERVER", help="Start only this server; repeat for several.")
 ]
 PortOption = Annotated[
-    list[str] | None, typer.Option("--port", metavar="SERVER=PORT", help="Insist on a port: postgres=5433.")
+    list[str] | None, typer.Option("--port", metavar="SERVER=PORT", help="Use this port, for instance postgres=5433.")
 ]
 
 
@@ -41,7 +41,7 @@ def up(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the servers, or find them running. They stay until `millrace local down`.
+    """Start the servers that do not run yet. They run until `millrace local down`.
 
     Example: millrace local up
     """
@@ -55,7 +55,7 @@ def up(
 
 @app.command()
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show which servers run, and where.
+    """Show the running servers and their addresses.
 
     Example: millrace local status --json
     """
@@ -70,7 +70,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Stop every server of the state folder; their data stays.
+    """Stop every server of the home folder; their data is kept.
 
     Example: millrace local down
     """
@@ -114,7 +114,7 @@ def _show(running: "dict[str, Running]", as_json: bool) -> None:
 
 @contextmanager
 def _narrated(*, quiet: bool) -> "Iterator[Narrate]":
-    """A spinner with the latest news on standard error; plain lines where nobody looks at a terminal."""
+    """A spinner with the latest line on standard error; plain lines if that is not a terminal."""
     if quiet:
         yield lambda _line: None
     elif not ERR.is_terminal:
@@ -122,13 +122,13 @@ def _narrated(*, quiet: bool) -> "Iterator[Narrate]":
     else:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Progress(*columns, console=ERR, transient=True) as progress:
-            task = progress.add_task("looking around")
+            task = progress.add_task("starting")
             yield lambda line: progress.update(task, description=line)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends `up` like Ctrl-C: what it has started is stopped again."""
+    """SIGTERM ends `up` like Ctrl-C: the servers that it has started are stopped again."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

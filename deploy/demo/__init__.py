@@ -1,1 +1,1 @@
-"""The demonstration: a small shop, a bounded workload, and the proof that every store equals the source."""
+"""The demo: a small shop database, a workload, and a comparison of every row in every sink with the source."""

@@ -1,4 +1,4 @@
-"""The demo, start to end: servers, pipeline, customers, proof."""
+"""Runs the demo: servers, pipeline, workload, comparison."""
 
 import contextlib
 import subprocess
@@ -34,7 +34,7 @@ _PATIENCE = 180.0
 
 @dataclass(slots=True)
 class Demo:
-    """One run. `marks` are the seconds at which things were first seen."""
+    """One run. `marks` has the second at which each event was first seen."""
 
     home: Path
     console: Console
@@ -47,16 +47,16 @@ class Demo:
     marks: dict[str, float] = field(default_factory=dict)
 
     def mark(self, what: str) -> None:
-        """Note when something happened first."""
+        """Record when an event happened first."""
         self.marks.setdefault(what, time.monotonic() - self.started)
 
     def say(self, line: str) -> None:
-        """One line of narration."""
+        """Print one line of progress."""
         self.console.print(f"{time.monotonic() - self.started:5.1f} s  {line}", markup=False)
 
     @contextmanager
     def servers(self, keep: bool) -> Iterator[Servers]:
-        """Postgres and Redis up, OpenSearch on its way; all down at the end unless kept."""
+        """Start Postgres and Redis; stop all servers at the end unless `keep`."""
         servers = Servers(self.home, narrate=self.say)
         try:
             servers.up(("postgres", "redis"))
@@ -68,7 +68,7 @@ class Demo:
 
     @contextmanager
     def daemon(self, config: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """`millrace run` on that file; stopped tidily at the end."""
+        """Run `millrace run` with that file; stop it cleanly at the end."""
         log = (self.home / "logs" / "millrace.log").open("ab")
         command = [sys.executable, "-m", "cdc.cli.main", "run", "--config", str(config)]
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -90,20 +90,20 @@ class Demo:
         screen: Screen,
         over: Callable[[], bool],
     ) -> None:
-        """Show the pipeline until something is so; raises if the daemon ends or it takes too long."""
+        """Show the pipeline until `over` is true; raises if the daemon ends or it takes too long."""
         deadline = time.monotonic() + self.seconds + _PATIENCE
         while not over():
             screen.show(self.view(settings, positions))
             if process.poll() is not None:
                 raise MillraceError(self._why(settings), f"See {self.home / 'logs' / 'millrace.log'}")
             if time.monotonic() > deadline:
-                raise MillraceError("The stores did not catch up in time.", "See: millrace status")
+                raise MillraceError("The sinks did not catch up in time.", "See: millrace status")
             time.sleep(0.1)
         screen.show(self.view(settings, positions))
 
     def view(self, settings: Settings, positions: Positions) -> View:
-        """What the parts say now."""
-        capture, apply = self._said(settings, "capture"), self._said(settings, "apply")
+        """The state of the pipeline now."""
+        capture, apply = self._status(settings, "capture"), self._status(settings, "apply")
         head, reached = positions.head(), positions.reached()
         sinks = []
         for name, lsn in reached.items():
@@ -127,17 +127,17 @@ class Demo:
             tuple(sinks),
         )
 
-    def _said(self, settings: Settings, part: str) -> Mapping[str, object]:
-        """What a part says in this run; an earlier run's last words are none."""
+    def _status(self, settings: Settings, part: str) -> Mapping[str, object]:
+        """The status of a process in this run; empty if it is from an earlier run."""
         facts = status.read(settings.state, part)
         return {} if status.age(facts, self.began) > 0 else facts
 
     def is_ready(self, settings: Settings, positions: Positions) -> bool:
-        """Whether every part of this run works and every store has rows."""
-        said = [self._said(settings, part) for part in ("capture", "apply")]
-        if not all(said):
+        """Whether every process of this run is healthy and every sink has rows."""
+        statuses = [self._status(settings, part) for part in ("capture", "apply")]
+        if not all(statuses):
             return False
-        return all(positions.reached().values()) and not reasons(said[0], said[1], (), datetime.now(UTC))
+        return all(positions.reached().values()) and not reasons(statuses[0], statuses[1], (), datetime.now(UTC))
 
     def source_lsn(self, settings: Settings) -> Lsn:
         with _reader(settings) as connection:
@@ -166,7 +166,7 @@ def _reader(settings: Settings) -> psycopg.Connection:
 
 
 def run(home: Path, console: Console, keep: bool = False, seconds: float = 20.0) -> bool:
-    """The whole demo; returns whether every store equals the source."""
+    """Run the whole demo; returns whether every sink equals the source."""
     demo = Demo(home, console, seconds)
     with demo.servers(keep) as servers:
         port = pipeline.opensearch_port(servers)
@@ -187,18 +187,18 @@ def _prove(demo: Demo, settings: Settings, servers: Servers, process: subprocess
     positions = Positions(settings)
     with Screen(demo.console) as screen:
         demo.watch(settings, positions, process, screen, lambda: demo.is_ready(settings, positions))
-        demo.mark("first rows in every store")
+        demo.mark("first rows in every sink")
         done = threading.Event()
         customers = threading.Thread(target=_shop, args=(demo, servers, done), daemon=True)
         customers.start()
         demo.watch(settings, positions, process, screen, done.is_set)
         customers.join()
         if demo.trouble:
-            raise MillraceError(demo.trouble, "Run the demo again: it goes on where it was left.")
+            raise MillraceError(demo.trouble, "Run the demo again: it continues where it stopped.")
         wanted = demo.source_lsn(settings)
         demo.watch(settings, positions, process, screen, lambda: not positions.behind(wanted))
-        demo.mark("every store holds everything")
-    demo.say("comparing every row of every store")
+        demo.mark("every sink has all changes")
+    demo.say("comparing every row of every sink")
     found = list(differences(settings, (), (), _PATIENCE))
     _summary(demo, settings, servers, found)
     return all(one.equal for one in found)
@@ -212,14 +212,14 @@ def _shop(demo: Demo, servers: Servers, done: threading.Event) -> None:
         with pipeline.connect(servers) as connection:
             shop.run_customers(connection, demo.seconds, demo.rate, tell)
     except (psycopg.Error, KeyError):
-        demo.trouble = "The shop's database went away."
+        demo.trouble = "The connection to the shop's database was lost."
     finally:
         done.set()
 
 
 def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[Differences]) -> None:
     with pipeline.connect(servers) as owner:
-        print_facts(demo.console, "One order, as each store tells it", proof.one_order(settings, owner))
+        print_facts(demo.console, "One order, read from each store", proof.one_order(settings, owner))
     facts = {}
     for sink in settings.sinks:
         mine = [one for one in found if one.sink == sink.name]
@@ -230,8 +230,8 @@ def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[D
     print_facts(demo.console, "Where the time went", {what: f"{at:6.1f} s" for what, at in demo.marks.items()})
     config = pipeline.config_path(demo.home)
     look = {
-        "again": "make demo (finds everything where it was left)",
-        "stay": "millrace demo --keep, then the page on the address it prints",
+        "again": "make demo (continues with the same data)",
+        "keep running": "millrace demo --keep, then open the page that it prints",
         "pipeline": f"{config}",
         "logs": f"{demo.home / 'logs'}",
     }
@@ -241,7 +241,7 @@ def _summary(demo: Demo, settings: Settings, servers: Servers, found: Sequence[D
 def _stay(demo: Demo, settings: Settings, process: subprocess.Popen[bytes]) -> None:
     config = pipeline.config_path(demo.home)
     demo.console.print(f"\nStill running; the page: http://127.0.0.1:{settings.http.port}/", markup=False)
-    demo.console.print(f"Ask it: millrace status --config {config}", markup=False, soft_wrap=True)
-    demo.console.print("Ctrl-C stops the pipeline; the servers stay until: millrace local down", soft_wrap=True)
+    demo.console.print(f"Its status: millrace status --config {config}", markup=False, soft_wrap=True)
+    demo.console.print("Ctrl-C stops the pipeline; the servers run until: millrace local down", soft_wrap=True)
     with contextlib.suppress(KeyboardInterrupt):
         process.wait()

@@ -29,7 +29,7 @@ def connect(servers: Servers, dbname: str = DATABASE) -> psycopg.Connection:
 
 
 def provision(servers: Servers, opensearch_port: int) -> Path:
-    """Make everything that the pipeline needs and write its file; what exists already is left as it is."""
+    """Create the database, role, tables and publication that do not exist yet, and write the pipeline file."""
     password = _password(servers.private() / "pipeline")
     with connect(servers, "postgres") as admin:
         if not admin.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone():
@@ -42,7 +42,7 @@ def provision(servers: Servers, opensearch_port: int) -> Path:
 
 
 def opensearch_port(servers: Servers) -> int:
-    """Where OpenSearch runs, or will: chosen before it is up, so that the pipeline can start beside it."""
+    """The port of OpenSearch, chosen before it runs, so that the pipeline can start at the same time."""
     if running := servers.status().get("opensearch"):
         return running.port
     path = config_path(servers.home)

@@ -1,4 +1,4 @@
-"""One order, as each store tells it to an ordinary client."""
+"""Reads one order from each store with an ordinary client."""
 
 import json
 from contextlib import closing
@@ -19,17 +19,17 @@ def one_order(settings: Settings, owner: psycopg.Connection) -> dict[str, str]:
     ).fetchone()
     assert row is not None
     number = row[0]
-    told = {"Postgres": f"order {number}: {row[1]}, total {row[2]}, user {row[3]}"}
+    found = {"Postgres": f"order {number}: {row[1]}, total {row[2]}, user {row[3]}"}
     for sink in settings.sinks:
-        told[sink.name] = _READERS[sink.kind](sink, number)
-    return told
+        found[sink.name] = _READERS[sink.kind](sink, number)
+    return found
 
 
 def _from_delta(sink: SinkSettings, number: int) -> str:
-    path = f"{getattr(sink, 'path')}/public.orders"  # noqa: B009 - the sink's own settings class is not ours to import
+    path = f"{getattr(sink, 'path')}/public.orders"  # noqa: B009 - the class of the sink's settings is private to the sink
     rows = DeltaTable(path).to_pyarrow_table(filters=[("id", "=", number), ("_millrace_deleted", "=", False)])
     row = rows.select(["id", "status", "total", "user_id"]).to_pylist()[0]
-    return f"{_told(row)}   ({path})"
+    return f"{_described(row)}   ({path})"
 
 
 def _from_opensearch(sink: SinkSettings, number: int) -> str:
@@ -37,18 +37,18 @@ def _from_opensearch(sink: SinkSettings, number: int) -> str:
     with closing(OpenSearch(address)) as client:
         answer = client.search(index="public.orders", body={"query": {"term": {"id": number}}})
     hits = answer["hits"]["hits"]
-    return f"{_told(hits[0]['_source'])}   ({address}/public.orders/_search)" if hits else "nothing"
+    return f"{_described(hits[0]['_source'])}   ({address}/public.orders/_search)" if hits else "nothing"
 
 
 def _from_redis(sink: SinkSettings, number: int) -> str:
     name = f"public.orders:{number}"
     with closing(redis.Redis.from_url(getattr(sink, "url"))) as client:  # noqa: B009
         found = client.get(name)
-    return f"{_told(json.loads(found, parse_float=str))}   (GET {name})" if isinstance(found, bytes) else "nothing"
+    return f"{_described(json.loads(found, parse_float=str))}   (GET {name})" if isinstance(found, bytes) else "nothing"
 
 
-def _told(row: dict[str, object]) -> str:
-    total = Decimal(str(row["total"])).quantize(Decimal("0.01"))  # a JSON number ends where its zeros begin
+def _described(row: dict[str, object]) -> str:
+    total = Decimal(str(row["total"])).quantize(Decimal("0.01"))  # a JSON number has no trailing zeros
     return f"order {row['id']}: {row['status']}, total {total}, user {row['user_id']}"
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a live table in a terminal, a line now and then in a pipe."""
+"""The output of a running demo: a live table in a terminal, a line every two seconds in a pipe."""
 
 import time
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """One store, as it stands. `lag_bytes` is None until it has the first snapshot."""
+    """The state of one sink. `lag_bytes` is None until it has the first snapshot."""
 
     name: str
     state: str
@@ -21,7 +21,7 @@ class SinkView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The whole pipeline, as it stands."""
+    """The state of the whole pipeline."""
 
     seconds: float
     committed: int
@@ -39,7 +39,7 @@ def _lag(view: SinkView) -> str:
 
 
 def table(view: View) -> Table:
-    """The picture of one moment."""
+    """The state as a table."""
     grid = Table(title=f"Postgres → log → stores   ({view.seconds:4.0f} s)", title_justify="left", box=None)
     for heading, width in (("", 11), ("state", 11), ("changes", 9), ("behind", 11)):
         grid.add_column(heading, justify="left" if heading in {"", "state"} else "right", min_width=width, no_wrap=True)
@@ -52,7 +52,7 @@ def table(view: View) -> Table:
 
 @dataclass(slots=True)
 class Screen:
-    """Shows views. In a pipe a line every two seconds, so that a build log stays readable."""
+    """Shows the state: in a pipe only one line every two seconds, so that a build log stays readable."""
 
     console: Console
     _live: Live | None = None
@@ -69,7 +69,7 @@ class Screen:
             self._live.stop()
 
     def show(self, view: View) -> None:
-        """Show one moment."""
+        """Show the state once."""
         if self._live:
             self._live.update(table(view), refresh=True)
         elif time.monotonic() - self._last >= 2.0:

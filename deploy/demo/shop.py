@@ -1,4 +1,4 @@
-"""The shop's data and its customers: deterministic in what they do, bounded in how long."""
+"""The shop's tables, first rows and workload, which is deterministic."""
 
 import random
 import time
@@ -15,7 +15,7 @@ _NOTE = "Please leave it with the neighbour if nobody answers. "
 
 
 def create(connection: psycopg.Connection) -> None:
-    """Make the tables and their first rows; does nothing to a shop that has users."""
+    """Create the tables and their first rows; does nothing if the shop has users."""
     schema = files("deploy.demo").joinpath("shop.sql").read_text(encoding="utf-8")
     connection.execute(schema.encode())
     if connection.execute("select exists (select from users)").fetchone() == (True,):
@@ -33,7 +33,7 @@ def create(connection: psycopg.Connection) -> None:
 
 @dataclass(slots=True)
 class Customers:
-    """What the customers do, one transaction a call. The same seed does the same things in the same order."""
+    """The workload, one transaction per call. The same seed gives the same transactions in the same order."""
 
     connection: psycopg.Connection
     seed: int = 7
@@ -44,8 +44,8 @@ class Customers:
         self._random = random.Random(self.seed)
 
     def act(self) -> None:
-        """One thing that happens in a shop."""
-        deeds: list[tuple[Callable[[], None], int]] = [
+        """Run one random transaction."""
+        actions: list[tuple[Callable[[], None], int]] = [
             (self._view, 40),
             (self._log_in, 15),
             (self._order, 20),
@@ -54,7 +54,7 @@ class Customers:
             (self._reprice, 4),
             (self._join, 1),
         ]
-        chosen = self._random.choices([deed for deed, _ in deeds], [weight for _, weight in deeds])[0]
+        chosen = self._random.choices([action for action, _ in actions], [weight for _, weight in actions])[0]
         with self.connection.transaction():
             chosen()
         self.done += 1
@@ -124,7 +124,7 @@ class Customers:
 def run_customers(
     connection: psycopg.Connection, seconds: float, per_second: float, count: Callable[[int], None]
 ) -> None:
-    """Let customers act at an even rate for a while; `count` is told how many transactions were committed."""
+    """Run the workload at an even rate for some seconds; calls `count` with the number of committed transactions."""
     customers = Customers(connection)
     start = time.monotonic()
     while (elapsed := time.monotonic() - start) < seconds:

@@ -1,4 +1,4 @@
-"""Kafka Connect with the Debezium connector for Postgres: a peer to compare with, a source of topics."""
+"""Kafka Connect with the Debezium connector for Postgres, for tests of the Debezium log and for benchmarks."""
 
 import json
 import tarfile
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc.artifacts import downloads, java, maven
-from cdc.artifacts.account import account, place
+from cdc.artifacts.account import account, write_private_file
 from cdc.artifacts.class_archive import class_archive
 from cdc.artifacts.progress import Narrate, silent
 from deploy.local.kafka import write_logging
@@ -20,7 +20,7 @@ POM = Path(__file__).with_name("connect.xml")
 _DEBEZIUM = "3.6.2.Final"
 PLUGIN = f"debezium-{_DEBEZIUM}"
 ARTIFACT = f"io.debezium:debezium-connector-postgres:{_DEBEZIUM}:tar.gz:plugin"
-# the connector's parent pom is not published; this old version of Maven's plugin does not ask for it
+# the connector's parent pom is not published; this old version of Maven's plugin does not need it
 OLD_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:2.10"
 _SETTINGS = {
     "group.id": "connect-local",
@@ -43,7 +43,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """`settings` go over those of the worker."""
+    """A Connect worker. `settings` override the defaults."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     heap: str = "1g"
@@ -59,7 +59,7 @@ class Connect:
         _connector(narrate)
 
     def prepare(self, site: Site) -> Launch:
-        """The worker keeps nothing on disk but its settings: its state is in Kafka."""
+        """Write the worker's settings; its state is in Kafka."""
         own = {
             "bootstrap.servers": site.peers["kafka"].address,
             "listeners": f"http://{HOST}:{site.port}",
@@ -67,7 +67,7 @@ class Connect:
         }
         properties = site.data / "connect.properties"
         lines = [f"{name}={value}" for name, value in {**_SETTINGS, **self.settings, **own}.items()]
-        place(properties, "\n".join(lines) + "\n", account())
+        write_private_file(properties, "\n".join(lines) + "\n", account())
         write_logging(site.data)
         runtime = java.java17_or_newer(silent)
         classpath = ":".join(str(jar) for jar in sorted(_jars(silent).glob("*.jar")))
@@ -89,12 +89,12 @@ class Connect:
 
 
 def _jars(narrate: Narrate) -> Path:
-    return downloads.provide(SET, lambda aside: maven.copy_dependencies(POM, aside, narrate), None, narrate)
+    return downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, narrate), None, narrate)
 
 
 def _connector(narrate: Narrate) -> Path:
     return downloads.provide(
-        PLUGIN, lambda aside: maven.copy(ARTIFACT, aside, narrate, plugin=OLD_PLUGIN), _unpack, narrate
+        PLUGIN, lambda folder: maven.copy(ARTIFACT, folder, narrate, plugin=OLD_PLUGIN), _unpack, narrate
     )
 
 

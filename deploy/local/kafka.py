@@ -1,4 +1,4 @@
-"""Kafka, one KRaft node, broker and controller in one process, from jars alone."""
+"""Kafka: one KRaft node, broker and controller in one process, started from its jars."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc.artifacts import downloads, java, maven
-from cdc.artifacts.account import account, place
+from cdc.artifacts.account import account, write_private_file
 from cdc.artifacts.class_archive import class_archive
 from cdc.artifacts.progress import Narrate, silent
 from cdc.errors import EnvironmentFault
@@ -38,7 +38,7 @@ _SETTINGS = {
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
-    # 128 MB by default, half of our whole heap
+    # 128 MB by default, half of the whole heap
     "log.cleaner.dedupe.buffer.size": "16777216",
     "log.cleaner.threads": "1",
     "num.network.threads": "2",
@@ -49,9 +49,9 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """`settings` go over server.properties. `advertised` is a port for clients other than its own: a proxy's.
+    """A Kafka node. `settings` override server.properties. `advertised` is another port for clients, that of a proxy.
 
-    `quick` starts with half the CPU; measure throughput without it.
+    `quick` halves the CPU of a start; do not use it to measure throughput.
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Kafka:
         """Write server.properties, and format the storage if it is new."""
         properties = site.data / "server.properties"
         lines = [f"{name}={value}" for name, value in {**_SETTINGS, **self.settings, **self._own(site)}.items()]
-        place(properties, "\n".join(lines) + "\n", account())
+        write_private_file(properties, "\n".join(lines) + "\n", account())
         write_logging(site.data)
         if not (site.data / "log" / "meta.properties").exists():
             _format(_java(site.data, "kafka-format", self.heap, _QUICK), properties, site)
@@ -89,7 +89,7 @@ class Kafka:
         }
 
     def ready(self, site: Site) -> bool:
-        """The broker answers an ApiVersions request: it does so only once it serves clients."""
+        """Whether the broker answers an ApiVersions request, which it does only once it serves clients."""
         return answers(site.port)
 
     def address(self, site: Site) -> str:
@@ -98,7 +98,7 @@ class Kafka:
 
 
 def answers(port: int) -> bool:
-    """Send ApiVersions v0 (key 18, correlation 7, client `m`) and look for the correlation id and error code 0."""
+    """Send ApiVersions v0 (key 18, correlation 7, client `m`) and check the correlation id and error code 0."""
     request = bytes.fromhex("0012 0000 00000007 0001 6d")
     try:
         with socket.create_connection((HOST, port), timeout=2) as connection:
@@ -110,12 +110,12 @@ def answers(port: int) -> bool:
 
 def jars(narrate: Narrate) -> Path:
     """The folder with the broker's jars."""
-    return downloads.provide(SET, lambda aside: maven.copy_dependencies(POM, aside, narrate), None, narrate)
+    return downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, narrate), None, narrate)
 
 
 def write_logging(folder: Path) -> None:
     """log4j2.xml beside the settings."""
-    place(folder / "log4j2.xml", _LOGGING, account())
+    write_private_file(folder / "log4j2.xml", _LOGGING, account())
 
 
 def _java(folder: Path, archive: str, heap: str, flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def _format(command: tuple[str, ...], properties: Path, site: Site) -> None:
     if done.returncode != 0:
         last = ((done.stderr or done.stdout).strip().splitlines() or ["no message"])[-1]
         raise EnvironmentFault(
-            f"Kafka could not format {site.data}: {last}", "See that the disk has room and try again."
+            f"Kafka could not format {site.data}: {last}", "Check the free disk space and try again."
         )
 
 

@@ -1,7 +1,7 @@
-"""OpenSearch, one node, without a security plugin: the small distribution from Maven Central with trimmed modules.
+"""OpenSearch: one node without a security plugin, from the minimal distribution on Maven Central with fewer modules.
 
-Started by `java` directly: the shell script of the distribution runs three more JVMs first. Compiled by C1 only and
-with a class archive, which halves the CPU of a start; a busy production node wants neither.
+Started with `java` directly: the distribution's shell script first runs three more JVMs. The C1 compiler alone and a
+class archive halve the CPU of a start; a busy production node should use neither.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from cdc.artifacts import downloads, java, maven
-from cdc.artifacts.account import account, give, place
+from cdc.artifacts.account import account, set_owner, write_private_file
 from cdc.artifacts.class_archive import class_archive
 from cdc.artifacts.progress import Narrate, silent
 from deploy.local.server import HOST, Launch, Site
@@ -63,7 +63,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """`settings` go over those of opensearch.yml. `quick` starts with half the CPU; measure throughput without it."""
+    """A node. `settings` override opensearch.yml. `quick` halves the CPU of a start; not for measuring throughput."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
     heap: str = "512m"
@@ -74,12 +74,12 @@ class OpenSearch:
     patience: float = 240
 
     def install(self, narrate: Narrate) -> None:
-        """The distribution, and a Java that it runs on."""
+        """Download the distribution, and find a Java for it."""
         java.java21(narrate)
         distribution(narrate)
 
     def prepare(self, site: Site) -> Launch:
-        """Settings and folders under the data folder; the distribution itself is never written to."""
+        """Write settings and create folders in the data folder; the distribution itself is never written to."""
         runtime, full = java.java21(silent)
         home = distribution(silent, full=full)
         config = _write_config(site, self.settings)
@@ -100,7 +100,7 @@ class OpenSearch:
         return Launch((str(runtime), *flags, "-cp", _classpath(home), "org.opensearch.bootstrap.OpenSearch"))
 
     def ready(self, site: Site) -> bool:
-        """The cluster's health is not red."""
+        """Whether the cluster's health is yellow or green."""
         try:
             with _OPENER.open(f"http://{HOST}:{site.port}/_cluster/health", timeout=5) as answer:
                 return bool(json.load(answer)["status"] != "red")
@@ -113,13 +113,13 @@ class OpenSearch:
 
 
 def distribution(narrate: Narrate, *, full: bool = True) -> Path:
-    """The unpacked distribution; the runtime from PyPI cannot run the module with the thai analyzer."""
-    folder = downloads.provide(SET, lambda aside: maven.copy(ARTIFACT, aside, narrate), _unpack, narrate)
+    """The unpacked distribution; without `full` it lacks the analysis module, which the Java from PyPI cannot run."""
+    folder = downloads.provide(SET, lambda folder: maven.copy(ARTIFACT, folder, narrate), _unpack, narrate)
     return folder / ("full" if full else "small")
 
 
 def _classpath(home: Path) -> str:
-    """The server needs the classes of its security agent, but not the agent, which rewrites classes at every start."""
+    """The class path, with the classes of the security agent: the server needs them, but not the agent itself."""
     agent = (home / "agent").glob("opensearch-agent-bootstrap-*.jar")
     return ":".join(str(jar) for jar in (*sorted((home / "lib").glob("*.jar")), *agent))
 
@@ -147,7 +147,7 @@ def _link(source: str, target: str) -> None:
 def _folder(path: Path) -> Path:
     if not path.exists():
         path.mkdir(mode=0o700)
-        give(path, account())
+        set_owner(path, account())
     return path
 
 
@@ -159,8 +159,8 @@ def _write_config(site: Site, extra: Mapping[str, object]) -> Path:
         "path.data": str(_folder(site.data / "data")),
         "path.logs": str(_folder(site.data / "logs")),
     }
-    place(config / "opensearch.yml", yaml.safe_dump({**_SETTINGS, **extra, **own}), account())
-    place(config / "log4j2.properties", _LOGGING, account())
+    write_private_file(config / "opensearch.yml", yaml.safe_dump({**_SETTINGS, **extra, **own}), account())
+    write_private_file(config / "log4j2.properties", _LOGGING, account())
     return config
 
 

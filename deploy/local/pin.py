@@ -1,8 +1,8 @@
-"""Writes `pins.yaml` anew: fetches every set and notes the SHA-256 of what came. Run it after changing a version.
+"""Writes `pins.yaml`: downloads every set of files and records their SHA-256. Run it after changing a version.
 
     python -m deploy.local.pin
 
-What it writes is trusted from then on: compare the difference before it is committed.
+Later downloads are verified against this file: review the difference before you commit it.
 """
 
 import subprocess
@@ -43,7 +43,7 @@ def _copier(artifact: str) -> Callable[[Path], None]:
 
 
 def _wheels_of(wheel: str) -> Callable[[Path], None]:
-    """Every platform that there is a wheel for; a platform without one is simply not served."""
+    """Downloads the wheels of every platform; skips platforms without one."""
 
     def fetch(folder: Path) -> None:
         for python in _PYTHONS:
@@ -58,7 +58,7 @@ def _wheels_of(wheel: str) -> Callable[[Path], None]:
 
 
 def main() -> None:
-    """Fetch everything and write the file."""
+    """Download everything and write the file."""
     pins = {}
     for name, fetch in _sets().items():
         with tempfile.TemporaryDirectory() as folder:

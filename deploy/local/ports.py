@@ -8,7 +8,7 @@ from cdc.errors import EnvironmentFault
 from deploy.local.server import HOST
 
 _RANGE = range(20000, 32000)
-"""Below the kernel's ephemeral range (32768 and up): an outgoing connection must not take a port between two starts."""
+"""Below the kernel's ephemeral ports (32768 and up), which outgoing connections could take between two starts."""
 
 
 def free(port: int) -> bool:
@@ -23,7 +23,7 @@ def free(port: int) -> bool:
 
 
 def pick(taken: Collection[int] = ()) -> int:
-    """A port that nobody listens on. Another program may take it before we do: the caller tries again then."""
+    """A free port. Another program may take it before the server starts: the caller must then try again."""
     for candidate in random.sample(_RANGE, 200):
         if candidate not in taken and free(candidate):
             return candidate

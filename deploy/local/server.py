@@ -1,6 +1,6 @@
-"""What a local server is: the one Protocol that every file beside this one implements, and the data it works on.
+"""The interface of a local server, and the data types it uses.
 
-Adding a server is a new file with a class of this shape, and one line in `servers.py`.
+To add a server, add a module with a class that implements `Server`, and one line in `servers.py`.
 """
 
 import signal
@@ -16,9 +16,9 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that was started: where it listens, which process it is and where its log lies. Holds no secret.
+    """A server that was started: its ports, its process and its log file. Contains no secret.
 
-    `started` is the process's start in clock ticks since boot: a pid alone may by now be somebody else.
+    `started` is the start of the process in clock ticks since boot: the pid alone could belong to a newer process.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one server lives. `data` belongs to the account that the server runs as; `private` belongs to us.
+    """The folders and ports of one server. The user of the server owns `data`; the user of this process owns `private`.
 
     `peers` are the running servers named in `Server.after`.
     """
@@ -54,7 +54,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start and end the process. `stop` asks it to end tidily, `death` is sent when its owner dies."""
+    """How to start and end the process. `stop` is the signal for a clean end, `death` is sent when its owner dies."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -79,16 +79,16 @@ class Server(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds it may take to become ready on a slow, busy machine."""
+        """Seconds that it may take to become ready on a slow, busy machine."""
 
     def install(self, narrate: Narrate) -> None:
-        """Find or fetch its program. Slow the first time, quick and offline afterwards. Raises EnvironmentFault."""
+        """Find or download its program. Slow the first time, fast and offline afterwards. Raises EnvironmentFault."""
 
     def prepare(self, site: Site) -> Launch:
-        """Write its settings, create its data folder if there is none yet. Never destroys data that it finds."""
+        """Write its settings and create its data if there is none yet. Never removes existing data."""
 
     def ready(self, site: Site) -> bool:
         """Whether it answers a real request, not only accepts a connection."""
 
     def address(self, site: Site) -> str:
-        """What a client needs to connect, without a secret in it."""
+        """The address for clients, without a secret."""

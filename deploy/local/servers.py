@@ -1,8 +1,8 @@
-"""Real servers on this machine, as processes of ours: started together, found again, stopped without a trace.
+"""Starts, finds and stops real servers on this machine.
 
-State folder: `<home>/<server>/` is a server's data, `<home>/private/` what only we may read, `<home>/logs/` what the
-servers say, `<home>/records/` which process is which. A record is written right after the fork, before the server is
-ready, so whatever `up` has started when it is killed, the next `up` or `down` finds.
+Home folder: `<home>/<server>/` is a server's data, `<home>/private/` has the passwords, `<home>/logs/` the servers'
+output, `<home>/records/` their pids. A record is written right after the fork, before the server is ready, so the next
+`up` or `down` finds everything that a killed `up` has started.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ STANDARD = ("postgres", "redis", "opensearch")
 
 
 def known_servers() -> dict[str, Server]:
-    """Every server that can be asked for, by name."""
+    """Every kind of server by name."""
     every: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect())
     return {server.name: server for server in every}
 
 
 class Servers:
-    """The servers of one state folder.
+    """The servers of one home folder.
 
-    With `tied`, they die with the calling thread (for tests and foreground owners); otherwise they run on in the
-    background until `down`. Two processes may call at the same time: they take turns.
+    `tied` servers die with the calling thread (for tests); others run in the background until `down`. Two processes may
+    call at the same time: a lock lets one wait for the other.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Servers:
         self._tied = tied
         self._narrate = narrate
         self._records = Records(self.home / "records")
-        self._halt = threading.Event()
+        self._stop_waiting = threading.Event()
 
     def up(self, names: Sequence[str] = STANDARD, requested: Mapping[str, int] | None = None) -> dict[str, Running]:
-        """Start what does not run yet, together; returns when all of them (and what they need) are ready.
+        """Start the servers that do not run yet, in parallel; returns when they and the servers they need are ready.
 
-        `requested` names ports to insist on. If anything fails, what this call has started is stopped again.
+        `requested` gives fixed ports. If one server fails, those that this call has started are stopped again.
         """
-        wanted = self._with_needs(names)
+        wanted = self._with_dependencies(names)
         folders.make(self.home, 0o711)
         for part in ("private", "logs", "records"):
             folders.make(self.home / part, 0o700)
         with locked(self.home / "lock"):
             found = self._records.running()
-            _refuse_to_move(found, requested or {})
+            _require_same_ports(found, requested or {})
             missing = [name for name in wanted if name not in found]
             self._in_parallel(lambda name: self._servers[name].install(self._narrate), missing)
             started: list[Running] = []
@@ -86,9 +86,9 @@ class Servers:
         return self._records.running()
 
     def down(self, names: Sequence[str] | None = None, how: signal.Signals | None = None) -> list[str]:
-        """Stop them (all, if none are named), those that need others first. Returns the names of what was stopped.
+        """Stop servers (none named: all), dependent ones first; returns the names of the stopped servers.
 
-        `how` is another signal than the one for a tidy end: SIGKILL is what a crash does. Data stays in any case.
+        `how` replaces the signal for a clean end, for instance SIGKILL to simulate a crash. Data is always kept.
         """
         if not self.home.is_dir():
             return []
@@ -102,25 +102,27 @@ class Servers:
             return stopping
 
     def private(self) -> Path:
-        """Where passwords lie."""
+        """The folder with passwords."""
         return self.home / "private"
 
     # -- starting
 
-    def _with_needs(self, names: Sequence[str]) -> list[str]:
+    def _with_dependencies(self, names: Sequence[str]) -> list[str]:
         wanted: list[str] = []
         for name in names:
             if name not in self._servers:
                 raise ConfigError(f"There is no local server `{name}`.", f"Choose from {', '.join(self._servers)}.")
-            wanted += [need for need in (*self._with_needs(self._servers[name].after), name) if need not in wanted]
+            wanted += [
+                need for need in (*self._with_dependencies(self._servers[name].after), name) if need not in wanted
+            ]
         return wanted
 
     def _start_in_order(self, missing: Sequence[str], requested: Mapping[str, int], started: list[Running]) -> None:
-        """In waves: whatever waits for nothing that is still missing starts together."""
+        """Start in rounds: each starts all servers whose dependencies run."""
         while missing:
-            wave = [name for name in missing if not set(self._servers[name].after) & set(missing)]
-            self._start(wave, requested, started)
-            missing = [name for name in missing if name not in wave]
+            round_names = [name for name in missing if not set(self._servers[name].after) & set(missing)]
+            self._start(round_names, requested, started)
+            missing = [name for name in missing if name not in round_names]
 
     def _start(
         self, names: Sequence[str], requested: Mapping[str, int], started: list[Running], *, again: bool = False
@@ -132,14 +134,14 @@ class Servers:
         try:
             self._in_parallel(self._await, sites)
         except EnvironmentFault:
-            robbed = [site.name for site in sites if self._was_robbed(site) and site.name not in requested]
-            if again or not robbed:
+            without_port = [site.name for site in sites if self._lost_its_port(site) and site.name not in requested]
+            if again or not without_port:
                 raise
-            self._start(robbed, requested, started, again=True)
-            self._in_parallel(self._await, [site for site in sites if site.name not in robbed])
+            self._start(without_port, requested, started, again=True)
+            self._in_parallel(self._await, [site for site in sites if site.name not in without_port])
 
-    def _was_robbed(self, site: Site) -> bool:
-        """It is dead and somebody else listens on its port: he was quicker between our choice and our start."""
+    def _lost_its_port(self, site: Site) -> bool:
+        """Whether the server ended because another program took its port between the choice and the start."""
         return site.name not in self._records.running() and not all(ports.free(port) for port in site.ports)
 
     def _sites(self, names: Sequence[str], requested: Mapping[str, int]) -> list[Site]:
@@ -160,10 +162,10 @@ class Servers:
         return self._site(running.name, running.data, running.ports)
 
     def _ports(self, name: str, requested: int | None, taken: set[int]) -> tuple[int, ...]:
-        """The requested port, else those of last time, so that settings made by hand stay right, else free ones."""
+        """The requested port, else the last ones, so that settings that name them stay valid, else free ones."""
         if requested is not None and not ports.free(requested):
             raise EnvironmentFault(
-                f"Port {requested}, asked for {name}, is taken.", "Stop what listens there or ask for another port."
+                f"Port {requested}, requested for {name}, is in use.", "Stop what listens there or choose another port."
             )
         last = self._records.last(name)
         kept = [port for port in (last.ports if last else ()) if port not in taken and ports.free(port)]
@@ -188,17 +190,17 @@ class Servers:
         pause = 0.02
         while not server.ready(site):
             if site.name not in self._records.running():
-                raise EnvironmentFault(f"{site.name} ended while starting: {_last_words(site.log)}", f"See {site.log}")
+                raise EnvironmentFault(f"{site.name} ended while starting: {_last_line(site.log)}", f"See {site.log}")
             if time.monotonic() > deadline:
                 raise EnvironmentFault(f"{site.name} was not ready after {server.patience:.0f} s.", f"See {site.log}")
-            if self._halt.wait(pause):
+            if self._stop_waiting.wait(pause):
                 return
             pause = min(0.25, pause * 1.3)
         self._narrate(f"{site.name} is ready on port {site.port}")
 
     def _in_parallel(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-        """All at once; the first error, or a Ctrl-C, ends the waiting of the others."""
-        self._halt.clear()
+        """Run all at once; the first error, or Ctrl-C, stops the others from waiting."""
+        self._stop_waiting.clear()
         with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
@@ -206,7 +208,7 @@ class Servers:
                 for future in failed or futures:
                     future.result()
             except BaseException:
-                self._halt.set()
+                self._stop_waiting.set()
                 raise
             return [future.result() for future in futures]
 
@@ -218,14 +220,14 @@ class Servers:
         self._narrate(f"{running.name} stopped")
 
     def _end_strays(self, name: str) -> None:
-        """Whatever still works in the server's folder: started by an `up` that died before it could note the pid."""
-        place = self.home / name
-        if place.exists():
-            for stray in list(inside(place.resolve())):
+        """End processes in the server's folder that an `up` started but did not record before it died."""
+        folder = self.home / name
+        if folder.exists():
+            for stray in list(inside(folder.resolve())):
                 end(stray, signal.SIGTERM, patience=10)
 
 
-def _refuse_to_move(found: Mapping[str, Running], requested: Mapping[str, int]) -> None:
+def _require_same_ports(found: Mapping[str, Running], requested: Mapping[str, int]) -> None:
     for name, port in requested.items():
         if name in found and found[name].port != port:
             raise EnvironmentFault(
@@ -233,11 +235,11 @@ def _refuse_to_move(found: Mapping[str, Running], requested: Mapping[str, int]) 
             )
 
 
-def _last_words(log: Path) -> str:
+def _last_line(log: Path) -> str:
     with contextlib.suppress(OSError):
-        # a line that is indented belongs to a stack trace, whose reason stands above it
+        # an indented line belongs to a stack trace; the reason is above it
         lines = [
             line for line in log.read_text(errors="replace").splitlines() if line.strip() and not line[0].isspace()
         ]
-        return lines[-1][:300] if lines else "it said nothing"
-    return "it said nothing"
+        return lines[-1][:300] if lines else "no message"
+    return "no message"

@@ -41,5 +41,5 @@ def test_the_demo_ends_equal_also_after_everything_was_killed(home: Path, run_pr
     assert demo.wait(240) != 0
     again = run_program("-m", "cdc.cli.main", "demo", "--seconds", "3", env=environment)
     assert again.wait(400) == 0, again.said()[-3000:]
-    assert "All stores equal the source." in again.said()
+    assert "All sinks equal the source." in again.said()
     assert Servers(home).status() == {}

@@ -1,6 +1,6 @@
-"""Messages of a real Debezium connector as rows of the log.
+"""Converts the messages of a Debezium connector to rows of the log.
 
-Images are kept as they are written: the text is cut out of the message, never parsed and written again.
+Row images keep their exact text: it is cut out of the message, never parsed and formatted again.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from cdc.log.kafka.envelope.encode import join_table
 from cdc.model import LOG_SCHEMA, Op, PgType
 
 _TEXTS = json.JSONDecoder(parse_int=str, parse_float=str)
-"""Made a number, an integer of more than 4300 digits would be refused by Python."""
+"""Keeps numbers as text: Python refuses to parse an integer of more than 4300 digits."""
 PLACEHOLDER = "__debezium_unavailable_value"
 
 Record = tuple[int, bytes, bytes]
@@ -26,16 +26,16 @@ Record = tuple[int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class DebeziumDecoder:
-    """Knows the connector's placeholder for a value that the server did not send.
+    """Decodes the records of one partition. `placeholder` is the connector's text for a value that it does not have.
 
-    `declared` holds the columns of every set of columns whose messages came with their schema.
+    `declared` collects, by schema id, the column types of messages that came with their schema.
     """
 
     placeholder: str = PLACEHOLDER
     declared: dict[int, dict[str, PgType]] = field(default_factory=dict, compare=False)
 
     def __call__(self, records: Sequence[Record]) -> Decoded:
-        """The rows of one partition. The order within it is the order of the log: it is the row's number."""
+        """The rows of one partition. A row's number is its Kafka offset: the order within a partition is the log's."""
         rows = []
         offsets = []
         for number, (offset, key, value) in enumerate(records):
@@ -61,7 +61,7 @@ class DebeziumDecoder:
         before, after = _image(parts, "before"), _image(parts, "after")
         named = _key(key)
         if named is None and op == Op.UPDATE.value and before != after:
-            # Without a key the whole row is the key, so a change of it is another row.
+            # Without a key the whole row is the key, so an update is a delete and an insert.
             yield {**facts, "op": Op.DELETE.value, "key": before, "before": before, "schema_id": schema_id_of(before)}
             op, before = Op.INSERT.value, None
         after, unchanged = self._without_placeholders(after)
@@ -76,7 +76,7 @@ class DebeziumDecoder:
             "op": op,
             "key": named,
             "after": after,
-            # Under the default identity the connector fills what it does not know with zeros: not data.
+            # With the default replica identity the connector fills unknown columns with zeros: not data.
             "before": None if deleted and _key(key) is not None else before,
             "unchanged": unchanged,
             "schema_id": schema_id,
@@ -94,7 +94,7 @@ class DebeziumDecoder:
         return build(kept), unchanged or None
 
     def _forms(self) -> tuple[str, ...]:
-        """As text, as base64 of it and as its hex: what the binary handling modes make of it."""
+        """The placeholder as text, as base64 and as hex: the connector's binary handling modes produce each."""
         from base64 import b64encode
 
         raw = self.placeholder.encode()
@@ -110,12 +110,12 @@ class DebeziumDecoder:
 
 
 def facts_of(source: Mapping[str, object], offset: int, op: str) -> dict[str, object]:
-    """Order and origin.
+    """The columns that give order and origin.
 
-    A snapshot row has version 0: the connector stamps it with the slot's consistent point, above changes that were
-    written before it and are streamed after it. `commit_lsn` is the end of the last commit before this transaction:
-    the connector does not say where the transaction itself commits, and this is in commit order too. No change has a
-    version below it (docs/adr/0013-versions.md).
+    A snapshot row gets version 0: the connector stamps it with the slot's consistent point, which is above changes that
+    were written earlier and are streamed later. `commit_lsn` is the end of the last commit before this transaction: the
+    connector does not report the transaction's own commit, and this is in commit order too. No change has a version
+    below it (docs/adr/0013-versions.md).
     """
     lsn = _number(source["lsn"])
     before = json.loads(str(source.get("sequence") or "[null,null]"))[0]
@@ -155,6 +155,6 @@ def _image(parts: Mapping[str, str], name: str) -> str | None:
 
 
 def schema_id_of(image: str | None, unchanged: Sequence[str] = ()) -> int:
-    """A number for the set of columns of an image: the same in every process, another when a column comes or goes."""
+    """A number for the set of columns of an image: equal in every process, another if a column is added or removed."""
     names = sorted([*members(image), *unchanged]) if image is not None else []
     return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:4]) >> 1

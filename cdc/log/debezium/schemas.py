@@ -1,7 +1,7 @@
-"""Schemas of tables that a Debezium connector captures: as its messages declare them, else guessed, then kept.
+"""Schemas of tables that a Debezium connector captures: as the messages declare them, else guessed; then stored.
 
-A message without schema says names and JSON kinds only. What is found is stored in the registry's topic, so that every
-process and every restart has the same one; a schema stored there beforehand is used instead.
+A message without schema has only column names and JSON types. The result is stored in the registry's topic, so that
+every process and every restart uses the same schema. A schema stored there beforehand takes precedence.
 """
 
 import json
@@ -13,23 +13,23 @@ from cdc.log.kafka.schemas import KafkaSchemas, encode
 from cdc.model import Column, PgType, TableId, TableSchema
 
 Sample = Callable[[TableId], Iterable[Mapping[str, object]]]
-"""Rows of the log to guess a table's schema from, the likeliest first."""
+"""Rows of the log to guess a table's schema from, the most likely ones first."""
 
 Declared = Mapping[int, Mapping[str, PgType]]
-"""The columns that messages came with, by the number of their set of columns."""
+"""The column types that messages declare, by schema id."""
 
 _NOTHING: Mapping[str, PgType] = {}
 _TEXT = PgType(25, "text")
 
 
 class _Whole(str):
-    """A number without a fraction, as its text: Python refuses to read one of more than 4300 digits."""
+    """The text of a number without a fraction: Python refuses to parse one of more than 4300 digits."""
 
     __slots__ = ()
 
 
 class _Fraction(str):
-    """A number with a fraction or an exponent, as its text."""
+    """The text of a number with a fraction or an exponent."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ _KINDS: Mapping[type, PgType] = {
 
 
 class DebeziumSchemas:
-    """The registry's topic, and a guess for what is not in it."""
+    """The registry's topic, and a guess for schemas that are not in it."""
 
     def __init__(
         self, kept: KafkaSchemas, publish: Callable[[bytes, bytes], None], sample: Sample, declared: Declared
@@ -56,14 +56,14 @@ class DebeziumSchemas:
         self._sample = sample
 
     def record(self, schema: TableSchema) -> TableSchema:
-        """Store a schema that is better than a guess; it counts for images with exactly its columns."""
+        """Store a known schema. It applies to row images with exactly its columns."""
         names = json.dumps({column.name: None for column in schema.columns})
         stored = TableSchema(schema.table, schema.columns, schema_id_of(names), schema.oid, schema.identity)
         self._publish(f"{stored.table}#{stored.id}".encode(), encode(stored))
         return stored
 
     def get(self, table: TableId, schema_id: int) -> TableSchema:
-        """The stored schema, or a guess, which is stored."""
+        """The stored schema, or a guess, which is then stored."""
         try:
             return self._kept.get(table, schema_id)
         except LogCorrupt:
@@ -75,14 +75,14 @@ class DebeziumSchemas:
         return guess
 
     def newest(self) -> Sequence[TableSchema]:
-        """What is stored, one schema a table."""
+        """The newest stored schema of every table."""
         return self._kept.newest()
 
 
 def guessed(
     table: TableId, schema_id: int, rows: Iterable[Mapping[str, object]], declared: Mapping[str, PgType] = _NOTHING
 ) -> TableSchema:
-    """A schema that fits the images of these rows: as declared, else JSON's kinds as Postgres types, else text."""
+    """A schema that fits these row images: declared types, else Postgres types for JSON types, else text."""
     kinds: dict[str, PgType | None] = {}
     keys: set[str] = set()
     for row in rows:

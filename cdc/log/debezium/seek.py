@@ -1,7 +1,7 @@
-"""Finds an LSN in a partition of a connector's topic: by halving, since topics have no index of it.
+"""Finds an LSN in a partition of a connector's topic by binary search, since topics have no index of LSNs.
 
-A message says where the transaction *before* its own ended (`commit_lsn`), and these grow along a partition. So of the
-messages whose predecessor ended at or before the point only the last transaction's can still end beyond it.
+A message has the end of the transaction *before* its own (`commit_lsn`), which grows along a partition. Of the messages
+whose previous transaction ended at or before the point, only those of the last transaction can end beyond it.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from cdc.log.kafka.read.ranges import OffsetRange, RangeRows
 
 Read = Callable[[Iterable[OffsetRange]], list[RangeRows]]
 _WINDOW = 64
-"""Messages looked at in one step: most are changes, and tombstones never stand alone."""
+"""Messages read in one step: most are changes, and every tombstone follows a delete."""
 
 
 def offset_before(read: Read, whole: OffsetRange, point: int) -> int:

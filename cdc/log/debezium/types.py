@@ -1,6 +1,6 @@
-"""Postgres types for what a connector's messages declare of their columns (converters with schemas on).
+"""Postgres types for the column types that a connector's messages declare (converters with schemas on).
 
-Only where the JSON has the form that our images give to that type; everything else stays what its JSON looks like.
+Only types whose JSON has the same form as in the log's row images; others get a type guessed from their JSON.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _BY_TYPE = {
 
 
 def declared_types(schema: Mapping[str, Any]) -> dict[str, PgType]:
-    """The types of the columns that a value's schema declares and that we know; raises nothing on odd schemas."""
+    """The known types among the columns that a value's schema declares. Never raises."""
     return {name: found for name, field in _columns(schema) if (found := _type(field)) is not None}
 
 

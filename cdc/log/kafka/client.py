@@ -1,6 +1,6 @@
-"""Clients of a Kafka cluster that carry messages, and their errors in our words.
+"""librdkafka producers and consumers, and the translation of their errors into the log's errors.
 
-The only file that knows librdkafka's error codes; questions about the cluster are `cdc.log.kafka.admin`'s.
+The only module that knows librdkafka's error codes. Administrative requests are in `cdc.log.kafka.admin`.
 """
 
 import logging
@@ -16,7 +16,7 @@ from cdc.log.kafka.admin import Admin, Topic
 from cdc.log.kafka.settings import KafkaConnectionSettings
 
 _quiet = logging.getLogger("cdc.log.kafka.log.client")
-_quiet.setLevel(logging.CRITICAL)  # librdkafka tells of every reconnect; what matters comes to us as an error
+_quiet.setLevel(logging.CRITICAL)  # librdkafka logs every reconnect; anything important is raised as an error
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 _REFUSED = {
@@ -31,78 +31,79 @@ _REFUSED = {
 }
 _CHECK = "Check the user, its password and its ACLs."
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
-"""Said by a broker. What the client itself does not know (_UNKNOWN_TOPIC) it may know once it is connected again."""
+"""Reported by a broker. Not _UNKNOWN_TOPIC, which the client reports itself and which a reconnect may resolve."""
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
 _FULL = {KafkaError.KAFKA_STORAGE_ERROR, KafkaError.POLICY_VIOLATION}
 
 _FETCH = 10_000
 CALL_SECONDS = 30.0
-"""How long one question to the cluster may take."""
+"""How long one request to the cluster may take."""
 
 
-def in_our_words(error: KafkaError, doing: str) -> LogError:
-    """The error that our callers know. librdkafka's text names brokers and codes, never a message's content."""
+def translate_error(error: KafkaError, doing: str) -> LogError:
+    """The log's error for a librdkafka error. librdkafka's text names brokers and codes, never message content."""
     code = error.code()
-    said = f"{error.name()}: {error.str()}"
+    text = f"{error.name()}: {error.str()}"
     if code in _FENCED:
         return LogFenced(
-            f"Kafka fenced this writer while {doing}: another one has taken over the log.", "Stop this one."
+            f"Kafka fenced this writer while {doing}: another writer has taken over the log.", "Stop this one."
         )
     if code in _REFUSED:
-        remedy = "Check log.ca and our own certificate." if code == KafkaError._SSL else _CHECK
-        return LogError(f"Kafka refused us while {doing} ({said}).", remedy)
+        remedy = "Check log.ca and log.certificate." if code == KafkaError._SSL else _CHECK
+        return LogError(f"Kafka refused access while {doing} ({text}).", remedy)
     if code in _GONE:
         return LogCorrupt(
-            f"A topic of the log is gone, seen while {doing} ({said}).", "See docs/kafka.md, lost topics."
+            f"A topic of the log is missing, detected while {doing} ({text}).", "See docs/kafka.md, lost topics."
         )
     if code in _LOST_OFFSET:
         return LogCorrupt(
-            f"Kafka no longer has what was not read yet, seen while {doing} ({said}).", "See docs/kafka.md, retention."
+            f"Kafka removed messages before they were read, detected while {doing} ({text}).",
+            "See docs/kafka.md, retention.",
         )
     if code in _FULL:
-        return LogFull(f"Kafka cannot store more, seen while {doing} ({said}).", "Make room on the brokers.")
-    return LogLost(f"Kafka does not answer as it should while {doing} ({said}).", "Look at the brokers.")
+        return LogFull(f"Kafka cannot store more, detected while {doing} ({text}).", "Free disk space on the brokers.")
+    return LogLost(f"Kafka failed while {doing} ({text}).", "Check the brokers.")
 
 
 @contextmanager
-def speaking(doing: str) -> Iterator[None]:
-    """Turn librdkafka's exceptions into ours."""
+def translating_errors(doing: str) -> Iterator[None]:
+    """Translate librdkafka's exceptions into the log's."""
     try:
         yield
     except KafkaException as error:
-        raise in_our_words(error.args[0], doing) from None
+        raise translate_error(error.args[0], doing) from None
 
 
 Option = str | int | float | bool | Callable[[KafkaError], None]
 
 
 class Cluster:
-    """Makes clients from settings. `admin` answers questions."""
+    """Creates clients from settings. `admin` is for administrative requests."""
 
-    def __init__(self, settings: KafkaConnectionSettings, patience: float = CALL_SECONDS) -> None:
+    def __init__(self, settings: KafkaConnectionSettings, timeout: float = CALL_SECONDS) -> None:
         self.settings = settings
-        self._patience = patience
-        self.admin = Admin(settings, patience, partial(_knock, settings, patience))
+        self._timeout = timeout
+        self.admin = Admin(settings, timeout, partial(_check_login, settings, timeout))
         self._producer: Producer | None = None
 
     def producer(self, **options: Option) -> Producer:
-        """A producer whose acknowledgements mean durable and whose retries neither repeat nor reorder."""
+        """A producer that acknowledges durable messages only and whose retries neither repeat nor reorder messages."""
         return _producer(self.settings, **options)
 
     def consumer(self, **options: str | int | float | bool) -> Consumer:
-        """A consumer that sees committed messages only, and an error instead of a jump over lost ones."""
-        firm = {
+        """A consumer that sees committed messages only and raises an error rather than skip lost ones."""
+        fixed = {
             "group.id": self.settings.system_topic("reader"),
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
         }
-        with _settled("consumer"):
-            return Consumer({**self.settings.options(), **options, **firm}, logger=_quiet)
+        with _checking_options("consumer"):
+            return Consumer({**self.settings.options(), **options, **fixed}, logger=_quiet)
 
     def publish(self, topic: str, key: bytes, value: bytes | None) -> None:
-        """Store one message outside of any transaction; durable on return."""
+        """Store one message outside a transaction; durable on return."""
         if self._producer is None:
             self._producer = self.producer()
         failures: list[KafkaError] = []
@@ -111,23 +112,23 @@ class Cluster:
             if error is not None:
                 failures.append(error)
 
-        with speaking(f"writing to {topic}"):
+        with translating_errors(f"writing to {topic}"):
             self._producer.produce(topic, value, key, 0, on_delivery=delivered)
-        left = self._producer.flush(self._patience)
+        left = self._producer.flush(self._timeout)
         if failures:
-            raise in_our_words(failures[0], f"writing to {topic}")
+            raise translate_error(failures[0], f"writing to {topic}")
         if left:
-            raise LogLost(f"Kafka did not acknowledge a message to {topic}.", "Look at the brokers.")
+            raise LogLost(f"Kafka did not acknowledge a message to {topic}.", "Check the brokers.")
 
 
 def _producer(settings: KafkaConnectionSettings, **options: Option) -> Producer:
-    firm = {"acks": "all", "enable.idempotence": True}
-    with _settled("producer"):
-        return Producer({**settings.options(), **options, **firm}, logger=_quiet)
+    fixed = {"acks": "all", "enable.idempotence": True}
+    with _checking_options("producer"):
+        return Producer({**settings.options(), **options, **fixed}, logger=_quiet)
 
 
-def greet(settings: KafkaConnectionSettings, seconds: float) -> None:
-    """Raise LogError if no broker lets us in within that time: its refusal, or LogLost if none answers at all."""
+def check_brokers(settings: KafkaConnectionSettings, seconds: float) -> None:
+    """Log in to a broker within that time. Raises LogError if a broker refuses, LogLost if none answers."""
     errors: list[KafkaError] = []
     deadline = time.monotonic() + seconds
     with closing(_producer(settings, error_cb=errors.append)) as client:
@@ -136,54 +137,56 @@ def greet(settings: KafkaConnectionSettings, seconds: float) -> None:
                 client.list_topics(timeout=min(1.0, seconds))
                 return
             client.poll(0)
-            for refusal in (said for error in errors if not (said := in_our_words(error, "logging in")).transient):
-                raise refusal
-    # A broker that asks for a certificate and gets none only hangs up.
-    asked = settings.security.endswith("ssl") and not settings.certificate
+            for error in errors:
+                refusal = translate_error(error, "logging in")
+                if not refusal.transient:
+                    raise refusal
+    # A broker that requires a client certificate and gets none only closes the connection.
+    needs_certificate = settings.security.endswith("ssl") and not settings.certificate
     raise LogLost(
-        f"Kafka does not answer: no broker of log.bootstrap ({settings.bootstrap}) did within {seconds:g} s.",
-        "Start the brokers, or correct log.bootstrap and log.security; the pipeline then goes on by itself."
-        + (" If they ask for a certificate, name ours in log.certificate and log.key." if asked else ""),
+        f"Kafka does not answer: no broker of log.bootstrap ({settings.bootstrap}) answered within {seconds:g} s.",
+        "Start the brokers, or correct log.bootstrap and log.security; the pipeline then continues by itself."
+        + (" If they require a client certificate, set log.certificate and log.key." if needs_certificate else ""),
     )
 
 
-def _knock(settings: KafkaConnectionSettings, patience: float) -> None:
-    """Raise LogError if the brokers do not let us in. A plain door is open; kafka-python says if nobody is there."""
+def _check_login(settings: KafkaConnectionSettings, timeout: float) -> None:
+    """Raise LogError if the login fails. Skipped for PLAINTEXT: kafka-python reports unreachable brokers."""
     if settings.security != "plaintext":
-        greet(settings, patience)
+        check_brokers(settings, timeout)
 
 
-def introduce(producer: Producer, topic: Topic) -> None:
-    """Wait until a producer knows all partitions: what it is given before then waits in a queue without an order."""
+def await_partitions(producer: Producer, topic: Topic) -> None:
+    """Wait until a producer knows all partitions of a topic: it does not keep the order of messages queued before."""
     deadline = time.monotonic() + CALL_SECONDS
     while True:
-        with speaking(f"asking for the leaders of {topic.name}"):
+        with translating_errors(f"asking for the leaders of {topic.name}"):
             found = producer.list_topics(topic.name, CALL_SECONDS).topics.get(topic.name)
         if found is not None and found.error is None and len(found.partitions) >= topic.partitions:
             return
         if time.monotonic() > deadline:
-            raise LogLost(f"Topic {topic.name} has no leaders yet.", "Look at the brokers.")
+            raise LogLost(f"Topic {topic.name} has no leaders yet.", "Check the brokers.")
         time.sleep(0.01)
 
 
-def available(consumer: Consumer, seconds: float) -> list["Message[bytes, bytes]"]:
-    """What has come, or the first that comes within that time: `consume` alone waits until it has all it may take."""
+def poll_messages(consumer: Consumer, seconds: float) -> list["Message[bytes, bytes]"]:
+    """Available messages, or the first to arrive within that time. `consume` alone would wait for a full batch."""
     first = consumer.consume(1, seconds)
     return first + consumer.consume(_FETCH, 0) if first else first
 
 
 def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """First kept offset and the offset after the last committed message, as the broker has them now."""
-    with speaking(f"asking for the ends of {topic}-{partition}"):
+    """The first retained offset and the offset after the last committed message, asked from the broker now."""
+    with translating_errors(f"asking for the ends of {topic}-{partition}"):
         found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CALL_SECONDS, cached=False)
     if found is None:
-        raise LogLost(f"Kafka did not say where {topic}-{partition} ends.", "Look at the brokers.")
+        raise LogLost(f"Kafka did not report the end of {topic}-{partition}.", "Check the brokers.")
     low, high = found
     return int(low), int(high)
 
 
 @contextmanager
-def _settled(what: str) -> Iterator[None]:
+def _checking_options(what: str) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:

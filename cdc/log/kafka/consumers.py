@@ -1,4 +1,4 @@
-"""Registered readers of a log in Kafka: how far each is, in a compacted topic keyed by the reader's name."""
+"""The registered consumers of a Kafka log."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from cdc.ports import Consumer, Lag, Offset
 
 
 class ConsumerPositions:
-    """Consumers' positions in a compacted topic, keyed by the consumer's name."""
+    """Consumer positions in a compacted topic, keyed by the consumer's name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -23,13 +23,13 @@ class ConsumerPositions:
         self._lock = threading.RLock()
 
     def all(self) -> Sequence[Consumer]:
-        """Every registered reader by name."""
+        """Every registered consumer, ordered by name."""
         with self._lock:
             self._catch_up()
             return [self._known[name] for name in sorted(self._known)]
 
     def commit(self, name: str, reached: Lsn, offset: Offset) -> None:
-        """Move a reader forward; never back."""
+        """Move a consumer forward; never back."""
         with self._lock:
             self._catch_up()
             known, order = self._known.get(name), KafkaPosition.of(offset).marker
@@ -44,13 +44,13 @@ class ConsumerPositions:
             self._known[name] = Consumer(name, offset, reached, now, order)
 
     def forget(self, name: str) -> None:
-        """Remove a reader."""
+        """Unregister a consumer."""
         with self._lock:
             self._cluster.publish(self._topic, name.encode(), None)
             self._known.pop(name, None)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._tail.close()
 
     def _catch_up(self) -> None:
@@ -64,10 +64,10 @@ class ConsumerPositions:
             self._known[name] = Consumer(name, offset, Lsn(data["reached"]), at, KafkaPosition.of(offset).marker)
 
 
-def lag_of(consumer: Consumer, places: Sequence[KafkaPosition]) -> Lag:
-    """How far a consumer is behind the last of these places."""
-    unread = [place for place in places if place.marker > consumer.order]
-    head = places[-1].end if places else consumer.reached
+def lag_of(consumer: Consumer, positions: Sequence[KafkaPosition]) -> Lag:
+    """How far a consumer is behind the last of these positions."""
+    unread = [position for position in positions if position.marker > consumer.order]
+    head = positions[-1].end if positions else consumer.reached
     now = (datetime.now(UTC) - EPOCH).total_seconds()
     seconds = max(now - unread[0].newest / 1e6, 0.0) if unread and unread[0].newest else 0.0
     return Lag(consumer.name, max(head - consumer.reached, 0), len(unread), seconds)

@@ -1,9 +1,9 @@
-"""Where the log is: markers in a compacted topic, written in the same Kafka transaction as the rows they speak of.
+"""Position markers in a compacted topic, written in the same Kafka transaction as their rows.
 
-A marker says up to which LSN the log is complete and at which offset each partition of each topic ends there. So a
-reader never asks "what is the newest offset", which several partitions answer at several moments: it reads up to a
-marker's offsets, and has whole transactions, all of them, and nothing else. Markers share a key within an hour:
-compaction leaves one an hour, and slices of old history are an hour long instead of a transaction.
+A marker has the LSN up to which the log is complete and the offset at which each partition of each topic ends there. A
+reader never asks for the newest offset, which each partition would answer at a different moment: it reads up to the
+offsets of a marker and so gets whole transactions, all of them. All markers of an hour share a key: compaction leaves
+one per hour, so slices of old history span an hour instead of a transaction.
 """
 
 import json
@@ -26,7 +26,7 @@ MARK_KEY = b"mark."
 
 @dataclass(frozen=True, slots=True)
 class TopicExtent:
-    """A topic up to some place: which topic exactly, and the offset after the last row in each partition."""
+    """A topic up to some position: the topic's id, and the offset after the last row in each partition."""
 
     id: str
     ends: tuple[int, ...]
@@ -34,7 +34,7 @@ class TopicExtent:
 
 @dataclass(frozen=True, slots=True)
 class KafkaPosition:
-    """A marker, and also the offset of this log: self-contained, so compaction cannot make it unreadable.
+    """The content of a marker; also the offset of this log, and complete by itself, so that compaction cannot break it.
 
     `marker` is the marker's own offset in its topic (-1: before everything). `newest` is the latest commit time so far.
     """
@@ -45,18 +45,18 @@ class KafkaPosition:
     topics: Mapping[str, TopicExtent] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """As the marker's value; its own offset is not in it, as it is not known yet."""
+        """The marker's value. It does not contain the marker's own offset, which is not known yet."""
         topics = {name: {"id": extent.id, "ends": extent.ends} for name, extent in self.topics.items()}
         data = {"format": _FORMAT, "end": self.end, "newest": self.newest, "topics": topics}
         return json.dumps(data, separators=(",", ":")).encode()
 
     def offset(self) -> Offset:
-        """As the outside sees it."""
+        """The position as an offset of this log."""
         return Offset(f"{self.marker}:{self.encoded().decode()}")
 
     @classmethod
     def decoded(cls, marker: int, value: bytes) -> Self:
-        """Read a marker back."""
+        """The inverse of `encoded`."""
         try:
             data = json.loads(value)
             if data["format"] != _FORMAT:
@@ -68,13 +68,13 @@ class KafkaPosition:
             return cls(marker, Lsn(int(data["end"])), int(data["newest"]), topics)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise LogCorrupt(
-                f"The position at offset {marker} of the position topic is not ours.",
-                "Nothing else may write to <prefix>.millrace.position.",
+                f"The message at offset {marker} of the position topic is not a position.",
+                "Only the log's writer may write to <prefix>.millrace.position.",
             ) from None
 
     @classmethod
     def of(cls, offset: Offset) -> Self:
-        """The place that an offset of ours means; ValueError on another log's."""
+        """The inverse of `offset`. Raises ValueError on an offset of another kind of log."""
         marker, colon, value = offset.partition(":")
         if not colon or not marker.removeprefix("-").isdecimal():
             raise ValueError(f"{offset[:40]!r} is not an offset of a Kafka log.")
@@ -82,25 +82,25 @@ class KafkaPosition:
 
 
 def marker_key(now: datetime) -> bytes:
-    """One key an hour: what compaction keeps."""
+    """One key per hour: compaction keeps the last marker of each."""
     return MARKER_KEY + now.strftime("%Y%m%d%H").encode()
 
 
-def topics_of(place: KafkaPosition) -> list[Topic]:
-    """The topics that a place speaks of, as the cluster is asked about them."""
-    return [Topic(name, extent.id, len(extent.ends)) for name, extent in place.topics.items()]
+def topics_of(position: KafkaPosition) -> list[Topic]:
+    """The topics of a position."""
+    return [Topic(name, extent.id, len(extent.ends)) for name, extent in position.topics.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class DurableState:
-    """What is durable, as of the last commit that a writer knows of."""
+    """The durable position and marks, as of the last commit that the writer knows of."""
 
-    place: KafkaPosition
+    position: KafkaPosition
     marks: Mapping[str, str]
 
 
-def recovered(messages: Iterable[Message]) -> DurableState:
-    """Position and marks as the messages of the position topic leave them."""
+def recover_state(messages: Iterable[Message]) -> DurableState:
+    """Position and marks after all messages of the position topic."""
     last: Message | None = None
     marks: dict[str, str] = {}
     for message in messages:

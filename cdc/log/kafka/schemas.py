@@ -1,4 +1,4 @@
-"""The registry of table schemas in a compacted topic: key `<table>#<id>`, value the schema as JSON."""
+"""The schema registry in a compacted topic: the key is `<table>#<id>`, the value the schema as JSON."""
 
 import json
 import threading
@@ -10,11 +10,11 @@ from cdc.log.kafka.topic_tail import TopicTail
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Publish = Callable[[bytes, bytes], None]
-"""Makes a key and its value durable in the topic of the registry."""
+"""Stores a key and its value durably in the registry's topic."""
 
 
 class KafkaSchemas:
-    """Reads the topic as it grows; writes only where it was given `publish`."""
+    """Reads the topic as it grows. Can write only if it has `publish`."""
 
     def __init__(self, tail: TopicTail, publish: Publish | None = None) -> None:
         self._tail = tail
@@ -23,7 +23,7 @@ class KafkaSchemas:
         self._lock = threading.RLock()
 
     def record(self, schema: TableSchema) -> TableSchema:
-        """Store it if it differs from the newest one of its table."""
+        """Store a schema if it differs from the newest one of its table."""
         with self._lock:
             self._catch_up()
             known = self._versions.get(schema.table, {})
@@ -31,7 +31,7 @@ class KafkaSchemas:
             if newest is not None and replace(schema, id=newest.id) == newest:
                 return newest
             if self._publish is None:
-                raise LogError(f"The schema of {schema.table} cannot be stored by a reader.", "Use the log's writer.")
+                raise LogError(f"A reader cannot store the schema of {schema.table}.", "Use the log's writer.")
             stored = replace(schema, id=(newest.id if newest else 0) + 1)
             self._publish(f"{schema.table}#{stored.id}".encode(), encode(stored))
             self._learn(stored)
@@ -47,17 +47,17 @@ class KafkaSchemas:
             except KeyError:
                 raise LogCorrupt(
                     f"Schema {schema_id} of {table} is not in the registry.",
-                    "Its topic <prefix>.millrace.schemas must be kept as long as the rows.",
+                    "Keep the topic <prefix>.millrace.schemas as long as the rows.",
                 ) from None
 
     def newest(self) -> Sequence[TableSchema]:
-        """The newest schema of every table, by name."""
+        """The newest schema of every table, ordered by name."""
         with self._lock:
             self._catch_up()
             return [self._versions[table][max(self._versions[table])] for table in sorted(self._versions)]
 
     def tables(self) -> Sequence[TableId]:
-        """Every table that ever had a schema here."""
+        """Every table that has a schema in the registry."""
         return [schema.table for schema in self.newest()]
 
     def _catch_up(self) -> None:
@@ -93,7 +93,7 @@ def decode(value: bytes, offset: int) -> TableSchema:
     except (ValueError, KeyError, TypeError):
         raise LogCorrupt(
             f"The record at offset {offset} of the schema registry is not a schema.",
-            "Nothing else may write to <prefix>.millrace.schemas.",
+            "Only the log's writer may write to <prefix>.millrace.schemas.",
         ) from None
 
 

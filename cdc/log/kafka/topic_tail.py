@@ -1,4 +1,4 @@
-"""Follows a small topic of one partition: everything in it, then what is new, never what is not committed."""
+"""Follows a small topic of one partition: first all its committed messages, then new ones."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from cdc.errors import LogLost
-from cdc.log.kafka.client import CALL_SECONDS, Cluster, available, in_our_words, watermarks
+from cdc.log.kafka.client import CALL_SECONDS, Cluster, poll_messages, translate_error, watermarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +20,23 @@ class Message:
 
 
 class TopicTail:
-    """A topic from some offset on. Opens its connection on first use; not for two threads at once."""
+    """A topic from an offset on. Connects on first use; not for two threads at once."""
 
     def __init__(self, cluster: Cluster, topic: str, after: int = -1, transactional: bool = True) -> None:
         self._cluster = cluster
         self._topic = topic
-        # A committed transaction leaves one invisible record behind its last message.
+        # A committed transaction adds one invisible record after its last message.
         self._behind = 2 if transactional else 1
         self._consumer: Consumer | None = None
         self._end = -1
         self._last = after
 
     def drain(self) -> list[Message]:
-        """Every message committed by now that was not given before; nothing while the topic does not exist."""
+        """Every committed message that was not returned before; nothing while the topic does not exist."""
         return list(self.follow())
 
     def follow(self) -> Iterator[Message]:
-        """The same one by one, so that a long topic does not lie in memory. Exhaust it before you ask again."""
+        """The same messages one by one, for topics too long for memory. Exhaust the iterator before the next call."""
         if self._consumer is None and not self._open():
             return
         consumer = self._consumer
@@ -46,7 +46,7 @@ class TopicTail:
             yield from self._until(consumer, end)
 
     def close(self) -> None:
-        """Let go of the connection; the next drain opens it again and goes on."""
+        """Close the connection. The next call opens it again and continues."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -54,7 +54,7 @@ class TopicTail:
     def _open(self) -> bool:
         if self._topic not in self._cluster.admin.topics([self._topic]):
             return False
-        # The broker answers an empty fetch after this long: it bounds how late the end is noticed.
+        # The broker answers an empty fetch after this long: it bounds how late the end is detected.
         consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 50})
         start = OFFSET_BEGINNING if self._last < 0 else self._last + 1
         consumer.assign([TopicPartition(self._topic, 0, start)])
@@ -65,7 +65,7 @@ class TopicTail:
         deadline = time.monotonic() + CALL_SECONDS
         while self._last + self._behind < end:
             over = False
-            for message in available(consumer, 0.05):
+            for message in poll_messages(consumer, 0.05):
                 error = message.error()
                 if error is None:
                     self._last = message.offset() or 0
@@ -74,9 +74,9 @@ class TopicTail:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     over = (message.offset() or 0) >= end
                 elif not error.retriable():
-                    raise in_our_words(error, f"reading {self._topic}")
+                    raise translate_error(error, f"reading {self._topic}")
             if over:
                 break
             if time.monotonic() > deadline:
-                raise LogLost(f"Kafka does not deliver {self._topic} up to its end.", "Look at the brokers.")
+                raise LogLost(f"Kafka does not deliver {self._topic} up to its end.", "Check the brokers.")
         self._end = end

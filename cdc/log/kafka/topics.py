@@ -1,4 +1,4 @@
-"""The topics of a log: made as configured, and never trusted to be the ones that the position speaks of."""
+"""The topics of a log: created as configured, and checked to be the same topics that the position refers to."""
 
 import time
 from collections.abc import Iterable
@@ -13,17 +13,17 @@ from cdc.log.kafka.settings import KafkaSettings
 _HOUR_MS = 3_600_000
 SYSTEM_TOPICS = ("position", "schemas", "consumers", "oversize")
 SEGMENT_BYTES = 64 << 20
-"""Kafka gives disk back by whole segments: this much of a partition may be removed and still be there."""
+"""Kafka frees disk space by whole segments: this much of a partition may be removed and still use disk space."""
 COMPACTED = {
     "cleanup.policy": "compact",
-    # Small segments: what is not compacted yet is read at every start of a writer.
+    # Small segments: a starting writer reads everything that is not compacted yet.
     "segment.bytes": str(16 << 20),
     "min.cleanable.dirty.ratio": "0.1",
 }
 
 
 class Topics:
-    """Makes topics on first use and remembers what they are."""
+    """Creates topics on first use and caches their descriptions."""
 
     def __init__(self, cluster: Cluster, settings: KafkaSettings) -> None:
         self._cluster = cluster
@@ -32,34 +32,34 @@ class Topics:
         self._known: dict[str, Topic] = {}
 
     def prepare(self) -> None:
-        """Make the topics that do not belong to a table."""
+        """Create the log's own topics."""
         names = {self._settings.system_topic(name): name for name in SYSTEM_TOPICS}
         found = self._cluster.admin.topics(list(names))
         for topic, name in names.items():
             if topic not in found:
                 config = {} if name == "oversize" else COMPACTED
                 self._cluster.admin.create(topic, 1, self._settings.replication, config)
-            self._known[topic] = found[topic] if topic in found else self._seen(topic)
+            self._known[topic] = found[topic] if topic in found else self._await_known(topic)
 
     def system(self, name: str) -> Topic:
         """One of the log's own topics."""
         return self._known[self._settings.system_topic(name)]
 
-    def is_of_a_table(self, topic: Topic) -> bool:
-        """Whether it holds rows."""
+    def is_table_topic(self, topic: Topic) -> bool:
+        """Whether a topic has rows of a table."""
         return topic.name not in {self._settings.system_topic(part) for part in SYSTEM_TOPICS}
 
-    def check(self, place: KafkaPosition) -> None:
-        """Compare every topic of a place with what the cluster has; raises where they are not the same."""
-        found = self._cluster.admin.topics(list(place.topics)) if place.topics else {}
-        for name, extent in place.topics.items():
+    def check(self, position: KafkaPosition) -> None:
+        """Compare every topic of a position with the cluster's. Raises LogCorrupt if one differs."""
+        found = self._cluster.admin.topics(list(position.topics)) if position.topics else {}
+        for name, extent in position.topics.items():
             topic = found.get(name)
-            refuse_changed(name, extent, topic)
+            require_unchanged(name, extent, topic)
             if topic is not None:
                 self._known[name] = topic
 
     def of(self, table: str) -> Topic:
-        """The topic of a table, made if it is new."""
+        """The topic of a table, created if it is new."""
         name = self._tables.get(table)
         if name is None:
             name = topic_of(self._settings.prefix, table)
@@ -67,27 +67,27 @@ class Topics:
             self._tables[table] = name
         topic = self._known.get(name)
         if topic is None:
-            topic = self._known[name] = self._made(name)
+            topic = self._known[name] = self._get_or_create(name)
         return topic
 
-    def claim(self, tables: Iterable[str]) -> None:
-        """Learn which tables own a topic, from what was recorded before."""
+    def register(self, tables: Iterable[str]) -> None:
+        """Register the topics of tables that were captured before."""
         for table in tables:
             self._tables[table] = topic_of(self._settings.prefix, table)
 
-    def _made(self, name: str) -> Topic:
+    def _get_or_create(self, name: str) -> Topic:
         found = self._cluster.admin.topics([name])
         if name not in found:
             self._cluster.admin.create(name, self._settings.partitions, self._settings.replication, self._config())
-            return self._seen(name)
+            return self._await_known(name)
         return found[name]
 
-    def _seen(self, name: str) -> Topic:
-        """A broker answers for a topic only once the news of it has come: a moment after it was made."""
+    def _await_known(self, name: str) -> Topic:
+        """Wait until the brokers know a new topic."""
         deadline = time.monotonic() + CALL_SECONDS
         while not (found := self._cluster.admin.topics([name])):
             if time.monotonic() > deadline:
-                raise LogError(f"Topic {name} was made but cannot be seen.", "Check the ACL to describe it.")
+                raise LogError(f"Topic {name} was created but is not visible.", "Check the ACL to describe it.")
             time.sleep(0.02)
         return found[name]
 
@@ -97,15 +97,15 @@ class Topics:
             if topic == name and split_table(other) != split_table(table):
                 raise LogError(
                     f"Tables {other} and {join_table(*split_table(table))} would share topic {name}: "
-                    "Kafka allows letters, digits, dot, _ and - only.",
+                    "Kafka allows only letters, digits, dot, _ and -.",
                     "Rename one of them or leave it out of source.tables.",
                 )
         if name in system:
-            raise LogError(f"Table {table} would take topic {name}, which is the log's own.", "Choose another prefix.")
+            raise LogError(f"Table {table} would use topic {name}, which is the log's own.", "Choose another prefix.")
 
     def _config(self) -> dict[str, str]:
         retention = str(int(self._settings.retention_hours * _HOUR_MS))
-        # Kafka's retention would remove what a consumer has not read: see cdc.log.kafka.retention.
+        # Kafka's own retention would remove unread messages: see cdc.log.kafka.retention.
         config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         if self._settings.compact:
             config = {
@@ -113,26 +113,26 @@ class Topics:
                 "min.compaction.lag.ms": retention,
                 "delete.retention.ms": retention,
             }
-        # A batch has a head of its own beside the message.
+        # A record batch has a header beside the message.
         limits = {"max.message.bytes": self._settings.max_message_bytes + 4096, "segment.bytes": SEGMENT_BYTES}
         return {**config, **{name: str(limit) for name, limit in limits.items()}}
 
 
-def refuse_changed(name: str, extent: TopicExtent, topic: Topic | None) -> None:
-    """A topic that is gone, another one of the same name, or with other partitions: reading on would lose or mix."""
+def require_unchanged(name: str, extent: TopicExtent, topic: Topic | None) -> None:
+    """Raise LogCorrupt if a topic is gone, was created again, or has other partitions."""
     if topic is None:
         raise LogCorrupt(
-            f"Topic {name} is gone; the log's position says that it has rows.",
+            f"Topic {name} is missing, but the log's position says that it has rows.",
             "Restore it, or start with a new prefix and a new snapshot.",
         )
     if topic.id != extent.id:
         raise LogCorrupt(
-            f"Topic {name} was deleted and made again: what it held is lost.",
+            f"Topic {name} was deleted and created again: its changes are lost.",
             "Start with a new prefix and a new snapshot.",
         )
     if topic.partitions != len(extent.ends):
         raise LogCorrupt(
             f"Topic {name} had {len(extent.ends)} partition(s) and has {topic.partitions} now: "
-            "keys would move and lose their order.",
-            "Start with a new prefix; partitions cannot be taken away again.",
+            "keys would move to other partitions and lose their order.",
+            "Start with a new prefix: Kafka cannot remove partitions.",
         )

@@ -1,7 +1,7 @@
-"""Compaction by key: of all versions of a row in history, only what a reader still needs. An explicit operation.
+"""Compaction by key: removes row versions from history that no reader needs. Runs only on request.
 
-Kept are, per key, the newest complete change and everything after it: a newer change that lacks unchanged columns is
-worth nothing without the one that has them. Deletes are complete; truncates and messages always stay.
+Per key, compaction keeps the newest complete change and everything after it: a newer change that lacks unchanged
+columns is useless without the one that has them. Deletes are complete; truncates and messages are always kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,11 @@ from cdc.log.segments.merge import SegmentMerger, sizes_of
 from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA
 
-_JUDGED = ["table", "key", "version", "unchanged"]
-
 
 def compact(history: SegmentMerger, protected: int | None) -> int:
-    """Compact merged segments that every registered consumer has read; returns how many rows went.
+    """Compact merged segments that every registered consumer has read; returns the number of removed rows.
 
-    `protected` is the last sequence number that all have read (None: nobody is registered).
+    `protected` is the last sequence number that every consumer has read (None: no consumer is registered).
     """
     view = history.view()
     chosen = [
@@ -38,8 +36,11 @@ def compact(history: SegmentMerger, protected: int | None) -> int:
     return removed
 
 
-def replaced(view: View, protected: int | None, mergeable: int) -> int:
-    """How many rows would go if what all have read were merged first; fresh segments of that many bytes never are."""
+def count_replaced(view: View, protected: int | None, mergeable: int) -> int:
+    """How many rows a compaction would remove after a merge of everything that all consumers have read.
+
+    Fresh segments of at least `mergeable` bytes are never merged.
+    """
     sizes = sizes_of(view)
     chosen = [
         segment
@@ -61,7 +62,7 @@ def _newest_complete(view: View, chosen: Sequence[Segment]) -> pa.Table:
 
 
 def _tables(view: View, segment: Segment) -> Iterator[pa.Table]:
-    return segment_file.batches(view.places[segment], segment, 0, segment.rows)
+    return segment_file.batches(view.paths[segment], segment, 0, segment.rows)
 
 
 def _complete(table: pa.Table) -> pa.Table:
@@ -77,32 +78,32 @@ def _greatest(table: pa.Table) -> pa.Table:
 
 
 def needed(table: pa.Table, newest: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which rows stay: those at or after their key's newest complete change, and those without a key."""
+    """Which rows to keep: those at or after their key's newest complete change, and those without a key."""
     numbers = pa.array(np.arange(table.num_rows))
     indexed = table.select(["table", "key", "version"]).append_column("row", numbers)
     joined = indexed.join(newest, ["table", "key"], join_type="inner", use_threads=False)
     older = joined.filter(pc.field("version") < pc.field("complete"))["row"]
-    stays = np.ones(table.num_rows, np.bool_)
-    stays[older.to_numpy()] = False
-    return stays
+    keep = np.ones(table.num_rows, np.bool_)
+    keep[older.to_numpy()] = False
+    return keep
 
 
 def _rewrite(history: SegmentMerger, view: View, segment: Segment, newest: pa.Table) -> int:
-    table = segment_file.rows(view.places[segment], segment)
-    stays = needed(table, newest)
-    kept = table.filter(pa.array(stays))
+    table = segment_file.rows(view.paths[segment], segment)
+    keep = needed(table, newest)
+    kept = table.filter(pa.array(keep))
     if kept.num_rows == table.num_rows:
         return 0
-    cuts = _recut(segment_file.facts(view.places[segment], segment).cuts, stays)
+    cuts = _adjust_cuts(segment_file.metadata(view.paths[segment], segment).cuts, keep)
     history.replace(view, (segment,), (kept,), cuts)
     return int(table.num_rows - kept.num_rows)
 
 
-def _recut(cuts: Sequence[segment_file.Cut], stays: npt.NDArray[np.bool_]) -> list[segment_file.Cut]:
-    recut = []
+def _adjust_cuts(cuts: Sequence[segment_file.Cut], keep: npt.NDArray[np.bool_]) -> list[segment_file.Cut]:
+    adjusted = []
     at = 0
     for cut in cuts:
-        left = int(stays[at : at + cut.rows].sum())
-        recut.append(segment_file.Cut(cut.sequence, cut.end, left, cut.newest))
+        left = int(keep[at : at + cut.rows].sum())
+        adjusted.append(segment_file.Cut(cut.sequence, cut.end, left, cut.newest))
         at += cut.rows
-    return recut
+    return adjusted

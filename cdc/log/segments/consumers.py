@@ -1,4 +1,4 @@
-"""Registered readers: one small file each, so that no two consumers ever write the same file."""
+"""Registered consumers: one small file each, so that no two consumers ever write the same file."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPosition:
-    """How far one reader has applied the log: everything up to `sequence` is no longer needed by it."""
+    """How far one consumer has applied the log: it no longer needs anything up to `sequence`."""
 
     name: str
     sequence: int
@@ -26,23 +26,23 @@ class ConsumerPosition:
 
 
 class Consumers:
-    """The positions kept beside a log. One process commits for a consumer at a time."""
+    """Consumer positions stored beside a log. One process commits for a consumer at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def all(self) -> Sequence[ConsumerPosition]:
-        """Every registered reader by name."""
+        """Every registered consumer, ordered by name."""
         paths = self._folder.glob("*.json") if self._folder.is_dir() else ()
         found = (self._read(path) for path in sorted(paths))
         return [item for item in found if item is not None]
 
     def get(self, name: str) -> ConsumerPosition | None:
-        """One reader, if it is registered."""
+        """One consumer, if it is registered."""
         return self._read(self._path(name))
 
     def commit(self, name: str, sequence: int, reached: Lsn) -> None:
-        """Move a reader forward; never back."""
+        """Move a consumer forward; never back."""
         path = self._path(name)
         known = self._read(path)
         if known is not None and (known.sequence >= sequence and known.reached >= reached):
@@ -55,12 +55,12 @@ class Consumers:
             replace(path, json.dumps(data).encode())
 
     def forget(self, name: str) -> None:
-        """Release what is kept for this reader."""
+        """Unregister a consumer: retention no longer keeps changes for it."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is not a name for a consumer.", "Use letters, digits, _, . and -.")
+            raise ConfigError(f"{name!r} is not a valid consumer name.", "Use letters, digits, _, . and -.")
         return self._folder / f"{name}.json"
 
     @staticmethod
@@ -74,5 +74,5 @@ class Consumers:
             return None
         except (ValueError, KeyError, TypeError):
             raise LogCorrupt(
-                f"Consumer file {path.name} is not readable.", "Remove it: the consumer registers itself again."
+                f"Consumer file {path.name} is not readable.", "Remove it: the consumer registers again by itself."
             ) from None

@@ -1,7 +1,7 @@
-"""The log's folder: `hot/` for what was appended lately, `history/` for what was merged, and cheap listings of both.
+"""The log's folder: `hot/` holds fresh segments, `history/` merged ones. Listings of both are cached.
 
-A listing is kept as long as the folder's modification time stands still. The trap: that time has the grain of a
-kernel tick, so a listing taken within a grain of the last change may have missed a second one and is not kept.
+A listing is cached while the folder's modification time does not change. The trap: that time advances in kernel ticks,
+so a listing taken within one tick of the last change may have missed a second change and is not cached.
 """
 
 import os
@@ -12,76 +12,76 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc.errors import LogError
-from cdc.log.segments.segment_names import Chain, Hole, Segment, chain, parse
+from cdc.log.segments.segment_names import Chain, Segment, SequenceGap, chain, parse
 
 HOT = "hot"
 HISTORY = "history"
-_GRAIN_NS = 50_000_000
-_HOLE_LOOKS = 5
+_MTIME_TICK_NS = 50_000_000
+_LISTING_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a folder held at one time."""
+    """The content of a folder at one time."""
 
     changed: int
-    """Modification time (ns) that this listing stands for; 0: do not keep it."""
-    places: Mapping[Segment, Path]
-    strangers: tuple[str, ...]
+    """Modification time (ns) of the folder for this listing; 0: do not cache it."""
+    paths: Mapping[Segment, Path]
+    foreign_files: tuple[str, ...]
 
 
 _NOTHING = Listing(0, {}, ())
 
 
-def _changed(path: Path) -> int:
+def _mtime(path: Path) -> int:
     try:
         stamp = path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-    return stamp if time.time_ns() - stamp > _GRAIN_NS else 0
+    return stamp if time.time_ns() - stamp > _MTIME_TICK_NS else 0
 
 
-def _listed(path: Path) -> Listing:
-    changed = _changed(path)
+def _list_folder(path: Path) -> Listing:
+    changed = _mtime(path)
     names = _names(path)
-    places, strangers = _sorted(path, names)
-    if not changed or _changed(path) != changed:
-        # The folder changes while it is read, and may have shown a newer name without an older one. All names up to
-        # the newest that was seen were there before a second look began, so that look has every one of them.
-        newest = max((segment.stop for segment in places), default=0)
-        places, strangers = _sorted(path, _names(path))
-        places = {segment: place for segment, place in places.items() if segment.stop <= newest}
+    paths, foreign_files = _sort_names(path, names)
+    if not changed or _mtime(path) != changed:
+        # The folder changed during the listing, which may show a newer name and miss an older one. Every name up to
+        # the newest one seen existed before the second listing began, so the second listing has all of them.
+        newest = max((segment.stop for segment in paths), default=0)
+        paths, foreign_files = _sort_names(path, _names(path))
+        paths = {segment: paths[segment] for segment in paths if segment.stop <= newest}
         changed = 0
-    return Listing(changed, places, tuple(sorted(strangers)))
+    return Listing(changed, paths, tuple(sorted(foreign_files)))
 
 
 def _names(path: Path) -> list[str]:
     try:
-        return os.listdir(path)  # noqa: PTH208 -- ten thousand names: Path objects only for those that are ours
+        return os.listdir(path)  # noqa: PTH208 -- ten thousand names: build Path objects only for segments
     except FileNotFoundError:
         return []
 
 
-def _sorted(path: Path, names: list[str]) -> tuple[dict[Segment, Path], list[str]]:
-    """Our segments, and what else lies there."""
-    places: dict[Segment, Path] = {}
-    strangers = []
+def _sort_names(folder: Path, names: list[str]) -> tuple[dict[Segment, Path], list[str]]:
+    """The segments among these names, and the names that are not segments."""
+    paths: dict[Segment, Path] = {}
+    foreign_files = []
     for name in names:
         segment = parse(name)
         if segment is None:
-            strangers.append(name)
+            foreign_files.append(name)
         else:
-            places[segment] = path / name
-    return places, strangers
+            paths[segment] = folder / name
+    return paths, foreign_files
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The whole log at one time: its segments in order, and where each lies."""
+    """The whole log at one time: its segments in order, and the path of each."""
 
     chain: Chain
-    places: Mapping[Segment, Path]
-    strangers: tuple[str, ...]
+    paths: Mapping[Segment, Path]
+    foreign_files: tuple[str, ...]
 
 
 class LogFolder:
@@ -96,35 +96,35 @@ class LogFolder:
         self._view = View(Chain(), {}, ())
 
     def view(self) -> View:
-        """The log now. Looks again when there seems to be a hole: a folder that changes while it is read may
-        show a newer name and miss an older one."""
+        """The log now. Lists again if a sequence number seems missing: a listing of a folder that changes may show a
+        newer name and miss an older one."""
         with self._lock:
-            for look in range(_HOLE_LOOKS):
+            for look in range(_LISTING_TRIES):
                 try:
-                    return self._look()
-                except Hole:
+                    return self._list()
+                except SequenceGap:
                     self._listings = (_NOTHING, _NOTHING)
-                    if look == _HOLE_LOOKS - 1:
+                    if look == _LISTING_TRIES - 1:
                         raise
                     time.sleep(0.01 * (look + 1))
             raise LogError("The log folder could not be listed.")
 
-    def _look(self) -> View:
-        # Hot first: what a merge moves between the two looks is then seen twice, never not at all.
-        hot = self._fresh(self._listings[0], self.hot)
-        history = self._fresh(self._listings[1], self.history)
+    def _list(self) -> View:
+        # Hot first: a segment that a merge moves between the two listings is seen twice rather than not at all.
+        hot = self._current(self._listings[0], self.hot)
+        history = self._current(self._listings[1], self.history)
         if hot is not self._listings[0] or history is not self._listings[1]:
-            places = {**hot.places, **history.places}
-            strangers = (
-                *(f"{HOT}/{name}" for name in hot.strangers),
-                *(f"{HISTORY}/{name}" for name in history.strangers),
+            paths = {**hot.paths, **history.paths}
+            foreign_files = (
+                *(f"{HOT}/{name}" for name in hot.foreign_files),
+                *(f"{HISTORY}/{name}" for name in history.foreign_files),
             )
-            self._view = View(chain(places), places, strangers)
+            self._view = View(chain(paths), paths, foreign_files)
             self._listings = (hot, history)
         return self._view
 
     @staticmethod
-    def _fresh(known: Listing, path: Path) -> Listing:
-        if known.changed and _changed(path) == known.changed:
+    def _current(known: Listing, path: Path) -> Listing:
+        if known.changed and _mtime(path) == known.changed:
             return known
-        return _listed(path)
+        return _list_folder(path)

@@ -1,7 +1,7 @@
 """The segment log: Parquet files in a folder, one writer, any number of readers, no server.
 
-A segment is written aside, synced and renamed into place: the rename is the commit, so "appended" and "position" are
-one fact, and a restart reads the position off the names. See docs/adr/0005-segment-log.md.
+A segment is written to a staging folder, synced and renamed into `hot/`. The rename commits rows and position together,
+and a restart reads the position from the file names. See docs/adr/0005-segment-log.md.
 """
 
 import threading
@@ -17,7 +17,7 @@ from cdc.durable_files import make_folder, remove, room, sync_folder, write_new
 from cdc.errors import LogError, LogFull
 from cdc.log.registry import LogKind
 from cdc.log.segments import segment_file
-from cdc.log.segments.compaction import compact, replaced
+from cdc.log.segments.compaction import compact, count_replaced
 from cdc.log.segments.consumers import Consumers
 from cdc.log.segments.folder import LogFolder
 from cdc.log.segments.merge import SegmentMerger, recover_marks, sizes_of
@@ -30,7 +30,7 @@ from cdc.log.segments.writer_lock import WriterLock
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
-_REOPEN = "Restart: what is durable is read again."
+_REOPEN = "Restart the process: it reads the durable position again."
 
 
 class SegmentSettings(LogSettings):
@@ -38,15 +38,15 @@ class SegmentSettings(LogSettings):
 
     kind: Literal["segments"] = "segments"
     compression: segment_file.Compression = "lz4"
-    """Of fresh segments; history is always zstd. Small segments cost half the CPU with lz4."""
+    """Compression of fresh segments. Merged segments always use zstd. lz4 halves the CPU cost of small segments."""
     hot_segments: int = Field(512, ge=1)
-    """How many fresh segments may lie unmerged before a merge is due."""
+    """Number of unmerged fresh segments above which a merge runs."""
     segment_mb: float = Field(96.0, gt=0)
-    """Size at which a merged segment is left alone."""
+    """Size in MB from which a merged segment is not merged again."""
 
 
 class SegmentWriter:
-    """Appends to the folder; safe to call from several threads, one entry at a time."""
+    """Appends to the folder. Safe to call from several threads; appends one entry at a time."""
 
     def __init__(self, root: Path, settings: SegmentSettings, takeover: bool = False) -> None:
         self._settings = settings
@@ -56,9 +56,9 @@ class SegmentWriter:
         self._maintaining = threading.Lock()
         self._broken = False
         self._unsynced: tuple[Segment, Mapping[str, str]] | None = None
-        """Renamed into place, but the sync of its folder has found no room."""
-        self._lease = WriterLock.take(root, takeover)
-        self._history = SegmentMerger(self._folder, self._lease)
+        """A segment that was renamed, but whose folder could not be synced because the disk was full."""
+        self._writer_lock = WriterLock.take(root, takeover)
+        self._history = SegmentMerger(self._folder, self._writer_lock)
         self._retention = SegmentRetention(self._history, Consumers(root / "consumers"))
         try:
             make_folder(self._folder.hot)
@@ -67,59 +67,59 @@ class SegmentWriter:
             self._sequence = view.chain.head
             self._progress = Progress(view.chain.end, recover_marks(view))
         except BaseException:
-            self._lease.release()
+            self._writer_lock.release()
             raise
 
     def progress(self) -> Progress:
-        """What is durable."""
+        """The durable position and marks."""
         return self._progress
 
     @property
     def schemas(self) -> Schemas:
-        """The registry kept with this log."""
+        """The schema registry of this log."""
         return self._schemas
 
     def append(self, entry: Entry) -> None:
-        """Write one segment; ignores an entry that was appended before."""
+        """Write one segment. Ignores an entry that the log already has."""
         with self._lock:
-            self._settle()
+            self._sync_pending()
             if self._is_repeat(entry.end, entry.marks):
                 return
             failpoint.reached("log.before_write")
             rows = segment_file.checked(entry.rows)
-            data = segment_file.encode(rows, segment_file.Facts(entry.marks, ()), self._settings.compression)
-            aside = self._lease.aside / f"{self._sequence + 1}.parquet"
+            data = segment_file.encode(rows, segment_file.Metadata(entry.marks, ()), self._settings.compression)
+            staged = self._writer_lock.staging / f"{self._sequence + 1}.parquet"
             try:
-                with room(self._lease.aside):
-                    write_new(aside, memoryview(data))
-                self.publish(aside, segment_file.Extent.of(rows), entry.end, entry.marks)
+                with room(self._writer_lock.staging):
+                    write_new(staged, memoryview(data))
+                self.publish(staged, segment_file.Extent.of(rows), entry.end, entry.marks)
             except BaseException:
-                remove(aside)  # the next try writes a file of that name
+                remove(staged)  # the next attempt creates a file of the same name
                 raise
             failpoint.reached("log.after_append")
 
     def spool(self) -> SegmentSpool:
-        """Begin a transaction too large for memory."""
-        return SegmentSpool(self, self._lease.aside, self._settings.compression)
+        """Begin a transaction that is too large for memory."""
+        return SegmentSpool(self, self._writer_lock.staging, self._settings.compression)
 
-    def publish(self, aside: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
-        """Rename a synced file or folder into place as the next sequence number; False if the log has it already.
+    def publish(self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
+        """Rename a synced file or folder to become the next segment; False if the log already has it.
 
-        After LogFull the same call may be made again.
+        After LogFull the caller may repeat the call.
         """
         with self._lock:
-            self._settle()
+            self._sync_pending()
             if self._is_repeat(end, marks):
                 return False
-            segment = self._named(extent, max(end, self._progress.end), bool(marks))
+            segment = self._next_segment(extent, max(end, self._progress.end), bool(marks))
             failpoint.reached("log.before_rename")
-            self._lease.rename(aside, self._folder.hot / str(segment))
+            self._writer_lock.rename(staged, self._folder.hot / str(segment))
             self._unsynced = (segment, marks)
-            self._settle()
+            self._sync_pending()
             return True
 
-    def _settle(self) -> None:
-        """Make the segment that was renamed last durable; only then does it count. LogFull: it is tried again."""
+    def _sync_pending(self) -> None:
+        """Make the last renamed segment durable; only then does it count. After LogFull the next call tries again."""
         if self._broken:
             raise LogError("An earlier sync of the log folder failed.", _REOPEN)
         if self._unsynced is None:
@@ -131,14 +131,14 @@ class SegmentWriter:
         except LogFull:
             raise
         except LogError as error:
-            # Visible but perhaps not durable: only a fresh look at the folder can tell.
+            # The segment is visible but perhaps not durable: only a new listing after a restart can tell.
             self._broken = True
             raise LogError(f"The log folder could not be synced. {error.message}", _REOPEN) from None
         self._unsynced = None
         self._sequence = segment.stop
         self._progress = Progress(segment.end, {**self._progress.marks, **marks})
 
-    def _named(self, extent: segment_file.Extent, end: Lsn, marks: bool) -> Segment:
+    def _next_segment(self, extent: segment_file.Extent, end: Lsn, marks: bool) -> Segment:
         number = self._sequence + 1
         first, last = (extent.first, extent.last) if extent.rows else (end, end)
         return Segment(number, number, 0, first, last, end, extent.rows, extent.newest, marks)
@@ -149,7 +149,7 @@ class SegmentWriter:
 
     @property
     def pace(self) -> float:
-        """A few syncs for the writer, a file to open for each reader."""
+        """An append costs the writer a few syncs and every reader one more file to open."""
         return 0.03
 
     @property
@@ -157,16 +157,16 @@ class SegmentWriter:
         return int(self._settings.segment_mb * 2**20)
 
     def maintain(self) -> None:
-        """Merge what is small and old, remove what is past retention."""
+        """Merge small old segments, and remove segments past retention."""
         with self._maintaining:
-            self._history.tidy()
+            self._history.remove_superseded()
             self._history.merge(self._settings.hot_segments, self._target)
             self._retention.apply(self._settings.retention_hours, self._settings.retention_gb)
 
     def compact(self, force: bool = False, whole: bool = False) -> int:
-        """Drop versions in history that newer ones replace; returns how many. `force` ignores the consumers.
+        """Remove row versions from history that newer ones replace; returns how many. `force` ignores the consumers.
 
-        `whole` merges fresh segments into history first, so that their versions count too.
+        `whole` merges fresh segments into history first, so that they are compacted too.
         """
         with self._maintaining:
             protected = None if force else self._retention.protected()
@@ -175,12 +175,12 @@ class SegmentWriter:
             return compact(self._history, protected)
 
     def compactable(self, force: bool = False) -> int:
-        """How many versions a whole compaction would drop. Changes nothing."""
+        """How many row versions `compact(whole=True)` would remove. Changes nothing."""
         protected = None if force else self._retention.protected()
-        return replaced(self._history.view(), protected, self._target // 4)
+        return count_replaced(self._history.view(), protected, self._target // 4)
 
     def trim(self, hours: float, gigabytes: float, force: bool = False) -> int:
-        """Remove what is older or beyond that size; returns how many entries went. `force` ignores the consumers."""
+        """Remove entries past this age or beyond this size; returns how many. `force` ignores the consumers."""
         with self._maintaining:
             return self._retention.apply(hours, gigabytes, force)
 
@@ -190,25 +190,25 @@ class SegmentWriter:
 
     @property
     def size(self) -> int:
-        """Bytes on disk of everything that can be read."""
+        """Bytes on disk of all readable segments."""
         return sum(sizes_of(self._history.view()).values())
 
     def close(self) -> None:
-        """Let go of the lock."""
-        self._lease.release()
+        """Release the writer lock."""
+        self._writer_lock.release()
 
 
 def folder_of(settings: Settings) -> Path:
-    """Where the segment log of a pipeline lies."""
+    """The folder of a pipeline's segment log."""
     return settings.state / "log"
 
 
 def _open_writer(settings: Settings) -> SegmentWriter:
     make_folder(settings.state)
-    return SegmentWriter(folder_of(settings), _own(settings))
+    return SegmentWriter(folder_of(settings), _segment_settings(settings))
 
 
-def _own(settings: Settings) -> SegmentSettings:
+def _segment_settings(settings: Settings) -> SegmentSettings:
     log = settings.log
     return log if isinstance(log, SegmentSettings) else SegmentSettings(**log.model_dump(exclude={"kind"}))
 

@@ -1,7 +1,7 @@
-"""Setting aside a segment that cannot be read, so that the rest of the log can be.
+"""Quarantines an unreadable segment, so that the rest of the log can be read.
 
-Never done by itself: a reader that meets bad bytes stops and names the file. Who sets it aside loses its changes, and
-must read the tables again; the file is kept under `quarantine/` for whoever wants to look.
+Never automatic: a reader that meets bad bytes stops and names the file. Quarantine loses the segment's changes, so its
+tables need a backfill. The file is kept under `quarantine/` for inspection.
 """
 
 import os
@@ -18,31 +18,31 @@ from cdc.log.segments.writer_lock import WriterLock
 
 
 def quarantine(root: Path, sequence: int) -> Segment:
-    """Put an empty segment in the place of the one that holds this sequence number; returns the one set aside.
+    """Replace the segment with this sequence number by an empty one; returns the quarantined segment.
 
-    Raises LogFenced while the writer runs. Marks that only this segment carried are forgotten with it.
+    Raises LogFenced while the writer runs. Marks that only this segment has are lost.
     """
-    lease = WriterLock.take(root)
+    writer_lock = WriterLock.take(root)
     try:
         folder = LogFolder(root)
         view = folder.view()
         segment = next(iter(after(view.chain.kept, sequence - 1)), None)
         if segment is None or segment.start > sequence:
-            raise LogCorrupt(f"The log holds no segment with sequence {sequence}.", "See: millrace log show")
-        _keep(view.places[segment], root / "quarantine")
+            raise LogCorrupt(f"The log has no segment with sequence {sequence}.", "See: millrace log show")
+        _copy(view.paths[segment], root / "quarantine")
         cut = segment_file.Cut(segment.stop, segment.end, 0, 0)
         marks = recover_marks(view, segment.start - 1)
-        SegmentMerger(folder, lease).replace(view, (segment,), (), (cut,), marks=marks)
+        SegmentMerger(folder, writer_lock).replace(view, (segment,), (), (cut,), marks=marks)
     finally:
-        lease.release()
+        writer_lock.release()
     return segment
 
 
-def _keep(place: Path, folder: Path) -> None:
+def _copy(path: Path, folder: Path) -> None:
     make_folder(folder)
-    copy = folder / place.name
-    if place.is_dir() and not place.is_symlink():
-        shutil.copytree(place, copy, symlinks=True, dirs_exist_ok=True)
+    copy = folder / path.name
+    if path.is_dir() and not path.is_symlink():
+        shutil.copytree(path, copy, symlinks=True, dirs_exist_ok=True)
     elif not copy.exists():
-        os.link(place, copy, follow_symlinks=False)
+        os.link(path, copy, follow_symlinks=False)
     sync_folder(folder)

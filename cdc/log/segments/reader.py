@@ -1,7 +1,7 @@
 """Reading the segment log: any number of readers, in any process, while the writer writes and merges.
 
-An offset is a sequence number. Merged segments keep where each original entry lies, so an offset in the middle of one
-stays good for ever; a file that a merge takes away while it is read is found again in its successor.
+An offset is a sequence number. A merged segment records where each original entry begins, so every offset stays valid.
+If a merge removes a file during a read, the reader finds the rows in the merged segment.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from cdc.log.spark.source import LogSource
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MISSES = 20
+_MAX_MISSES = 20
 
 
 def offset_of(sequence: int) -> Offset:
-    """A sequence number as the outside sees it."""
+    """A sequence number as an offset of this log."""
     return Offset(str(sequence))
 
 
 def sequence_of(offset: Offset) -> int:
-    """The sequence number of an offset of ours; ValueError on another log's."""
+    """The sequence number of an offset. Raises ValueError on an offset of another kind of log."""
     if not offset.isdecimal():
         raise ValueError(f"{offset!r} is not an offset of a segment log; it is a sequence number, for instance 42.")
     return int(offset)
 
 
 class SegmentReader:
-    """Reads one folder. Cheap to make; keeps a listing as long as the folder does not change."""
+    """Reads one folder. Cheap to create; caches the listing while the folder does not change."""
 
     def __init__(self, root: Path) -> None:
         self._folder = LogFolder(root)
@@ -53,15 +53,15 @@ class SegmentReader:
 
     @property
     def schemas(self) -> Schemas:
-        """The registry kept with this log."""
+        """The schema registry of this log."""
         return self._schemas
 
     def view(self) -> View:
-        """The segments as they lie now."""
+        """The segments now."""
         return self._folder.view()
 
     def start(self) -> Offset:
-        """Before the oldest entry that is kept."""
+        """The offset before the oldest retained entry."""
         return offset_of(self.view().chain.before)
 
     def removed(self) -> Lsn:
@@ -70,29 +70,29 @@ class SegmentReader:
         return floor.end if floor is not None else ZERO_LSN
 
     def head(self) -> tuple[Offset, Lsn]:
-        """After the newest entry, and the LSN it brings a reader to."""
+        """The offset after the newest entry, and the LSN up to which the log is complete there."""
         chain = self.view().chain
         return offset_of(chain.head), chain.end
 
     def seek(self, point: Lsn | datetime) -> Offset:
-        """The last offset before which nothing lies that the point asks for."""
+        """The last offset that is before every change at or after the given time, or after the given LSN."""
         view = self.view()
         if isinstance(point, datetime):
             moment = (point - _EPOCH) // timedelta(microseconds=1)
-            cut = _first(view, lambda item: item.newest >= moment, 0)
+            cut = _first_entry(view, lambda item: item.newest >= moment, 0)
         else:
             lsn = point
             low = bisect_right(view.chain.kept, lsn, key=lambda segment: segment.end)
-            cut = _first(view, lambda item: item.end > lsn, low)
+            cut = _first_entry(view, lambda item: item.end > lsn, low)
         return offset_of(view.chain.head if cut is None else cut.sequence - 1)
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
-        """Slices after an offset. A transaction larger than memory is one slice too: use `frame` for those."""
+        """Slices after an offset. A transaction is always one slice, even if larger than memory: use `frame` then."""
         position, head = sequence_of(after), self.view().chain.head
         if position > head:
             raise LogCorrupt(
                 f"Offset {position} is beyond the end of the log ({head}).",
-                "It belongs to another log: start again from `start` or a position by LSN.",
+                "The offset belongs to another log: start from the log's first offset, or seek by LSN.",
             )
         stop = head if until is None else min(head, sequence_of(until))
         misses = 0
@@ -102,10 +102,10 @@ class SegmentReader:
                     yield piece
                     position, misses = sequence_of(piece.offset), 0
             except FileNotFoundError as error:
-                # Merged away between the listing and the opening: the next listing shows its successor.
+                # A merge removed the file after the listing: the next listing shows the merged segment.
                 misses += 1
-                if misses > _MISSES:
-                    raise segment_file.corrupt(Path(error.filename or "?"), "comes and goes") from None
+                if misses > _MAX_MISSES:
+                    raise segment_file.corrupt(Path(error.filename or "?"), "is listed but cannot be found") from None
 
     def _slices(self, position: int, stop: int) -> Iterator[Slice]:
         view = self.view()
@@ -113,32 +113,32 @@ class SegmentReader:
         for segment in after_sequence(view.chain.kept, position):
             if segment.start > stop:
                 return
-            yield from slices(view.places[segment], segment, position, stop)
+            yield from slices(view.paths[segment], segment, position, stop)
 
     def consumers(self) -> Sequence[Consumer]:
-        """Every registered reader."""
+        """Every registered consumer."""
         return [
             Consumer(item.name, offset_of(item.sequence), item.reached, item.at, item.sequence)
             for item in self._consumers.all()
         ]
 
     def lags(self) -> Sequence[Lag]:
-        """How far each registered reader is behind the head."""
+        """How far each registered consumer is behind the head."""
         view, now = self.view(), datetime.now(UTC)
         return [_lag(item, view, now) for item in self._consumers.all()]
 
     def commit(self, consumer: str, reached: Lsn, offset: Offset | None = None) -> None:
-        """Record how far a reader has applied the log."""
+        """Record how far a consumer has applied the log."""
         if offset is not None:
             self._consumers.commit(consumer, sequence_of(offset), reached)
             return
         view = self.view()
         low = bisect_left(view.chain.kept, reached, key=lambda segment: segment.end)
-        cut = _first(view, lambda item: item.end >= reached, low)
+        cut = _first_entry(view, lambda item: item.end >= reached, low)
         self._consumers.commit(consumer, view.chain.head if cut is None else _read_up_to(cut, reached), reached)
 
     def forget(self, consumer: str) -> None:
-        """Release what retention keeps for this reader."""
+        """Unregister a consumer: retention no longer keeps changes for it."""
         self._consumers.forget(consumer)
 
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
@@ -148,11 +148,11 @@ class SegmentReader:
     def packed(
         self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
     ) -> "DataFrame":
-        """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only."""
+        """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only."""
         return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
-        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
         return self._source().unpacked(batch)
 
     def _source(self) -> "LogSource":
@@ -162,47 +162,47 @@ class SegmentReader:
 
 
 def require_kept(view: View, position: int) -> None:
-    """Raise if what follows a position was removed: going on would skip changes in silence."""
+    """Raise if retention removed changes after this position: reading on would skip them silently."""
     if position < view.chain.before:
         raise LogCorrupt(
-            f"What follows offset {position} was removed by retention; the oldest offset is {view.chain.before}.",
+            f"Retention removed the changes after offset {position}; the oldest offset is {view.chain.before}.",
             "Take a new snapshot for this reader, and register it before it reads.",
         )
 
 
 def cuts_of(view: View, segment: Segment) -> Sequence[segment_file.Cut]:
-    """Where the original entries lie in a segment; only merged ones must be opened for that."""
+    """Where the original entries lie in a segment. Opens the file only if the segment is merged."""
     if segment.start == segment.stop:
         return (segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
-    return segment_file.facts(view.places[segment], segment).cuts
+    return segment_file.metadata(view.paths[segment], segment).cuts
 
 
-def _first(view: View, wanted: Callable[[segment_file.Cut], bool], low: int) -> segment_file.Cut | None:
-    """The first entry that is wanted, opening at most the one merged segment that holds it."""
+def _first_entry(view: View, wanted: Callable[[segment_file.Cut], bool], low: int) -> segment_file.Cut | None:
+    """The first wanted entry. Opens at most one file: the merged segment that has the entry."""
     for segment in view.chain.kept[low:]:
         if wanted(segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest)):
             return next((cut for cut in cuts_of(view, segment) if wanted(cut)), None)
     return None
 
 
-def slices(place: Path, segment: Segment, position: int, stop: int) -> Iterator[Slice]:
+def slices(path: Path, segment: Segment, position: int, stop: int) -> Iterator[Slice]:
     """The entries of one segment after a position, up to a sequence number."""
     if segment.start == segment.stop:
-        yield Slice(offset_of(segment.stop), segment.end, segment_file.rows(place, segment))
+        yield Slice(offset_of(segment.stop), segment.end, segment_file.rows(path, segment))
         return
-    cuts = segment_file.facts(place, segment).cuts
+    cuts = segment_file.metadata(path, segment).cuts
     wanted = [cut for cut in cuts if position < cut.sequence <= stop]
     skipped = sum(cut.rows for cut in cuts if cut.sequence <= position)
-    source = segment_file.batches(place, segment, skipped, skipped + sum(cut.rows for cut in wanted))
-    held = LOG_SCHEMA.empty_table()
+    source = segment_file.batches(path, segment, skipped, skipped + sum(cut.rows for cut in wanted))
+    pending = LOG_SCHEMA.empty_table()
     for cut in wanted:
-        while held.num_rows < cut.rows:
+        while pending.num_rows < cut.rows:
             more = next(source, None)
             if more is None:
-                raise segment_file.corrupt(place, "ends before the rows that it promises")
-            held = pa.concat_tables([held, more])
-        yield Slice(offset_of(cut.sequence), cut.end, held.slice(0, cut.rows))
-        held = held.slice(cut.rows)
+                raise segment_file.corrupt(path, "has fewer rows than its metadata says")
+            pending = pa.concat_tables([pending, more])
+        yield Slice(offset_of(cut.sequence), cut.end, pending.slice(0, cut.rows))
+        pending = pending.slice(cut.rows)
 
 
 def _read_up_to(cut: segment_file.Cut, reached: Lsn) -> int:

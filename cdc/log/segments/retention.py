@@ -1,4 +1,4 @@
-"""Retention by age and size: the oldest segments give way to one empty segment that keeps position and marks."""
+"""Retention by age and size: one empty segment, which keeps position and marks, replaces the oldest segments."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,19 +13,19 @@ from cdc.log.segments.segment_names import Segment
 def expired(
     kept: Sequence[Segment], sizes: Mapping[Segment, int], oldest: int, room: int, protected: int | None
 ) -> Sequence[Segment]:
-    """The leading segments that may go: past the age or beyond the size, and read by everybody. Pure.
+    """The oldest segments that may be removed: past the age or beyond the size, and read by every consumer. Pure.
 
-    `oldest` is the commit time (µs) before which rows are past their age, `protected` the last sequence number that
-    every registered consumer has read (None: nobody is registered). A segment without rows has no age of its own: it
-    goes with the next one that does, lest a log of an hour lose its beginning while a first reader opens it.
+    `oldest` is the commit time (µs) before which rows are too old, `protected` the last sequence number that every
+    registered consumer has read (None: no consumer is registered). A segment without rows has no age: it is removed
+    together with the next one that has rows, so that a new log does not lose its start while a first reader opens it.
     """
     total = sum(sizes[segment] for segment in kept)
     going = 0
-    for place, segment in enumerate(kept, start=1):
+    for count, segment in enumerate(kept, start=1):
         if protected is not None and segment.stop > protected:
             break
         if total > room or (segment.rows and segment.newest < oldest):
-            going = place
+            going = count
         elif segment.rows:
             break
         total -= sizes[segment]
@@ -33,14 +33,14 @@ def expired(
 
 
 class SegmentRetention:
-    """Applies the rule to a log."""
+    """Applies `expired` to a log."""
 
     def __init__(self, history: SegmentMerger, consumers: Consumers) -> None:
         self._history = history
         self._consumers = consumers
 
     def apply(self, hours: float, gigabytes: float, force: bool = False) -> int:
-        """Remove what is past retention; returns how many entries went. `force` ignores the consumers."""
+        """Remove segments past retention; returns how many entries they had. `force` ignores the consumers."""
         view = self._history.view()
         gone = self.due(view, hours, gigabytes, force)
         if not gone:
@@ -52,7 +52,7 @@ class SegmentRetention:
         return last.stop - gone[0].start + 1
 
     def due(self, view: View, hours: float, gigabytes: float, force: bool = False) -> Sequence[Segment]:
-        """What `apply` would remove now."""
+        """The segments that `apply` would remove now."""
         oldest = int((datetime.now(UTC).timestamp() - hours * 3600) * 1e6)
         protected = None if force else self.protected()
         return expired(view.chain.kept, sizes_of(view), oldest, int(gigabytes * 2**30), protected)

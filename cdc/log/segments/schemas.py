@@ -1,6 +1,6 @@
-"""The registry of table schemas: one JSON file per table beside the log, exchanged in one instant.
+"""The schema registry: one JSON file per table beside the log, replaced atomically.
 
-Any process may read while one writes; ids count the schemas of a table from 1 and are never used twice.
+Any process may read while one writes. The ids of a table's schemas count from 1 and are never reused.
 """
 
 import fcntl
@@ -23,8 +23,8 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A file as it was read; `stamp` changes whenever the file is exchanged."""
+class _CachedFile:
+    """The content of a file; `stamp` changes whenever the file is replaced."""
 
     stamp: tuple[int, int]
     versions: tuple[TableSchema, ...]
@@ -36,14 +36,14 @@ class FolderSchemas:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedFile] = {}
         self._unsynced = False
 
     def record(self, schema: TableSchema) -> TableSchema:
-        """Store it if it differs from the newest one of its table."""
-        with self._lock, self._alone():
+        """Store a schema if it differs from the newest one of its table."""
+        with self._lock, self._exclusively():
             path = self._folder / _file_name(schema.table)
-            self._settle()
+            self._sync_pending()
             versions = self._load(path)
             if versions and replace(schema, id=versions[-1].id) == versions[-1]:
                 return versions[-1]
@@ -54,8 +54,8 @@ class FolderSchemas:
             self._unsynced = False
             return stored
 
-    def _settle(self) -> None:
-        """A file that was exchanged while the folder's sync found no room must not be believed before it is durable."""
+    def _sync_pending(self) -> None:
+        """If a full disk prevented the sync after a replace, sync now: the new file must not be used before."""
         if self._unsynced:
             with room(self._folder):
                 sync_folder(self._folder)
@@ -73,14 +73,14 @@ class FolderSchemas:
         )
 
     def newest(self) -> Sequence[TableSchema]:
-        """The newest schema of every table, by name."""
+        """The newest schema of every table, ordered by name."""
         with self._lock:
             names = self._folder.glob("*.json") if self._folder.is_dir() else ()
             newest = [versions[-1] for path in names if (versions := self._load(path))]
         return sorted(newest, key=lambda schema: schema.table)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[None]:
         make_folder(self._folder)
         with room(self._folder / "lock"):
             lock = open_or_make(self._folder / "lock")
@@ -96,7 +96,7 @@ class FolderSchemas:
             stamp = (status.st_ino, status.st_mtime_ns)
             known = self._known.get(path.name)
             if known is None or known.stamp != stamp:
-                known = _Known(stamp, _decode(path.read_bytes()))
+                known = _CachedFile(stamp, _decode(path.read_bytes()))
                 self._known[path.name] = known
         except FileNotFoundError:
             return ()
@@ -106,7 +106,7 @@ class FolderSchemas:
 
 
 def _file_name(table: TableId) -> str:
-    """Readable, and unique whatever characters the name has."""
+    """A readable file name that is unique whatever characters the table's name has."""
     digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:16]
     return f"{quote(str(table), safe='')[:120]}-{digest}.json"
 

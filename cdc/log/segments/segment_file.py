@@ -1,7 +1,7 @@
-"""What is inside a segment: Parquet with LOG_SCHEMA, page checksums, and our facts in its key-value metadata.
+"""The content of a segment: Parquet with LOG_SCHEMA, page checksums, and marks and cuts in its key-value metadata.
 
-Bytes are judged before they are believed: schema, row count and checksums must fit, else LogCorrupt names the file.
-Nothing is ever unpickled or evaluated.
+Readers check schema, row count and checksums; if one is wrong, LogCorrupt names the file. Nothing is ever unpickled
+or evaluated.
 """
 
 import errno
@@ -21,10 +21,10 @@ from cdc.errors import LogCorrupt
 from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 
-_FACTS = b"millrace"
+_METADATA_KEY = b"millrace"
 _FORMAT = 1
 _MAX_GROUP_BYTES = 8 << 30
-"""A row group that claims to inflate beyond this is refused: ours hold at most one append or 128 MB."""
+"""Readers refuse a row group that claims to be larger uncompressed: the writer's have at most one append or 128 MB."""
 GROUP_ROWS = 1 << 17
 Compression = Literal["lz4", "zstd", "none"]
 _ORDERED = ("version", "commit_lsn", "ordinal", "xid", "commit_ts")
@@ -32,7 +32,7 @@ _ORDERED = ("version", "commit_lsn", "ordinal", "xid", "commit_ts")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where one original entry lies in a merged segment: its sequence number, end, number of rows, newest time."""
+    """One original entry of a merged segment: its sequence number, end, number of rows and newest commit time."""
 
     sequence: int
     end: Lsn
@@ -41,8 +41,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """A segment's own statements beside its rows."""
+class Metadata:
+    """What a segment stores beside its rows."""
 
     marks: Mapping[str, str]
     cuts: Sequence[Cut]
@@ -50,15 +50,15 @@ class Facts:
     def encoded(self) -> dict[str, str]:
         """As Parquet key-value metadata."""
         cuts = [[cut.sequence, cut.end, cut.rows, cut.newest] for cut in self.cuts]
-        facts = {"format": _FORMAT, "marks": dict(self.marks), "cuts": cuts}
-        return {_FACTS.decode(): json.dumps(facts, separators=(",", ":"))}
+        metadata = {"format": _FORMAT, "marks": dict(self.marks), "cuts": cuts}
+        return {_METADATA_KEY.decode(): json.dumps(metadata, separators=(",", ":"))}
 
 
 def writer(sink: pa.NativeFile | IO[bytes], compression: Compression, level: int | None = None) -> pq.ParquetWriter:
-    """A Parquet writer with our options.
+    """A Parquet writer with the log's options.
 
-    Measured on rows of 220 bytes: dictionaries only for the two columns that repeat and delta coding for the ascending
-    ones write at 0.65 µs a row against 0.9 µs with Parquet's defaults; checksums cost nothing that can be seen.
+    Measured on rows of 220 bytes: with dictionaries only for the two columns that repeat and delta encoding for the
+    ascending ones a row takes 0.65 µs, against 0.9 µs with Parquet's defaults; checksums add no measurable cost.
     """
     return pq.ParquetWriter(
         sink,
@@ -73,23 +73,23 @@ def writer(sink: pa.NativeFile | IO[bytes], compression: Compression, level: int
     )
 
 
-def encode(rows: pa.Table, facts: Facts, compression: Compression) -> pa.Buffer:
-    """One segment in memory."""
+def encode(rows: pa.Table, metadata: Metadata, compression: Compression) -> pa.Buffer:
+    """The bytes of one segment."""
     sink = pa.BufferOutputStream()
     with writer(sink, compression) as parquet:
         parquet.write_table(rows, row_group_size=GROUP_ROWS)
-        parquet.add_key_value_metadata(facts.encoded())
+        parquet.add_key_value_metadata(metadata.encoded())
     return sink.getvalue()
 
 
 def checked(rows: pa.Table) -> pa.Table:
-    """The rows with exactly LOG_SCHEMA; a column too few is a mistake of the caller, found here and not by a reader."""
+    """The rows with exactly LOG_SCHEMA. Raises if a column is missing, so that the caller fails and not a reader."""
     return rows if rows.schema.equals(LOG_SCHEMA) else rows.select(LOG_SCHEMA.names).cast(LOG_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many rows there are and what they span: what a segment's name says of them."""
+    """The number of rows and their range of LSNs and times, as stored in a segment's name."""
 
     rows: int = 0
     first: Lsn = ZERO_LSN
@@ -98,7 +98,7 @@ class Extent:
 
     @classmethod
     def of(cls, rows: pa.Table) -> Self:
-        """Measure some rows."""
+        """The extent of some rows."""
         if rows.num_rows == 0:
             return cls()
         lsns: dict[str, int] = pc.min_max(rows["commit_lsn"]).as_py()  # type: ignore[assignment]
@@ -106,7 +106,7 @@ class Extent:
         return cls(rows.num_rows, Lsn(lsns["min"]), Lsn(lsns["max"]), max(newest, 0))
 
     def with_more(self, other: Self) -> Self:
-        """Both together."""
+        """The extent of both."""
         if not (self.rows and other.rows):
             return self if self.rows else other
         first, last = min(self.first, other.first), max(self.last, other.last)
@@ -115,7 +115,7 @@ class Extent:
 
 @contextmanager
 def opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """One Parquet file for reading. FileNotFoundError passes through: a merge may have replaced it."""
+    """Open one Parquet file for reading. FileNotFoundError reaches the caller: a merge may have removed the file."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise corrupt(path, "is not a plain file")
@@ -124,7 +124,7 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, ValueError) as error:
         raise corrupt(path, "is not readable") from error
     except OSError as error:
-        # pyarrow reports bad bytes as an OSError without a number.
+        # pyarrow reports bad bytes as an OSError without an errno.
         if error.errno in (None, errno.EIO, errno.ELOOP):
             raise corrupt(path, "is not readable") from error
         raise
@@ -136,7 +136,7 @@ def _parquet(source: pa.NativeFile, path: Path) -> pq.ParquetFile:
         raise corrupt(path, "has columns that are not the log's")
     groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
     if any(group.total_byte_size > _MAX_GROUP_BYTES for group in groups):
-        raise corrupt(path, "claims to inflate beyond every bound")
+        raise corrupt(path, "claims a row group larger than any that the log writes")
     return file
 
 
@@ -144,47 +144,47 @@ def corrupt(path: Path, what: str) -> LogCorrupt:
     """The error that names a bad file."""
     return LogCorrupt(
         f"Log file {path.parent.name}/{path.name} {what}.",
-        "Restore it from a backup, or set it aside with `millrace log quarantine` and backfill its tables.",
+        "Restore it from a backup, or remove it with `millrace log quarantine` and backfill its tables.",
     )
 
 
-def paths(place: Path) -> Sequence[Path]:
-    """The Parquet files of a segment: itself, or the parts of a large transaction in order."""
-    return sorted(place.iterdir()) if place.is_dir() and not place.is_symlink() else (place,)
+def part_files(path: Path) -> Sequence[Path]:
+    """The Parquet files of a segment: the file itself, or the part files of a large transaction in order."""
+    return sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else (path,)
 
 
-def facts(place: Path, segment: Segment) -> Facts:
-    """The statements of a segment; a hot one is its own single cut."""
-    with opened(paths(place)[0]) as file:
-        return _facts(file, place, segment)
+def metadata(path: Path, segment: Segment) -> Metadata:
+    """The metadata of a segment. A fresh segment has one cut: itself."""
+    with opened(part_files(path)[0]) as file:
+        return _metadata(file, path, segment)
 
 
-def _facts(file: pq.ParquetFile, place: Path, segment: Segment) -> Facts:
-    raw = (file.metadata.metadata or {}).get(_FACTS)
+def _metadata(file: pq.ParquetFile, path: Path, segment: Segment) -> Metadata:
+    raw = (file.metadata.metadata or {}).get(_METADATA_KEY)
     if raw is None:
-        raise corrupt(place, "was not written by millrace")
+        raise corrupt(path, "was not written by millrace")
     data = json.loads(raw)
     if data.get("format") != _FORMAT:
-        raise corrupt(place, f"has format {data.get('format')!r}, this version reads {_FORMAT}")
+        raise corrupt(path, f"has format {data.get('format')!r}, this version reads {_FORMAT}")
     cuts = tuple(Cut(sequence, Lsn(end), rows, newest) for sequence, end, rows, newest in data["cuts"])
-    return Facts(data["marks"], cuts or (Cut(segment.stop, segment.end, segment.rows, segment.newest),))
+    return Metadata(data["marks"], cuts or (Cut(segment.stop, segment.end, segment.rows, segment.newest),))
 
 
-def rows(place: Path, segment: Segment, start: int = 0, stop: int | None = None) -> pa.Table:
-    """Rows `start` to `stop` of a segment, in order; reads only the row groups that hold them."""
+def rows(path: Path, segment: Segment, start: int = 0, stop: int | None = None) -> pa.Table:
+    """Rows `start` to `stop` of a segment, in order. Reads only the row groups that contain them."""
     wanted = segment.rows if stop is None else stop
-    tables = list(batches(place, segment, start, wanted))
+    tables = list(batches(path, segment, start, wanted))
     table = pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
     if table.num_rows != wanted - start:
-        raise corrupt(place, f"holds {table.num_rows} rows where its name promises {wanted - start}")
+        raise corrupt(path, f"has {table.num_rows} rows, but its name says {wanted - start}")
     return table
 
 
-def batches(place: Path, segment: Segment, start: int, stop: int) -> Iterator[pa.Table]:
-    """The same, row group by row group, for those who need not hold it all."""
+def batches(path: Path, segment: Segment, start: int, stop: int) -> Iterator[pa.Table]:
+    """The same rows, one row group at a time."""
     seen = 0
-    for path in paths(place):
-        with opened(path) as file:
+    for part in part_files(path):
+        with opened(part) as file:
             for index in range(file.metadata.num_row_groups):
                 count = file.metadata.row_group(index).num_rows
                 low, high = max(start - seen, 0), min(stop - seen, count)
@@ -193,4 +193,4 @@ def batches(place: Path, segment: Segment, start: int, stop: int) -> Iterator[pa
                     table = file.read_row_group(index, use_threads=False).cast(LOG_SCHEMA)
                     yield table if (low, high) == (0, count) else table.slice(low, high - low)
     if seen != segment.rows:
-        raise corrupt(place, f"holds {seen} rows where its name promises {segment.rows}")
+        raise corrupt(path, f"has {seen} rows, but its name says {segment.rows}")

@@ -1,11 +1,11 @@
-"""Segment names: everything a restart must know, and nothing else is read. Pure.
+"""Segment names, which hold everything that a restart needs to know. Pure.
 
 `<from>-<to>-<generation>-<first>-<last>-<end>-<rows>-<newest>[-m][-x].parquet`
 
-Sequence numbers give the total order; snapshot chunks share LSNs, sequences never repeat. A merged segment covers the
-range `from..to`; a segment inside the range of one with a higher generation is superseded by it, so that a crash
-between publishing a merge and removing its parts is harmless. `-m`: it carries marks. `-x`: its rows were removed by
-retention; there is at most one, at the beginning, and it keeps position and marks.
+Sequence numbers give the total order: snapshot chunks can share an LSN, but sequence numbers never repeat. A merged
+segment covers the range `from..to` and supersedes the segments of lower generations in that range, so a crash between
+publishing a merge and removing its parts is harmless. `-m`: the segment has marks. `-x`: retention removed its rows;
+there is at most one such segment, the first, and it keeps position and marks.
 """
 
 import re
@@ -23,20 +23,20 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One published file, or folder of part files, as its name describes it."""
+    """One published file, or folder of part files, as described by its name."""
 
     start: int
-    """First sequence number in it."""
+    """Its first sequence number."""
     stop: int
-    """Last sequence number in it; hot segments hold exactly one."""
+    """Its last sequence number; a fresh segment has exactly one."""
     generation: int
     first: Lsn
     last: Lsn
     end: Lsn
-    """What a reader has reached after it; never goes back along the sequence."""
+    """The LSN up to which the log is complete after this segment; never decreases along the sequence."""
     rows: int
     newest: int
-    """Newest commit time in it, microseconds since 1970; 0 if it has no rows."""
+    """Its newest commit time, microseconds since 1970; 0 if it has no rows."""
     marks: bool = False
     expired: bool = False
 
@@ -55,7 +55,7 @@ class Segment:
 
 @lru_cache(maxsize=1 << 14)
 def parse(name: str) -> Segment | None:
-    """None for a file that is not ours: it is never read, and `millrace log show` lists it."""
+    """The segment of a name; None for other files, which are never read and which `millrace log show` lists."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -75,13 +75,13 @@ def parse(name: str) -> Segment | None:
     return segment if 1 <= segment.start <= segment.stop else None
 
 
-class Hole(LogCorrupt):
+class SequenceGap(LogCorrupt):
     """Sequence numbers are missing between two segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The segments that count, in order and without a hole; what retention removed before; what merges superseded."""
+    """The current segments in order without a gap, the expired one before them, and those that merges superseded."""
 
     kept: tuple[Segment, ...] = ()
     floor: Segment | None = None
@@ -89,12 +89,12 @@ class Chain:
 
     @property
     def newest(self) -> Segment | None:
-        """The last one, kept or expired; None in an empty log."""
+        """The last segment, kept or expired; None in an empty log."""
         return self.kept[-1] if self.kept else self.floor
 
     @property
     def before(self) -> int:
-        """The sequence number before the oldest one kept."""
+        """The sequence number before the oldest retained one."""
         return self.kept[0].start - 1 if self.kept else self.head
 
     @property
@@ -104,14 +104,14 @@ class Chain:
 
     @property
     def end(self) -> Lsn:
-        """The LSN that the newest segment brings a reader to."""
+        """The LSN up to which the log is complete."""
         return self.newest.end if self.newest else ZERO_LSN
 
 
 def chain(segments: Iterable[Segment]) -> Chain:
-    """Put segments in order; raises Hole if a sequence number is missing, LogCorrupt if two overlap.
+    """Put segments in order. Raises SequenceGap if a sequence number is missing, LogCorrupt if two overlap.
 
-    A log begins with sequence number 1 for ever: what retention removes leaves an expired segment in its place.
+    A log always begins with sequence number 1: retention replaces removed segments by one expired segment.
     """
     kept: list[Segment] = []
     superseded: list[Segment] = []
@@ -122,21 +122,21 @@ def chain(segments: Iterable[Segment]) -> Chain:
         elif segment.start == reached + 1:
             kept.append(segment)
         elif segment.start > reached + 1:
-            raise Hole(
-                f"The log has a hole: sequence {reached + 1} to {segment.start - 1} is missing.",
+            raise SequenceGap(
+                f"The log has a gap: sequence numbers {reached + 1} to {segment.start - 1} are missing.",
                 "Restore the missing segment, or take a new snapshot into an empty log folder.",
             )
         else:
             raise LogCorrupt(
                 f"{segment.described} overlaps {kept[-1].described}.",
-                "One of the two files was copied into the log folder; move the foreign one away.",
+                "One of the two files was copied into the log folder; move the copied one away.",
             )
     floor = kept.pop(0) if kept and kept[0].expired else None
     return Chain(tuple(kept), floor, tuple(superseded))
 
 
 def after(kept: Sequence[Segment], sequence: int) -> Sequence[Segment]:
-    """The segments that hold anything beyond a sequence number."""
+    """The segments that have entries after a sequence number."""
     low, high = 0, len(kept)
     while low < high:
         middle = (low + high) // 2

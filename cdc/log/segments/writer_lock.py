@@ -1,8 +1,8 @@
-"""Exactly one writer: a lock against mistakes, and an epoch folder against zombies.
+"""Exactly one writer: a file lock prevents a second writer, and an epoch folder fences off a paused one.
 
-A writer publishes by renaming out of a folder of its own, `.writer-<epoch>`. Who takes over makes the folder of the
-next epoch and removes every older one *before* it looks at the log. A stopped writer that wakes up later finds its
-folder gone: no file can be made in it and no rename can leave it, so it never publishes anything again.
+A writer publishes by renaming files out of its own staging folder, `.writer-<epoch>`. A new writer creates the folder
+of the next epoch and removes all older ones *before* it lists the log. A paused writer that resumes later finds its
+folder gone: it can neither create a file there nor rename one out of it, so it never publishes again.
 """
 
 import fcntl
@@ -19,66 +19,66 @@ _WRITER = re.compile(r"\.writer-(\d{8})")
 
 
 class WriterLock:
-    """The right to publish, for as long as nobody takes it over."""
+    """The right to publish, until another writer takes over."""
 
-    def __init__(self, root: Path, aside: Path, lock: int) -> None:
+    def __init__(self, root: Path, staging: Path, lock: int) -> None:
         self._root = root
-        self.aside = aside
+        self.staging = staging
         self._lock = lock
 
     @classmethod
     def take(cls, root: Path, takeover: bool = False) -> Self:
-        """Become the writer. Raises LogFenced while another has the lock, unless told to take over."""
+        """Become the writer. Raises LogFenced while another process has the lock, unless `takeover` is set."""
         make_folder(root)
         with room(root / "lock"):
             lock = open_or_make(root / "lock")
         try:
             with room(root / "lock"):
-                _seize(lock, root, takeover)
-                aside = _next_epoch(root)
+                _lock_file(lock, root, takeover)
+                staging = _next_epoch(root)
         except BaseException:
             os.close(lock)
             raise
-        return cls(root, aside, lock)
+        return cls(root, staging, lock)
 
-    def rename(self, aside: Path, target: Path) -> None:
-        """Make a finished file or folder visible: it must have been synced. Durable once its new folder is synced."""
-        with room(self.aside):
-            aside.rename(target)
+    def rename(self, staged: Path, target: Path) -> None:
+        """Make a synced file or folder visible. Durable once the target's folder is synced."""
+        with room(self.staging):
+            staged.rename(target)
 
-    def withdraw(self, path: Path) -> None:
-        """Take a published file or folder out of sight in one instant, then remove it."""
+    def remove_published(self, path: Path) -> None:
+        """Hide a published file or folder with one rename, then remove it."""
         self.require()
-        grave = self.aside / f"gone-{secrets.token_hex(8)}"
-        with room(self.aside):
+        renamed = self.staging / f"gone-{secrets.token_hex(8)}"
+        with room(self.staging):
             try:
-                path.rename(grave)
+                path.rename(renamed)
             except FileNotFoundError:
                 return
-        remove(grave)
+        remove(renamed)
 
     def require(self) -> None:
         """Raise LogFenced if another writer has taken over."""
-        if not self.aside.is_dir():
+        if not self.staging.is_dir():
             raise LogFenced(
-                f"The writer folder {self.aside.name} is gone: another writer took over.", "Stop this process."
+                f"The writer folder {self.staging.name} is gone: another writer took over.", "Stop this process."
             )
 
     def release(self) -> None:
-        """Let the next writer in."""
+        """Allow the next writer to open the log."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
-def _seize(lock: int, root: Path, takeover: bool) -> None:
+def _lock_file(lock: int, root: Path, takeover: bool) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if not takeover:
             holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
             raise LogFenced(
-                f"Another process writes to {root} (pid {holder}).", "Stop it first; one log has one writer."
+                f"Another process writes to {root} (pid {holder}).", "Stop it first: a log has one writer."
             ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -86,26 +86,26 @@ def _seize(lock: int, root: Path, takeover: bool) -> None:
 
 def _next_epoch(root: Path) -> Path:
     epochs = [int(match[1]) for entry in root.iterdir() if (match := _WRITER.fullmatch(entry.name))]
-    aside = root / f".writer-{max(epochs, default=0) + 1:08d}"
+    staging = root / f".writer-{max(epochs, default=0) + 1:08d}"
     try:
-        aside.mkdir(mode=FOLDER_MODE)
+        staging.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
-        raise LogFenced(f"Another process took over {root} just now.", "Let it write, or stop it first.") from None
+        raise LogFenced(f"Another process just became the writer of {root}.", "Stop it first.") from None
     for epoch in epochs:
-        _bury(root / f".writer-{epoch:08d}")
+        _remove_epoch(root / f".writer-{epoch:08d}")
     for leftover in root.glob(".dead-*"):
         remove(leftover)
     sync_folder(root)
-    return aside
+    return staging
 
 
-def _bury(folder: Path) -> None:
-    """Renamed first, so that its owner can put nothing more into it while it is emptied."""
-    grave = folder.with_name(f".dead-{secrets.token_hex(8)}")
+def _remove_epoch(folder: Path) -> None:
+    """Rename the folder first, so that its owner cannot add files while it is emptied."""
+    renamed = folder.with_name(f".dead-{secrets.token_hex(8)}")
     try:
-        folder.rename(grave)
+        folder.rename(renamed)
     except FileNotFoundError:
         return
-    remove(grave)
-    if grave.exists():
-        raise LogFenced(f"{grave} could not be removed, so an older writer could still write.", "Remove it by hand.")
+    remove(renamed)
+    if renamed.exists():
+        raise LogFenced(f"{renamed} could not be removed, so an older writer could still write.", "Remove it by hand.")

@@ -1,1 +1,1 @@
-"""The log as Spark sees it. Imported only by those who use Spark."""
+"""The log as a Spark data source. Imported only by code that uses Spark."""

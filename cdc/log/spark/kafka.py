@@ -1,7 +1,7 @@
-"""A Kafka log as a Spark stream: a micro-batch begins and ends at markers, so it holds whole transactions.
+"""A Kafka log as a Spark stream: a micro-batch begins and ends at position markers, so it has whole transactions.
 
-Why not Spark's own Kafka source: it asks each partition for its newest offset at a moment of its own, so a batch can
-hold a transaction's marker without some of its rows; and its JSON functions write numbers anew, which loses digits.
+Why not Spark's own Kafka source: it asks each partition for its newest offset at a different moment, so a batch could
+contain a transaction's marker without some of its rows; and Spark's JSON functions reformat numbers and lose digits.
 """
 
 import json
@@ -21,11 +21,10 @@ from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
 from cdc.log.kafka.position import KafkaPosition
-from cdc.log.kafka.read.between import check, ranges
-from cdc.log.kafka.read.ranges import OffsetRange, RangeReader, envelopes
+from cdc.log.kafka.read.ranges import OffsetRange, RangeReader, check_topics, decode_envelopes, ranges_between
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
-from cdc.log.spark.packed_rows import Shape
+from cdc.log.spark.packed_rows import OutputFormat
 from cdc.log.spark.source import LogSource
 from cdc.log.spark.splits import progress_row
 from cdc.ports import Offset
@@ -33,49 +32,49 @@ from cdc.ports import Offset
 _FORMAT = "millrace_kafka"
 _BATCH_MESSAGES = 50_000
 _TASK_MESSAGES = 20_000
-"""Least messages of a task: below this a second task costs more than it saves."""
+"""Minimum messages per task: below this a second task costs more than it saves."""
 
-Where = dict[str, str]
+SparkOffset = dict[str, str]
 
 
 def source(settings: KafkaConnectionSettings) -> LogSource:
-    """The source that reads a log's topics."""
-    told = settings.model_dump_json(exclude={"password", "key_password"})
-    # Spark redacts options of this name wherever it shows them.
+    """The Spark source for a log's topics."""
+    encoded = settings.model_dump_json(exclude={"password", "key_password"})
+    # Spark redacts an option of this name in its UI and logs.
     secret = json.dumps([settings.password.reveal(), settings.key_password.reveal()])
-    return LogSource(KafkaSource, {"settings": told, "password": secret}, _BATCH_MESSAGES)
+    return LogSource(KafkaSource, {"settings": encoded, "password": secret}, _BATCH_MESSAGES)
 
 
 class KafkaSource(DataSource):
-    """Registered under one name; everything else travels as options."""
+    """Spark's entry point: registered under one name and configured by options only."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format()` takes."""
+        """The name for `format()`."""
         return _FORMAT
 
     def schema(self) -> StructType:
-        """The log's; or that of the cells, for a packed stream."""
-        return from_arrow_schema(Shape.of(self.options).schema)
+        """LOG_SCHEMA, or PACKED for a packed stream."""
+        return from_arrow_schema(OutputFormat.of(self.options).schema)
 
     def streamReader(self, schema: StructType) -> "KafkaStream":  # noqa: N802 -- Spark's name
-        """One per query, in a process of its own beside the driver."""
+        """Plans one query. Spark runs it in its own Python process beside the driver."""
         return KafkaStream(
-            self._brokers, Offset(self.options["after"]), int(self.options["limit"]), Shape.of(self.options)
+            self._connection, Offset(self.options["after"]), int(self.options["limit"]), OutputFormat.of(self.options)
         )
 
     def reader(self, schema: StructType) -> "KafkaBatch":
         """Everything between two offsets."""
-        places = Offset(self.options["after"]), Offset(self.options["until"])
-        return KafkaBatch(self._brokers, *places, Shape.of(self.options))
+        offsets = Offset(self.options["after"]), Offset(self.options["until"])
+        return KafkaBatch(self._connection, *offsets, OutputFormat.of(self.options))
 
     @property
-    def _brokers(self) -> tuple[str, str]:
+    def _connection(self) -> tuple[str, str]:
         return self.options["settings"], self.options["password"]
 
 
 class _Task(InputPartition):
-    """What one task reads of what lies between two places; the last one of a batch ends with the marker."""
+    """What one task reads between two positions. The last task of a batch adds the progress row."""
 
     def __init__(
         self, share: Sequence[OffsetRange], after: KafkaPosition, until: KafkaPosition, last: bool, tasks: int
@@ -88,98 +87,98 @@ class _Task(InputPartition):
         self.tasks = tasks
 
 
-class _Tasks:
-    """The tasks of a batch, and what each gives: the same for a stream and for a batch of its own."""
+class _TaskPlanner:
+    """Plans the tasks of a batch and runs one: shared by the streaming and the batch reader."""
 
-    def __init__(self, brokers: tuple[str, str], shape: Shape) -> None:
-        self._brokers = brokers
-        self._shape = shape
+    def __init__(self, connection: tuple[str, str], output_format: OutputFormat) -> None:
+        self._connection = connection
+        self._output_format = output_format
 
-    def _planned(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
+    def _plan(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
         if after.marker >= until.marker:
             return []
-        check(_cluster(*self._brokers), after, until)
-        shares = spread(ranges(after, until), self._shape.tasks)
+        check_topics(_cluster(*self._connection), after, until)
+        shares = distribute(ranges_between(after, until), self._output_format.tasks)
         last = len(shares) - 1
         return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; runs in a worker."""
+        """The rows of one task. Runs in a Spark worker."""
         if not isinstance(partition, _Task):
-            raise TypeError("a partition of another source")
+            raise TypeError("the partition belongs to another source")
         until = partition.until
-        rows = (part.rows for part in _ranges(*self._brokers).read(partition.share))
+        rows = (part.rows for part in _ranges(*self._connection).read(partition.share))
         marker = [progress_row(until.end, until.end, until.newest, until.offset())] if partition.last else []
         parts = chain(rows, marker)
-        yield from self._shape.given(parts, partition.after.offset(), until.offset(), partition.tasks)
+        yield from self._output_format.output(parts, partition.after.offset(), until.offset(), partition.tasks)
 
 
-class KafkaBatch(_Tasks, DataSourceReader):
-    """All rows between two places, each on its own: for a micro-batch that is too large for cells."""
+class KafkaBatch(_TaskPlanner, DataSourceReader):
+    """All rows between two positions, unpacked: for a micro-batch that is too large to pack."""
 
-    def __init__(self, brokers: tuple[str, str], after: Offset, until: Offset, shape: Shape) -> None:
-        super().__init__(brokers, shape)
+    def __init__(self, connection: tuple[str, str], after: Offset, until: Offset, output_format: OutputFormat) -> None:
+        super().__init__(connection, output_format)
         self._after = after
         self._until = until
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the batch."""
-        return self._planned(KafkaPosition.of(self._after), KafkaPosition.of(self._until))
+        return self._plan(KafkaPosition.of(self._after), KafkaPosition.of(self._until))
 
 
-class KafkaStream(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches from markers. Spark's checkpoint holds the only position that counts."""
+class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches from markers. The position is kept in Spark's checkpoint only."""
 
-    def __init__(self, brokers: tuple[str, str], after: Offset, limit: int, shape: Shape) -> None:
-        super().__init__(brokers, shape)
+    def __init__(self, connection: tuple[str, str], after: Offset, limit: int, output_format: OutputFormat) -> None:
+        super().__init__(connection, output_format)
         self._limit = limit
         self._after = after
         self._target: KafkaPosition | None = None
 
-    def initialOffset(self) -> Where:  # noqa: N802 -- Spark's name
+    def initialOffset(self) -> SparkOffset:  # noqa: N802 -- Spark's name
         """Where a query without a checkpoint begins."""
         return {"place": self._after}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
-        """Back-pressure: about so many messages a batch."""
+        """Back-pressure: about this many messages per batch."""
         return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Remember where the log ends now."""
         self._target = self._log().newest()
 
-    def latestOffset(self, start: Where, limit: ReadLimit) -> Where:  # noqa: N802 -- Spark's name
+    def latestOffset(self, start: SparkOffset, limit: ReadLimit) -> SparkOffset:  # noqa: N802 -- Spark's name
         """The end of the next batch: whole transactions, at least one if there is any."""
         begin = KafkaPosition.of(Offset(start["place"]))
         newest = self._log().newest()
         if begin.marker > newest.marker:
             raise LogCorrupt(
-                f"The checkpoint stands at marker {begin.marker}, the log ends at {newest.marker}.",
-                "They do not belong together: remove the checkpoint, and the store is built again from the log.",
+                f"The checkpoint is at marker {begin.marker}, but the log ends at {newest.marker}.",
+                "The checkpoint belongs to another log: remove it, and the sink is rebuilt from this log.",
             )
         if isinstance(limit, ReadAllAvailable):
             reached = newest
         else:
             messages = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
-            reached = self._log().next_place(begin, messages)
+            reached = self._log().next_position(begin, messages)
         if self._target is not None and reached.marker > self._target.marker:
             reached = self._target if self._target.marker > begin.marker else begin
         return {"place": reached.offset() if reached.marker > begin.marker else start["place"]}
 
-    def reportLatestOffset(self) -> Where:  # noqa: N802 -- Spark's name
+    def reportLatestOffset(self) -> SparkOffset:  # noqa: N802 -- Spark's name
         """The head, for the query's status."""
         return {"place": self._log().newest().offset()}
 
-    def partitions(self, start: Where, end: Where) -> Sequence[InputPartition]:
+    def partitions(self, start: SparkOffset, end: SparkOffset) -> Sequence[InputPartition]:
         """The tasks of one batch."""
-        return self._planned(KafkaPosition.of(Offset(start["place"])), KafkaPosition.of(Offset(end["place"])))
+        return self._plan(KafkaPosition.of(Offset(start["place"])), KafkaPosition.of(Offset(end["place"])))
 
     def _log(self) -> KafkaReader | DebeziumReader:
-        return _reader(*self._brokers)
+        return _reader(*self._connection)
 
 
-def spread(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
-    """Whole partitions over at most `tasks` shares, fewer where there is little to read; at least one share."""
+def distribute(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
+    """Distribute whole partitions over at most `tasks` shares; fewer if there is little to read, at least one."""
     total = sum(item.end - (item.start or 0) for item in whole)
     count = max(1, min(tasks, len(whole), total // _TASK_MESSAGES))
     shares: list[list[OffsetRange]] = [[] for _ in range(count)]
@@ -191,28 +190,30 @@ def spread(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
     return shares
 
 
-def _typed(settings: str, password: str) -> KafkaSettings | DebeziumSettings:
-    told = json.loads(settings)
-    kind = DebeziumSettings if told["kind"] == "debezium" else KafkaSettings
+def _settings_of(settings: str, password: str) -> KafkaSettings | DebeziumSettings:
+    encoded = json.loads(settings)
+    kind = DebeziumSettings if encoded["kind"] == "debezium" else KafkaSettings
     own, of_key = (Secret(each) for each in json.loads(password))
-    return kind.model_validate({**told, "password": own, "key_password": of_key})
+    return kind.model_validate({**encoded, "password": own, "key_password": of_key})
 
 
 @cache
 def _cluster(settings: str, password: str) -> Cluster:
-    return Cluster(_typed(settings, password))
+    return Cluster(_settings_of(settings, password))
 
 
 @cache
 def _reader(settings: str, password: str) -> KafkaReader | DebeziumReader:
-    """Kept for the life of the process, which is the query's."""
-    typed = _typed(settings, password)
-    return DebeziumReader(typed) if isinstance(typed, DebeziumSettings) else KafkaReader(typed)
+    """Cached for the life of the process, which is that of the query."""
+    own_settings = _settings_of(settings, password)
+    return DebeziumReader(own_settings) if isinstance(own_settings, DebeziumSettings) else KafkaReader(own_settings)
 
 
 @cache
 def _ranges(settings: str, password: str) -> RangeReader:
-    """Kept for the life of the worker: Spark uses it again for the next batch."""
-    typed = _typed(settings, password)
-    decoded = DebeziumDecoder(typed.placeholder) if isinstance(typed, DebeziumSettings) else envelopes
-    return RangeReader(_cluster(settings, password), decoded, ahead=True)
+    """Cached for the life of the worker process, which Spark reuses for the next batch."""
+    own_settings = _settings_of(settings, password)
+    decoded = (
+        DebeziumDecoder(own_settings.placeholder) if isinstance(own_settings, DebeziumSettings) else decode_envelopes
+    )
+    return RangeReader(_cluster(settings, password), decoded, prefetch=True)

@@ -1,8 +1,8 @@
-"""Rows in cells of Arrow: a micro-batch crosses the JVM as a few blobs, not row by row.
+"""Packed rows: a micro-batch passes through the JVM as a few binary blocks instead of row by row.
 
-Spark turns each row of a Python source into its own form, and each collected row back: with short plans that is most of
-what a batch costs (docs/adr/0010-fold.md). A cell is an Arrow stream of some megabytes; nobody looks inside before the
-driver does. What would be too much for a driver is not packed: a cell says so instead.
+Spark converts each row of a Python source to its own format, and each collected row back: with short plans that is most
+of the cost of a batch (docs/adr/0010-fold.md). A block is an Arrow stream of some megabytes, which only the driver
+decodes. A micro-batch too large for the driver is not packed: its block only says where the rows are.
 """
 
 import json
@@ -17,45 +17,45 @@ from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
 from cdc.ports import Offset
 
 LARGEST = 64 << 20
-"""Bytes of rows that are packed at most; compressed, a driver's JVM holds a third of it."""
-_CELL = 8 << 20
+"""Bytes of rows above which a micro-batch is not packed. Compressed they take a third of that in the driver's JVM."""
+_BLOCK_BYTES = 8 << 20
 _CHUNK_ROWS = 10_000
-"""Rows that travel to the JVM at once where they are not packed: larger batches only cost memory there."""
+"""Rows sent to the JVM at once if they are not packed: larger Arrow batches only cost memory there."""
 
-_CELLS: dict[str, pa.DataType] = {
+_FIELDS: dict[str, pa.DataType] = {
     "rows": pa.binary(),
     "after": pa.string(),
     "until": pa.string(),
     "selection": pa.string(),
 }
-PACKED = pa.schema(_CELLS)
-"""Either rows, or where they are to be read and what of them."""
+PACKED = pa.schema(_FIELDS)
+"""Either packed rows, or the two offsets and the selection to read them with."""
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Columns of LOG_SCHEMA, and tables by name (none: all)."""
+    """Which columns of LOG_SCHEMA, and which tables by name (none: all)."""
 
     columns: Sequence[str] = tuple(LOG_SCHEMA.names)
     tables: Sequence[str] = ()
 
     def packing(self) -> dict[str, str]:
-        """The options of a source that packs what is selected."""
-        return {"packed": str(LARGEST), "selection": self.told()}
+        """The options of a source that packs the selected rows."""
+        return {"packed": str(LARGEST), "selection": self.encoded()}
 
-    def told(self) -> str:
-        """As an option says it."""
+    def encoded(self) -> str:
+        """The value of the option `selection`."""
         return json.dumps([list(self.columns), list(self.tables)])
 
     @classmethod
-    def heard(cls, told: str) -> Self:
-        """Read an option back."""
-        return cls(*json.loads(told))
+    def decoded(cls, encoded: str) -> Self:
+        """The inverse of `encoded`."""
+        return cls(*json.loads(encoded))
 
     def rows_of(self, rows: pa.Table) -> pa.Table:
-        """Those of the wanted tables, with all columns."""
+        """The rows of the selected tables, with all columns."""
         if not self.tables:
             return rows
         wanted = pa.array([PROGRESS_TABLE, *self.tables], pa.string())
@@ -64,7 +64,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """The rows after one offset, up to another, are too many to hold."""
+    """The rows between two offsets are too large for the driver."""
 
     after: str
     until: str
@@ -72,8 +72,8 @@ class TooLarge:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How a source gives rows: what of them, packed up to so many bytes (0: not packed), in how many tasks at most."""
+class OutputFormat:
+    """How a source returns rows: the selection, packed up to so many bytes (0: not packed), in how many tasks."""
 
     selection: Selection
     packed: int
@@ -81,59 +81,59 @@ class Shape:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """As the options of a source say it."""
-        told = options.get("selection")
-        selection = Selection.heard(told) if told else Selection()
+        """Read from the options of a source."""
+        encoded = options.get("selection")
+        selection = Selection.decoded(encoded) if encoded else Selection()
         return cls(selection, int(options.get("packed", 0)), int(options["tasks"]))
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what Spark is given."""
+        """The schema that Spark sees."""
         return PACKED if self.packed else LOG_SCHEMA
 
-    def given(self, rows: Iterable[pa.Table], after: Offset, until: Offset, tasks: int) -> Iterator[pa.RecordBatch]:
-        """What one of so many tasks gives of its rows, which lie between two offsets."""
+    def output(self, rows: Iterable[pa.Table], after: Offset, until: Offset, tasks: int) -> Iterator[pa.RecordBatch]:
+        """The output of one of `tasks` tasks for its rows between two offsets."""
         if not self.packed:
             for table in rows:
                 yield from self.selection.rows_of(table).combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
             return
-        held, room = [], self.packed // tasks
+        parts, left = [], self.packed // tasks
         for table in rows:
-            held.append(self.selection.rows_of(table).select(list(self.selection.columns)))
-            room -= held[-1].nbytes
-            if room < 0:
-                yield too_large(TooLarge(after, until, self.selection.told()))
+            parts.append(self.selection.rows_of(table).select(list(self.selection.columns)))
+            left -= parts[-1].nbytes
+            if left < 0:
+                yield too_large_block(TooLarge(after, until, self.selection.encoded()))
                 return
-        if held:
-            yield from pack(pa.concat_tables(held))
+        if parts:
+            yield from pack(pa.concat_tables(parts))
 
 
 def pack(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Cells that hold these rows."""
-    step = max(1, rows.num_rows * _CELL // max(rows.nbytes, 1))
+    """Blocks that contain these rows."""
+    step = max(1, rows.num_rows * _BLOCK_BYTES // max(rows.nbytes, 1))
     for start in range(0, rows.num_rows, step):
         with pa.BufferOutputStream() as sink:
             with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as stream:
                 stream.write_table(rows.slice(start, step))
-            cell = pa.array([sink.getvalue().to_pybytes()], pa.binary())
-        yield pa.RecordBatch.from_arrays([cell, *[pa.nulls(1, pa.string())] * 3], schema=PACKED)
+            block = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+        yield pa.RecordBatch.from_arrays([block, *[pa.nulls(1, pa.string())] * 3], schema=PACKED)
 
 
-def too_large(found: TooLarge) -> pa.RecordBatch:
-    """A cell that says where the rows are."""
+def too_large_block(found: TooLarge) -> pa.RecordBatch:
+    """A block that says where the rows are instead of containing them."""
     texts = [pa.array([text], pa.string()) for text in astuple(found)]
     return pa.RecordBatch.from_arrays([pa.nulls(1, pa.binary()), *texts], schema=PACKED)
 
 
-def unpack(cells: pa.Table) -> pa.Table | TooLarge:
-    """The rows of all cells, or the word that they are too many. The cells of a batch hold one at least."""
-    blobs = cells.column("rows")
+def unpack(blocks: pa.Table) -> pa.Table | TooLarge:
+    """The rows of all blocks, or TooLarge. A batch has at least one block."""
+    blobs = blocks.column("rows")
     if blobs.null_count:
-        row = cells.filter(blobs.is_null()).slice(0, 1).select(["after", "until", "selection"]).to_pylist()[0]
+        row = blocks.filter(blobs.is_null()).slice(0, 1).select(["after", "until", "selection"]).to_pylist()[0]
         return TooLarge(**row)
     tables = []
     for chunk in blobs.chunks:
-        for cell in chunk:
-            with pa.ipc.open_stream(cell.as_buffer()) as stream:
+        for block in chunk:
+            with pa.ipc.open_stream(block.as_buffer()) as stream:
                 tables.append(stream.read_all())
     return pa.concat_tables(tables)

@@ -1,4 +1,4 @@
-"""The segment log as a Spark stream: offsets are sequence numbers, nothing is listed but the hot folder.
+"""The segment log as a Spark stream. Its offsets are sequence numbers.
 
 See docs/adr/0003-spark-source.md for why it is a Python data source.
 """
@@ -23,7 +23,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, offset_of, sequence_of
 from cdc.log.spark import splits
-from cdc.log.spark.packed_rows import Shape
+from cdc.log.spark.packed_rows import OutputFormat
 from cdc.log.spark.source import LogSource
 from cdc.log.spark.splits import Split
 from cdc.ports import Offset
@@ -31,22 +31,23 @@ from cdc.ports import Offset
 _FORMAT = "millrace_segments"
 _DEFAULT_ROWS = 50_000
 _BATCH_BYTES = 12 << 20
-"""Bytes on disk of one micro-batch: JSON images inflate five- to tenfold, and what cells cannot hold is read twice."""
-_PATIENCE = 0.2
-_GLANCE = 0.01
-"""An idle query looks every 10 ms and answers Spark five times a second: 2.4 % of a core, against 6.1 % when it answers
-each question at once."""
+"""Bytes on disk of one micro-batch. JSON images take five to ten times that in memory, and a batch too large to pack
+is read twice."""
+_ANSWER_SECONDS = 0.2
+_POLL_SECONDS = 0.01
+"""An idle query lists the log every 10 ms and answers Spark five times a second. That costs 2.4 % of a core, against
+6.1 % when it answers at once."""
 _TASK_ROWS = 20_000
-"""Least rows of a task: below this a second task costs more than it saves."""
+"""Minimum rows per task: below this a second task costs more than it saves."""
 
 
 def source(root: Path) -> LogSource:
-    """The source that reads the log in a folder."""
+    """The Spark source for the log in a folder."""
     return LogSource(SegmentSource, {"root": str(root.absolute())}, _DEFAULT_ROWS)
 
 
 class _Partition(InputPartition):
-    """What one task reads of what lies between two offsets; the last one of a batch ends with the marker."""
+    """What one task reads between two offsets. The last task of a batch adds the progress row."""
 
     def __init__(
         self, share: Sequence[Split], after: int, until: int, marker: tuple[int, int, int, Offset] | None, tasks: int
@@ -60,25 +61,25 @@ class _Partition(InputPartition):
 
 
 class SegmentSource(DataSource):
-    """Registered under one name; everything else travels as options."""
+    """Spark's entry point: registered under one name and configured by options only."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format()` takes."""
+        """The name for `format()`."""
         return _FORMAT
 
     def schema(self) -> StructType:
-        """The log's; or that of the cells, for a packed stream."""
-        return from_arrow_schema(Shape.of(self.options).schema)
+        """LOG_SCHEMA, or PACKED for a packed stream."""
+        return from_arrow_schema(OutputFormat.of(self.options).schema)
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 -- Spark's name
-        """One per query, in a process of its own beside the driver."""
-        return SegmentStream(self._root, self._after, int(self.options["limit"]), Shape.of(self.options))
+        """Plans one query. Spark runs it in its own Python process beside the driver."""
+        return SegmentStream(self._root, self._after, int(self.options["limit"]), OutputFormat.of(self.options))
 
     def reader(self, schema: StructType) -> "SegmentBatch":
         """Everything between two offsets."""
         until = sequence_of(Offset(self.options["until"]))
-        return SegmentBatch(self._root, self._after, until, Shape.of(self.options))
+        return SegmentBatch(self._root, self._after, until, OutputFormat.of(self.options))
 
     @property
     def _root(self) -> Path:
@@ -89,58 +90,58 @@ class SegmentSource(DataSource):
         return sequence_of(Offset(self.options["after"]))
 
 
-class _Partitions:
-    """The tasks of a batch, and what each gives: the same for a stream and for a batch of its own."""
+class _TaskPlanner:
+    """Plans the tasks of a batch and runs one: shared by the streaming and the batch reader."""
 
-    def __init__(self, root: Path, shape: Shape) -> None:
+    def __init__(self, root: Path, output_format: OutputFormat) -> None:
         self._root = root
-        self._shape = shape
+        self._output_format = output_format
         self._reader: SegmentReader | None = None
 
-    def _segments(self) -> SegmentReader:
-        # Made late: the object itself is pickled and sent to the process that plans.
+    def _log(self) -> SegmentReader:
+        # Created on first use: Spark pickles this object and sends it to the process that plans.
         if self._reader is None:
             self._reader = SegmentReader(self._root)
         return self._reader
 
-    def _planned(self, after: int, until: int) -> Sequence[InputPartition]:
+    def _plan(self, after: int, until: int) -> Sequence[InputPartition]:
         if after >= until:
             return []
-        view = self._segments().view()
-        shares = splits.spread(splits.pieces(view, after, until), self._shape.tasks, _TASK_ROWS)
-        marker, count = splits.reached(view, until), len(shares)
+        view = self._log().view()
+        shares = splits.distribute(splits.plan(view, after, until), self._output_format.tasks, _TASK_ROWS)
+        marker, count = splits.progress_at(view, until), len(shares)
         return [
             _Partition(share, after, until, marker if at == count - 1 else None, count)
             for at, share in enumerate(shares)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; runs in a worker."""
+        """The rows of one task. Runs in a Spark worker."""
         if not isinstance(partition, _Partition):
-            raise TypeError("a partition of another source")
-        rows = (table for piece in partition.share for table in splits.read(self._root, piece))
+            raise TypeError("the partition belongs to another source")
+        rows = (table for split in partition.share for table in splits.read(self._root, split))
         marker = [] if partition.marker is None else [splits.progress_row(*partition.marker)]
-        yield from self._shape.given(chain(rows, marker), partition.after, partition.until, partition.tasks)
+        yield from self._output_format.output(chain(rows, marker), partition.after, partition.until, partition.tasks)
 
 
-class SegmentBatch(_Partitions, DataSourceReader):
-    """All rows between two offsets, each on its own: for a micro-batch that is too large for cells."""
+class SegmentBatch(_TaskPlanner, DataSourceReader):
+    """All rows between two offsets, unpacked: for a micro-batch that is too large to pack."""
 
-    def __init__(self, root: Path, after: int, until: int, shape: Shape) -> None:
-        super().__init__(root, shape)
+    def __init__(self, root: Path, after: int, until: int, output_format: OutputFormat) -> None:
+        super().__init__(root, output_format)
         self._after = after
         self._until = until
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the batch."""
-        return self._planned(self._after, self._until)
+        return self._plan(self._after, self._until)
 
 
-class SegmentStream(_Partitions, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches from the names of segments. Spark's checkpoint holds the only position that counts."""
+class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches from the names of segments. The position is kept in Spark's checkpoint only."""
 
-    def __init__(self, root: Path, after: int, limit: int, shape: Shape) -> None:
-        super().__init__(root, shape)
+    def __init__(self, root: Path, after: int, limit: int, output_format: OutputFormat) -> None:
+        super().__init__(root, output_format)
         self._after = after
         self._limit = limit
         self._target: int | None = None
@@ -150,21 +151,21 @@ class SegmentStream(_Partitions, DataSourceStreamReader, SupportsTriggerAvailabl
         return {"sequence": self._after}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
-        """Back-pressure: about so many changes a batch."""
+        """Back-pressure: about this many changes per batch."""
         return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Remember where the log ends now."""
-        self._target = self._segments().view().chain.head
+        self._target = self._log().view().chain.head
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """The end of the next batch: whole entries, at least one if there is any."""
         begin = start["sequence"]
-        view = self._segments().view() if self._target is not None else self._next(begin)
+        view = self._log().view() if self._target is not None else self._next(begin)
         if begin > view.chain.head:
             raise LogCorrupt(
-                f"The checkpoint stands at offset {begin}, the log ends at {view.chain.head}.",
-                "They do not belong together: remove the checkpoint, and it is built again from the log.",
+                f"The checkpoint is at offset {begin}, but the log ends at {view.chain.head}.",
+                "The checkpoint belongs to another log: remove it, and the sink is rebuilt from this log.",
             )
         if isinstance(limit, ReadAllAvailable):
             reached = view.chain.head
@@ -174,16 +175,16 @@ class SegmentStream(_Partitions, DataSourceStreamReader, SupportsTriggerAvailabl
         return {"sequence": reached if self._target is None else max(min(reached, self._target), begin)}
 
     def _next(self, begin: int) -> View:
-        """The log once there is something new, or after a while: Spark itself would ask a hundred times a second."""
-        deadline = time.monotonic() + _PATIENCE
-        while (view := self._segments().view()).chain.head == begin and time.monotonic() < deadline:
-            time.sleep(_GLANCE)
+        """The log once it has new entries, or after a short wait: Spark itself would ask a hundred times a second."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while (view := self._log().view()).chain.head == begin and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
         return view
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """The head, for the query's status."""
-        return {"sequence": self._segments().view().chain.head}
+        return {"sequence": self._log().view().chain.head}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The tasks of one batch."""
-        return self._planned(start["sequence"], end["sequence"])
+        return self._plan(start["sequence"], end["sequence"])

@@ -1,4 +1,4 @@
-"""How a log's own Spark source is asked for its rows, one by one or packed: the same for every kind of log."""
+"""Reads a log through its Spark data source, as rows or packed: the same for every kind of log."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,44 +16,44 @@ from cdc.ports import Offset
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A data source and what it must be told of its log; `limit` is how many changes a micro-batch has by default."""
+    """A data source with the options of one log; `limit` is the default number of changes per micro-batch."""
 
     kind: type[DataSource]
     options: Mapping[str, str] = field(repr=False)  # a password may be among them
     limit: int
 
     def frame(self, spark: SparkSession, after: Offset, limit: int) -> DataFrame:
-        """The stream after an offset, about so many changes a micro-batch (0: the default)."""
-        return spark.readStream.format(self.kind.name()).options(**self._told(spark, after, limit)).load()
+        """The stream after an offset, with about `limit` changes per micro-batch (0: the default)."""
+        return spark.readStream.format(self.kind.name()).options(**self._options(spark, after, limit)).load()
 
     def packed(
         self, spark: SparkSession, after: Offset, limit: int, columns: Sequence[str], tables: Sequence[TableId]
     ) -> DataFrame:
-        """The same in cells of Arrow, of some columns and tables only. `unpacked` takes a micro-batch apart."""
+        """The same stream packed, with some columns and tables only. `unpacked` decodes a micro-batch."""
         packing = Selection(tuple(columns), tuple(map(str, tables))).packing()
-        return spark.readStream.format(self.kind.name()).options(**self._told(spark, after, limit), **packing).load()
+        return spark.readStream.format(self.kind.name()).options(**self._options(spark, after, limit), **packing).load()
 
     def unpacked(self, batch: DataFrame) -> pa.Table | DataFrame:
-        """The rows of a packed micro-batch; where they are too many to hold, a DataFrame that reads them again."""
+        """The rows of a packed micro-batch; if too large for the driver, a DataFrame that reads them again."""
         found = unpack(batch.toArrow())
         if not isinstance(found, TooLarge):
             return found
         spark = batch.sparkSession
         between = {"until": found.until, "selection": found.selection}
-        told = self._told(spark, Offset(found.after), 0)
-        return spark.read.format(self.kind.name()).options(**told, **between).load()
+        encoded = self._options(spark, Offset(found.after), 0)
+        return spark.read.format(self.kind.name()).options(**encoded, **between).load()
 
-    def _told(self, spark: SparkSession, after: Offset, limit: int) -> dict[str, str]:
+    def _options(self, spark: SparkSession, after: Offset, limit: int) -> dict[str, str]:
         _register(spark, self.kind)
         tasks = str(spark.sparkContext.defaultParallelism)
         return {**self.options, "after": after, "limit": str(limit or self.limit), "tasks": tasks}
 
 
 def _register(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make a source known to a session and to its workers.
+    """Register a source with a session and its workers.
 
-    Spark looks whether the name is taken in the thread's active session, not in the one that registers: with another
-    session active that has the source, it would refuse it here and then not find it.
+    Spark checks whether the name is taken in the thread's active session, not in the session that registers. If another
+    active session had the source, Spark would refuse it here and then not find it.
     """
     _let_workers_import(spark)
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
@@ -61,7 +61,7 @@ def _register(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def _let_workers_import(spark: SparkSession) -> None:
-    """Workers unpickle our classes by name; they need our folder on their path wherever the driver was started."""
+    """Put this package on the workers' path: they unpickle its classes by name, wherever the driver was started."""
     ours = str(Path(__file__).parents[3])
     environment = spark.sparkContext.environment
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)

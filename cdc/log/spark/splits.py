@@ -1,4 +1,4 @@
-"""What one task reads of the segment log: plain data that travels to the worker, and how it is read there. No Spark."""
+"""Splits of the segment log: the plain data that tells a worker what to read, and how it reads it. Without Spark."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,29 +17,29 @@ from cdc.ports import Offset
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows `low` to `high` of the entries after one sequence number, up to another.
+    """Rows `low` to `high` of the entries between two sequence numbers.
 
-    `place` is where they were when the batch was planned, from row `base` on: a merge may have moved them since.
+    `path` is the file that had them when the batch was planned, from row `base` on: a merge may have moved them since.
     """
 
     after: int
     until: int
     low: int
     high: int
-    place: str
+    path: str
     base: int
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self.high - self.low
 
 
 def advance(view: View, start: int, rows: int, size: int) -> int:
-    """How far a batch may go from `start`: whole entries, about so many rows or bytes on disk, at least one entry."""
+    """The end of a batch that begins at `start`: whole entries, about so many rows or bytes on disk, at least one."""
     reached = start
     for segment in after(view.chain.kept, start):
-        weight = _size(view.places[segment]) / max(segment.rows, 1)
+        weight = _size(view.paths[segment]) / max(segment.rows, 1)
         for cut in cuts_of(view, segment):
             if cut.sequence <= start:
                 continue
@@ -51,80 +51,80 @@ def advance(view: View, start: int, rows: int, size: int) -> int:
     return reached
 
 
-def _size(place: Path) -> int:
-    return sum(path.stat().st_size for path in segment_file.paths(place))
+def _size(path: Path) -> int:
+    return sum(path.stat().st_size for path in segment_file.part_files(path))
 
 
-def pieces(view: View, start: int, end: int) -> list[Split]:
-    """The rows between two offsets, file by file, in order."""
+def plan(view: View, start: int, end: int) -> list[Split]:
+    """One split per file for the rows between two offsets, in order."""
     require_kept(view, start)
     found = []
     for segment in after(view.chain.kept, start):
         if segment.start > end:
             break
-        found.append(_piece(view, segment, start, end))
-    return [piece for piece in found if piece.rows]
+        found.append(_split_of(view, segment, start, end))
+    return [split for split in found if split.rows]
 
 
-def _piece(view: View, segment: Segment, start: int, end: int) -> Split:
-    place = str(view.places[segment])
+def _split_of(view: View, segment: Segment, start: int, end: int) -> Split:
+    path = str(view.paths[segment])
     if segment.start > start and segment.stop <= end:
-        return Split(segment.start - 1, segment.stop, 0, segment.rows, place, 0)
+        return Split(segment.start - 1, segment.stop, 0, segment.rows, path, 0)
     cuts = cuts_of(view, segment)
     base = sum(cut.rows for cut in cuts if cut.sequence <= start)
     rows = sum(cut.rows for cut in cuts if start < cut.sequence <= end)
-    return Split(max(start, segment.start - 1), min(end, segment.stop), 0, rows, place, base)
+    return Split(max(start, segment.start - 1), min(end, segment.stop), 0, rows, path, base)
 
 
-def spread(whole: Sequence[Split], tasks: int, least: int) -> list[list[Split]]:
-    """Cut pieces into at most `tasks` shares of at least `least` rows: a task costs more than reading a few rows."""
-    total = sum(piece.rows for piece in whole)
+def distribute(whole: Sequence[Split], tasks: int, least: int) -> list[list[Split]]:
+    """Distribute splits over at most `tasks` shares of at least `least` rows: a task costs more than a few rows."""
+    total = sum(split.rows for split in whole)
     share = max(-(-total // tasks), least)
     shares: list[list[Split]] = [[]]
     left = share
-    for piece in whole:
-        low = piece.low
-        while low < piece.high:
+    for split in whole:
+        low = split.low
+        while low < split.high:
             if left == 0:
                 shares.append([])
                 left = share
-            high = min(low + left, piece.high)
-            shares[-1].append(Split(piece.after, piece.until, low, high, piece.place, piece.base))
+            high = min(low + left, split.high)
+            shares[-1].append(Split(split.after, split.until, low, high, split.path, split.base))
             left -= high - low
             low = high
     return shares
 
 
-def read(root: Path, piece: Split) -> Iterator[pa.Table]:
-    """The rows of a piece, wherever they lie by now."""
+def read(root: Path, split: Split) -> Iterator[pa.Table]:
+    """The rows of a split, also if a merge has moved them."""
     done = 0
     try:
-        for table in _planned(piece):
+        for table in _read_planned(split):
             yield table
             done += table.num_rows
     except FileNotFoundError:
-        yield from _searched(root, piece, piece.low + done)
+        yield from _read_moved(root, split, split.low + done)
 
 
-def _planned(piece: Split) -> Iterator[pa.Table]:
-    place = Path(piece.place)
-    segment = parse(place.name)
+def _read_planned(split: Split) -> Iterator[pa.Table]:
+    path = Path(split.path)
+    segment = parse(path.name)
     if segment is None:
-        raise segment_file.corrupt(place, "is not a segment")
-    return segment_file.batches(place, segment, piece.base + piece.low, piece.base + piece.high)
+        raise segment_file.corrupt(path, "is not a segment")
+    return segment_file.batches(path, segment, split.base + split.low, split.base + split.high)
 
 
-def _searched(root: Path, piece: Split, low: int) -> Iterator[pa.Table]:
+def _read_moved(root: Path, split: Split, low: int) -> Iterator[pa.Table]:
     seen = 0
-    for part in SegmentReader(root).read(offset_of(piece.after), offset_of(piece.until)):
-        first, last = max(low - seen, 0), min(piece.high - seen, part.rows.num_rows)
+    for part in SegmentReader(root).read(offset_of(split.after), offset_of(split.until)):
+        first, last = max(low - seen, 0), min(split.high - seen, part.rows.num_rows)
         seen += part.rows.num_rows
         if first < last:
             yield part.rows.slice(first, last - first)
 
 
-def reached(view: View, end: int) -> tuple[int, int, int, Offset]:
-    """What the marker of a batch that ends at a sequence number says: end LSN, last commit LSN, newest time, offset."""
+def progress_at(view: View, end: int) -> tuple[int, int, int, Offset]:
+    """The arguments of `progress_row` for a batch that ends at this sequence number."""
     segment = next(iter(after(view.chain.kept, end - 1)), None)
     if segment is None:
         raise LogCorrupt(f"Offset {end} is beyond the end of the log ({view.chain.head}).", "Remove the checkpoint.")

@@ -179,7 +179,7 @@ def test_a_topic_deleted_under_the_writer_stops_it_with_a_reason(
     with pytest.raises(LogCorrupt, match="gone"):
         log.append(batch(20, ROWS))
     assert log.progress().end == 10
-    with pytest.raises(LogCorrupt, match=f"Topic {topic} is gone"):
+    with pytest.raises(LogCorrupt, match=f"Topic {topic} is missing"):
         writer(settings, tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_a_right_that_is_taken_away_stops_the_writer_and_can_be_given_back(
     denied = AclBinding(*kind, AclOperation.WRITE, AclPermissionType.DENY)
     for future in admin.create_acls([denied]).values():
         future.result()
-    with pytest.raises(LogError, match="Kafka refused us") as caught:
+    with pytest.raises(LogError, match="Kafka refused access") as caught:
         log.append(batch(20, ROWS))
     assert "ACLs" in caught.value.remedy
     assert not caught.value.transient

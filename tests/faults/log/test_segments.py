@@ -18,7 +18,7 @@ from cdc.log.segments import segment_file
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.quarantine import quarantine
 from cdc.log.segments.reader import SegmentReader
-from cdc.log.segments.segment_names import Hole
+from cdc.log.segments.segment_names import SequenceGap
 from cdc.model import Entry, Lsn
 from tests.contract.logs import commits, entry, history, read_all, rows
 from tests.fix_processes import RunProgram, wait_until
@@ -188,12 +188,12 @@ def test_a_segment_that_claims_to_inflate_beyond_every_bound_is_refused_unread(
     monkeypatch.setattr(segment_file, "_MAX_GROUP_BYTES", 32 << 20)
     reader = SegmentReader(root)
     before = pa.total_allocated_bytes()
-    with pytest.raises(LogCorrupt, match="claims to inflate"):
+    with pytest.raises(LogCorrupt, match="claims a row group larger"):
         list(reader.read(reader.start()))
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-def test_a_segment_set_aside_lets_the_rest_be_read(writer: SegmentWriter, root: Path) -> None:
+def test_a_quarantined_segment_lets_the_rest_be_read(writer: SegmentWriter, root: Path) -> None:
     for number in (1, 2, 3):
         writer.append(entry(number, marks={str(number): "x"}))
     writer.close()
@@ -215,7 +215,7 @@ def test_a_stranger_in_the_folder_is_never_read_but_reported(writer: SegmentWrit
     (root / "hot" / "notes.parquet").write_bytes(b"not ours")
     reader = SegmentReader(root)
     assert read_all(reader).equals(history(1))
-    assert reader.view().strangers == ("hot/notes.parquet",)
+    assert reader.view().foreign_files == ("hot/notes.parquet",)
 
 
 def test_a_lost_segment_is_an_error_and_never_skipped(writer: SegmentWriter, root: Path) -> None:
@@ -223,9 +223,9 @@ def test_a_lost_segment_is_an_error_and_never_skipped(writer: SegmentWriter, roo
         writer.append(entry(number))
     writer.close()
     hot(root)[1].unlink()
-    with pytest.raises(Hole, match="sequence 2 to 2 is missing"):
+    with pytest.raises(SequenceGap, match="sequence numbers 2 to 2 are missing"):
         read_all(SegmentReader(root))
-    with pytest.raises(Hole):
+    with pytest.raises(SequenceGap):
         SegmentWriter(root, SETTINGS)
 
 

@@ -89,7 +89,7 @@ def test_requested_port_that_is_taken_is_refused_by_name(home: Path) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(EnvironmentFault, match=f"Port {port}, asked for redis, is taken"):
+        with pytest.raises(EnvironmentFault, match=f"Port {port}, requested for redis, is in use"):
             Servers(home).up(["redis"], {"redis": port})
     assert Servers(home).status() == {}
 

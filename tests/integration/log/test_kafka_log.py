@@ -12,10 +12,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 
 from cdc.config.settings import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
-from cdc.log.kafka.client import Cluster, greet
+from cdc.log.kafka.client import Cluster, check_brokers
 from cdc.log.kafka.position import KafkaPosition
-from cdc.log.kafka.read.between import ranges
-from cdc.log.kafka.read.ranges import RangeReader
+from cdc.log.kafka.read.ranges import RangeReader, ranges_between
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaSettings
 from cdc.log.registry import open_reader, open_writer
@@ -49,12 +48,12 @@ def test_changes_of_a_key_stay_in_one_partition_and_in_order(settings: KafkaSett
     log = writer(settings, tmp_path)
     for lsn in range(10, 60, 10):
         log.append(batch(lsn, 40))
-    places: dict[bytes | None, list[tuple[int, int]]] = {}
+    positions: dict[bytes | None, list[tuple[int, int]]] = {}
     for partition, _, key, value in messages(settings.bootstrap, f"{settings.prefix}.public.orders", 3, 200):
-        places.setdefault(key, []).append((partition, json.loads(value or b"")["source"]["lsn"]))
-    assert len(places) == 40
-    assert {partition for rows in places.values() for partition, _ in rows} == {0, 1, 2}
-    for rows in places.values():
+        positions.setdefault(key, []).append((partition, json.loads(value or b"")["source"]["lsn"]))
+    assert len(positions) == 40
+    assert {partition for rows in positions.values() for partition, _ in rows} == {0, 1, 2}
+    for rows in positions.values():
         assert len({partition for partition, _ in rows}) == 1
         assert [lsn for _, lsn in rows] == [10, 20, 30, 40, 50]
 
@@ -62,21 +61,26 @@ def test_changes_of_a_key_stay_in_one_partition_and_in_order(settings: KafkaSett
 def test_who_runs_ahead_gives_exactly_what_is_asked_for(
     settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.log.kafka.read.ranges._MANY", 10)
+    monkeypatch.setattr("cdc.log.kafka.read.ranges._PREFETCH_FROM", 10)
     monkeypatch.setattr("cdc.log.kafka.read.feed._CHUNK", 7)
     log = writer(settings.model_copy(update={"max_message_bytes": 20_000}), tmp_path)
     for lsn in range(10, 90, 10):
         large = change(77, lsn, note="x" * 50_000)  # spread over several messages
         log.append(entry(lsn, *(change(number, lsn, "d" if number % 5 else "u") for number in range(30)), large))
     reader = KafkaReader(settings)
-    places = [KafkaPosition(), *reader.places()]
-    eager = RangeReader(reader._cluster, ahead=True)
-    for after, until in [*pairwise(places), (places[2], places[5]), (places[5], places[6]), (places[1], places[2])]:
-        found = eager.read(ranges(after, until))
+    positions = [KafkaPosition(), *reader.positions()]
+    eager = RangeReader(reader._cluster, prefetch=True)
+    for after, until in [
+        *pairwise(positions),
+        (positions[2], positions[5]),
+        (positions[5], positions[6]),
+        (positions[1], positions[2]),
+    ]:
+        found = eager.read(ranges_between(after, until))
         versions = {version for part in found for version in part.rows.column("version").to_pylist()}
-        assert versions == {place.end for place in places if after.marker < place.marker <= until.marker}
+        assert versions == {position.end for position in positions if after.marker < position.marker <= until.marker}
         assert sum(part.rows.num_rows for part in found) == 31 * len(versions)
-        wait_until(lambda: eager._runner is None or not eager._runner.is_alive(), 60)
+        wait_until(lambda: eager._prefetcher is None or not eager._runner.is_alive(), 60)
     eager.close()
     reader.close()
 
@@ -211,7 +215,7 @@ def test_nothing_is_lost_on_topics_made_a_moment_ago(settings: KafkaSettings, tm
 def test_messages_that_do_not_lie_where_they_should_are_sent_again(settings: KafkaSettings, tmp_path: Path) -> None:
     log = writer(settings, tmp_path)
     log.append(batch(10, 9))
-    for ends in log._offsets._nexts.values():
+    for ends in log._offsets._next_offsets.values():
         for partition in ends:
             ends[partition] += 1  # what it looks like when a broker has lost one message of each partition
     log.append(batch(20, 9, "public.other"))
@@ -219,7 +223,7 @@ def test_messages_that_do_not_lie_where_they_should_are_sent_again(settings: Kaf
     assert [row["version"] for row in everything(KafkaReader(settings))] == [10] * 9 + [20] * 9 + [30] * 9
 
 
-def test_a_change_larger_than_a_message_can_be_set_aside(settings: KafkaSettings, tmp_path: Path) -> None:
+def test_a_change_larger_than_a_message_can_become_a_dead_letter(settings: KafkaSettings, tmp_path: Path) -> None:
     small = settings.model_copy(update={"max_message_bytes": 50_000, "oversize": "dead_letter"})
     writer(small, tmp_path).append(large_entry())
     reader = KafkaReader(small)
@@ -357,10 +361,10 @@ def test_readers_never_see_a_marker_before_all_of_its_rows(settings: KafkaSettin
 def test_a_cluster_that_is_not_there_is_named_and_one_that_is_there_is_greeted(settings: KafkaSettings) -> None:
     nowhere = KafkaSettings(bootstrap="127.0.0.1:1", client={"socket.connection.setup.timeout.ms": "1000"})
     with pytest.raises(LogLost):
-        Cluster(nowhere, patience=2).admin.names()
-    with pytest.raises(LogLost, match=r"127\.0\.0\.1:1\) did within 0\.5 s"):
-        greet(nowhere, 0.5)
-    greet(settings, 60)
+        Cluster(nowhere, timeout=2).admin.names()
+    with pytest.raises(LogLost, match=r"127\.0\.0\.1:1\) answered within 0\.5 s"):
+        check_brokers(nowhere, 0.5)
+    check_brokers(settings, 60)
 
 
 def test_a_log_that_is_too_large_loses_its_oldest_read_entries(settings: KafkaSettings, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from cdc.artifacts.folders import make
 from cdc.config.secret import Secret
 from cdc.errors import LogError
-from cdc.log.kafka.client import greet
+from cdc.log.kafka.client import check_brokers
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaSettings
 from cdc.model import Lsn
@@ -143,7 +143,7 @@ def test_brokers_that_ask_for_a_certificate_are_given_ours(
     writer(settings, tmp_path).append(batch(10, 3))
     assert KafkaReader(settings).head()[1] == 10
     with pytest.raises(LogError) as caught:
-        greet(stranger, 5)
+        check_brokers(stranger, 5)
     assert "log.certificate" in str(caught.value)
     assert "83d1" not in str(caught.value)
 
@@ -284,7 +284,7 @@ def test_scram_users_get_in(guarded: LocalServer, topic_prefix: str, tmp_path: P
 @pytest.mark.parametrize("security", ["plaintext", "sasl_plaintext"])
 def test_nothing_goes_out_in_the_clear_unless_it_was_asked_for(host: str, security: str) -> None:
     told = {"bootstrap": host, "security": security, "user": "u", "password": "p-3c9d"}
-    with pytest.raises(ValidationError, match=r"in the clear to .*insecure") as caught:
+    with pytest.raises(ValidationError, match=r"unencrypted to .*insecure") as caught:
         KafkaSettings.model_validate(told)
     assert "p-3c9d" not in str(caught.value)
     KafkaSettings.model_validate({**told, "insecure": True})

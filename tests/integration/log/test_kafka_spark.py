@@ -110,8 +110,8 @@ def test_a_topic_made_again_stops_the_stream(spark: "SparkSession", settings: Ka
     admin = AdminClient({"bootstrap.servers": settings.bootstrap})
     for future in admin.delete_topics([topic]).values():
         future.result()
-    with pytest.raises(Exception, match=f"Topic {topic} is gone"):
+    with pytest.raises(Exception, match=f"Topic {topic} is missing"):
         drain(spark, reader, tmp_path / "checkpoint")
     log._topics._cluster.admin.create(topic, 3, -1, {})
-    with pytest.raises(Exception, match="was deleted and made again"):
+    with pytest.raises(Exception, match="was deleted and created again"):
         drain(spark, reader, tmp_path / "checkpoint")

@@ -50,7 +50,7 @@ def test_the_file_has_no_name(overflow: SpillFile, tmp_path: Path) -> None:
 
 def test_rows_that_do_not_come_back_are_an_error(overflow: SpillFile) -> None:
     overflow._file._rows += 1
-    with pytest.raises(LogCorrupt, match="301 rows and came back with 300"):
+    with pytest.raises(LogCorrupt, match="301 rows, but 300 were read back"):
         _walked(overflow)
 
 
@@ -71,7 +71,7 @@ def test_a_write_without_room_adds_nothing_and_may_be_made_again(overflow: Spill
     rows = rows_of([(7, 300 + number) for number in range(100)])
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (overflow._file.size + 100, limits[1]))
-        with pytest.raises(LogFull, match="No room for a large transaction"):
+        with pytest.raises(LogFull, match="No disk space for a large transaction"):
             overflow.write(rows)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

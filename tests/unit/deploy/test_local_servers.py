@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc.artifacts import downloads, folders, java, maven, packages, wheels
-from cdc.artifacts.account import Account, account, place, reachable
+from cdc.artifacts.account import Account, account, reachable, write_private_file
 from cdc.artifacts.progress import silent
 from cdc.errors import EnvironmentFault
 from deploy.local import ports, postgres
@@ -91,10 +91,10 @@ def test_java_home_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("place", ["file/home", "/proc/millrace-home"])
-def test_folder_that_cannot_be_made_is_named(tmp_path: Path, place: str) -> None:
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path, write_private_file: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match=r"cannot be written.*MILLRACE_HOME"):
-        folders.make(tmp_path / place, 0o711)
+        folders.make(tmp_path / write_private_file, 0o711)
 
 
 def test_reachable_sees_a_closed_folder_on_the_way(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_data_does_not_go_into_a_folder_that_a_stranger_made_first(tmp_path: Pat
     theirs = folders.data_folder(tmp_path, "redis", account()).parent
     try:
         os.chown(theirs, _NOBODY.uid, _NOBODY.gid)
-        with pytest.raises(EnvironmentFault, match="belongs to somebody else"):
+        with pytest.raises(EnvironmentFault, match="belongs to another user"):
             folders.data_folder(tmp_path, "redis", account())
     finally:
         shutil.rmtree(theirs)
@@ -136,7 +136,7 @@ def test_file_is_never_placed_through_a_link(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     (tmp_path / "link").symlink_to(target)
-    place(tmp_path / "link", "settings", None)
+    write_private_file(tmp_path / "link", "settings", None)
     assert target.read_text() == "precious"
     assert (tmp_path / "link").read_text() == "settings"
 

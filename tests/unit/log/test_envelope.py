@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.log.kafka.envelope.decode import NotAnEnvelope, decode
-from cdc.log.kafka.envelope.encode import FEW, Messages, Origin, encode, encode_few, topic_of
+from cdc.log.kafka.envelope.encode import FEW_ROWS, Messages, Origin, encode, encode_few, topic_of
 from cdc.log.kafka.write.partitioner import murmur2, partitions_of
 from cdc.model import LOG_SCHEMA
 
@@ -76,14 +76,14 @@ def test_every_row_comes_back_to_the_byte(rows: pa.Table) -> None:
 @given(rows_of_one_table())
 @settings(max_examples=60, deadline=None)
 def test_few_rows_give_the_same_bytes_as_many(rows: pa.Table) -> None:
-    many = list(encode(pa.concat_tables([rows] * (FEW + 1)), ORIGIN, NOW))
+    many = list(encode(pa.concat_tables([rows] * (FEW_ROWS + 1)), ORIGIN, NOW))
     (few,) = encode_few(rows, ORIGIN, NOW, 0)
     (columns,) = many
     assert columns.values.to_pylist()[: rows.num_rows] == few.values.to_pylist()
     assert columns.keys.to_pylist()[: rows.num_rows] == few.keys.to_pylist()
     assert columns.deletes.to_pylist()[: rows.num_rows] == few.deletes.to_pylist()
     decoded = decode(columns.keys, columns.values)
-    assert decoded.rows.to_pylist() == rows.to_pylist() * (FEW + 1)
+    assert decoded.rows.to_pylist() == rows.to_pylist() * (FEW_ROWS + 1)
 
 
 @given(rows_of_one_table(), st.data())

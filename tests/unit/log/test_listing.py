@@ -1,4 +1,4 @@
-"""What a reader sees of the folder: no hole at the beginning, neither by a listing nor by retention."""
+"""What a reader sees of the folder: neither a listing nor retention may hide the oldest entries."""
 
 import threading
 from pathlib import Path

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt
-from cdc.log.segments.segment_names import Chain, Hole, Segment, after, chain, parse
+from cdc.log.segments.segment_names import Chain, Segment, SequenceGap, after, chain, parse
 from cdc.model import Lsn
 
 _lsn = st.integers(0, 2**63 - 1).map(Lsn)
@@ -50,12 +50,12 @@ def test_names_sort_as_the_log_does() -> None:
 
 
 def test_a_missing_sequence_number_is_an_error_and_never_skipped() -> None:
-    with pytest.raises(Hole, match="sequence 2 to 3 is missing"):
+    with pytest.raises(SequenceGap, match="sequence numbers 2 to 3 are missing"):
         chain([segment(1), segment(4)])
 
 
 def test_a_missing_beginning_is_an_error_too() -> None:
-    with pytest.raises(Hole, match="sequence 1 to 1 is missing"):
+    with pytest.raises(SequenceGap, match="sequence numbers 1 to 1 are missing"):
         chain([segment(2), segment(3)])
 
 

@@ -10,7 +10,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.segments import segment_file
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.reader import SegmentReader, offset_of
-from cdc.log.spark.splits import Split, advance, pieces, progress_row, reached, read, spread
+from cdc.log.spark.splits import Split, advance, distribute, plan, progress_at, progress_row, read
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Entry
 from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history
@@ -57,7 +57,7 @@ def test_a_batch_is_limited_by_bytes_too(root: Path, writer: SegmentWriter) -> N
 def test_any_range_of_offsets_is_read_exactly(root: Path, writer: SegmentWriter, start: int) -> None:
     view = SegmentReader(root).view()
     for end in range(start + 1, 13):
-        assert table(root, pieces(view, start, end)).equals(history(*range(start + 1, end + 1)))
+        assert table(root, plan(view, start, end)).equals(history(*range(start + 1, end + 1)))
 
 
 def test_entries_are_cut_right_wherever_row_groups_begin(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,25 +71,25 @@ def test_entries_are_cut_right_wherever_row_groups_begin(root: Path, monkeypatch
     assert pa.concat_tables([piece.rows for piece in reader.read(reader.start())]).equals(whole)
     assert [piece.rows.num_rows for piece in reader.read(Offset("3"))] == [4, 5, 6, 7, 8]
     for tasks in (1, 3, 36):
-        shares = spread(pieces(reader.view(), 2, 8), tasks, 1)
+        shares = distribute(plan(reader.view(), 2, 8), tasks, 1)
         assert table(root, [piece for share in shares for piece in share]).equals(whole.slice(3))
     writer.close()
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])
 def test_tasks_share_the_rows_without_losing_or_doubling_any(root: Path, writer: SegmentWriter, tasks: int) -> None:
-    shares = spread(pieces(SegmentReader(root).view(), 0, 12), tasks, 1)
+    shares = distribute(plan(SegmentReader(root).view(), 0, 12), tasks, 1)
     assert len(shares) == tasks
     assert table(root, [piece for share in shares for piece in share]).equals(history(*range(1, 13)))
 
 
 def test_few_rows_are_one_task(root: Path, writer: SegmentWriter) -> None:
-    assert len(spread(pieces(SegmentReader(root).view(), 0, 12), 8, 1000)) == 1
-    assert spread([], 8, 1000) == [[]]
+    assert len(distribute(plan(SegmentReader(root).view(), 0, 12), 8, 1000)) == 1
+    assert distribute([], 8, 1000) == [[]]
 
 
 def test_a_task_finds_its_rows_though_they_were_merged_after_it_was_planned(root: Path, writer: SegmentWriter) -> None:
-    planned = spread(pieces(SegmentReader(root).view(), 3, 12), 4, 1)
+    planned = distribute(plan(SegmentReader(root).view(), 3, 12), 4, 1)
     for number in range(13, 20):
         writer.append(entry(number))
     before = {path.name for path in (root / "hot").iterdir()}
@@ -101,15 +101,15 @@ def test_a_task_finds_its_rows_though_they_were_merged_after_it_was_planned(root
 def test_the_marker_says_where_the_batch_ends(root: Path, writer: SegmentWriter) -> None:
     view = SegmentReader(root).view()
     for end in (1, 5, 10, 12):
-        row = progress_row(*reached(view, end)).to_pylist()[0]
+        row = progress_row(*progress_at(view, end)).to_pylist()[0]
         assert (row["table"], row["op"], row["version"], row["key"]) == (PROGRESS_TABLE, "m", 100 * end + 10, None)
         assert row["after"] == offset_of(end)
     with pytest.raises(LogCorrupt, match="beyond the end"):
-        reached(view, 13)
+        progress_at(view, 13)
 
 
 def test_rows_that_retention_removed_are_an_error(root: Path, writer: SegmentWriter) -> None:
     writer._retention.apply(0.0001, 100.0)
-    with pytest.raises(LogCorrupt, match="removed by retention"):
-        pieces(SegmentReader(root).view(), 0, 12)
-    assert commits(table(root, pieces(SegmentReader(root).view(), 12, 12))) == []
+    with pytest.raises(LogCorrupt, match="Retention removed"):
+        plan(SegmentReader(root).view(), 0, 12)
+    assert commits(table(root, plan(SegmentReader(root).view(), 12, 12))) == []

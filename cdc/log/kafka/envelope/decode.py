@@ -1,7 +1,7 @@
-"""Envelope bytes back into rows of the log, by position: see `cdc.log.kafka.envelope.encode` for the layout.
+"""Decodes envelopes to rows of the log by byte offsets: see `cdc.log.kafka.envelope.encode` for the layout.
 
-Every byte that the layout fixes is compared, so foreign or damaged bytes are noticed and never taken for a row; what
-is wrong is named by its place in the batch, never by its content.
+Every byte that the layout fixes is compared, so foreign or damaged messages are never taken for a row. Errors name the
+number of the message in the batch, never its content.
 """
 
 import json
@@ -18,8 +18,8 @@ from cdc.errors import LogCorrupt
 from cdc.log.kafka.envelope.encode import (  # fmt: skip
     ABSENT,
     AFTER_OPENS,
+    BEFORE_IS_KEY,
     BEFORE_OPENS,
-    BORROWED,
     NULL_KEY,
     SOURCE_OPENS,
     TAIL,
@@ -35,7 +35,7 @@ _NUMBERS = ("ts_us", "xid", "version", "commit_lsn", "ordinal", "schema_id", "be
 
 
 class NotAnEnvelope(LogCorrupt):
-    """A value that this codec did not write. `row` is its place among the values given."""
+    """A value that `encode` did not write. `row` is its number among the given values."""
 
     def __init__(self, row: int) -> None:
         super().__init__(f"value {row} of the batch is not an envelope of this log.")
@@ -44,7 +44,7 @@ class NotAnEnvelope(LogCorrupt):
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Values joined in one buffer: where each begins and ends."""
+    """Values in one buffer, with the start and end of each."""
 
     data: Bytes
     starts: Ints
@@ -61,16 +61,16 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Rows, and the number of each within the entry that it was appended with."""
+    """Rows, and the number of each within its entry."""
 
     rows: pa.Table
     numbers: Ints
     offsets: Ints | None = None
-    """Where each row was, if rows and records are not one to one."""
+    """The Kafka offset of each row, if rows and records are not one to one."""
 
 
 def decode(keys: AnyArray, values: AnyArray) -> Decoded:
-    """Rows of one topic's messages, tombstones already left out. Raises NotAnEnvelope."""
+    """The rows of one topic's messages, which must not include tombstones. Raises NotAnEnvelope."""
     if len(values) == 0:
         return Decoded(LOG_SCHEMA.empty_table(), np.zeros(0, np.int64))
     part = _Values.of(values)
@@ -80,7 +80,7 @@ def decode(keys: AnyArray, values: AnyArray) -> Decoded:
     before_at = part.starts + len(BEFORE_OPENS)
     key_bytes = np.diff(np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1])
     before_bytes = np.select(
-        [number["before"] == ABSENT, number["before"] == BORROWED], [_NULL, key_bytes], number["before"]
+        [number["before"] == ABSENT, number["before"] == BEFORE_IS_KEY], [_NULL, key_bytes], number["before"]
     ).astype(np.int64)
     after_at = before_at + before_bytes + len(AFTER_OPENS)
     after_bytes = np.where(number["after"] == ABSENT, _NULL, number["after"])
@@ -113,7 +113,7 @@ def _refuse_short(part: _Values) -> None:
 
 
 def _tail(values: AnyArray) -> dict[str, Bytes]:
-    """The fixed-width cells at the end of every value, after every byte between them was compared."""
+    """The fixed-width fields at the end of every value. Checks every byte between them."""
     ends = pc.binary_slice(values, -TAIL_BYTES)
     block = np.frombuffer(ends.buffers()[2], np.uint8)[: len(values) * TAIL_BYTES].reshape(len(values), TAIL_BYTES)
     cells = {}
@@ -134,7 +134,7 @@ def _refuse_different(block: Bytes, text: bytes) -> None:
 
 
 def _numbers(cells: Bytes) -> Ints:
-    """Numbers padded with spaces on the left. Raises NotAnEnvelope on anything that is not one."""
+    """Parse numbers that are padded with spaces on the left. Raises NotAnEnvelope on anything else."""
     count, width = cells.shape
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, _buffer(cells)])
     try:
@@ -152,22 +152,22 @@ def _first_non_number(cells: Bytes) -> int:
 
 
 def _refuse_misplaced(part: _Values, before: Ints, after: Ints, source_at: Ints, unchanged_at: Ints) -> None:
-    """The lengths in the tail must lead exactly to the names that stand between the images."""
+    """Check that the lengths in the tail lead exactly to the field names between the images."""
     wrong = (before < 0) | (after < 0) | (source_at > unchanged_at) | (unchanged_at > part.ends - TAIL_BYTES)
     if wrong.any():
         raise NotAnEnvelope(int(np.argmax(wrong)))
     after_opens = part.starts + len(BEFORE_OPENS) + before
-    places = (
+    expected = (
         (part.starts, BEFORE_OPENS),
         (after_opens, AFTER_OPENS),
         (after_opens + len(AFTER_OPENS) + after, SOURCE_OPENS),
     )
-    for at, text in places:
+    for at, text in expected:
         _refuse_different(part.data[at[:, None] + np.arange(len(text))], text)
 
 
 def _tables(part: _Values, source_at: Ints, until: Ints) -> AnyArray:
-    """The table of each row. Messages of a topic nearly always share one `source` head: it is parsed once."""
+    """The table of each row. The messages of a topic nearly always share the start of `source`: it is parsed once."""
     names = np.empty(len(source_at), object)
     rest = np.arange(len(source_at))
     while len(rest):
@@ -186,7 +186,7 @@ def _tables(part: _Values, source_at: Ints, until: Ints) -> AnyArray:
 
 
 def _head(head: bytes, row: int) -> tuple[str, int]:
-    """Table name and length of the texts at the start of `source`: up to the `snapshot` that follows them."""
+    """Table name and length of the start of `source`: its texts up to the field `snapshot`."""
     size = head.find(b',"snapshot":')  # a quote inside a text is escaped, so this cannot be part of one
     try:
         texts = json.loads(b"{" + head[:size] + b"}")
@@ -201,7 +201,7 @@ def _keys(keys: AnyArray) -> AnyArray:
 
 
 def _texts(data: Bytes, at: Ints, length: Ints, absent: npt.NDArray[np.bool_]) -> AnyArray:
-    """Slices of the buffer as an Arrow array: every second gap of interleaved offsets is a text."""
+    """Slices of the buffer as an Arrow array: with interleaved offsets, every second span is a text."""
     if absent.all():
         return pa.nulls(len(at), pa.string())
     edges = np.empty(2 * len(at) + 1, np.int32)

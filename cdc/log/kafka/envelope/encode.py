@@ -1,12 +1,12 @@
-"""Rows of the log as Debezium's envelope, built column by column: no row is ever visited alone.
+"""Encodes rows of the log as Debezium envelopes, column by column.
 
-A value is JSON that any Debezium consumer reads. Debezium's field order is kept at the top; inside `source` the texts
-come first and every number after them is padded with spaces to a fixed width. JSON does not mind, and so
-`decode` finds each field by its distance from the end and gives back the very bytes of `before` and
-`after`: no number is ever parsed and written again.
+A value is JSON that any Debezium consumer can read. The top level has Debezium's field order; inside `source` the texts
+come first, and the numbers after them are padded with spaces to a fixed width, which JSON allows. So `decode` finds
+each field by its distance from the end and returns the exact bytes of `before` and `after`: no number is parsed and
+formatted again.
 
-Promise: `decode(encode(rows)) == rows`. The trap: the layout below is stored for ever; a change of it is a new
-`FORMAT`, and the old one stays readable.
+Promise: `decode(encode(rows)) == rows`. The trap: users' topics have this layout; a change of it needs a new `FORMAT`,
+and the old one must stay readable.
 """
 
 import json
@@ -18,12 +18,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Ints
-from cdc.log.kafka.envelope.digits import padded
 from cdc.model import Op, TableId
+
+Texts = npt.NDArray[np.void]
+"""One text of a fixed width per row."""
 
 FORMAT = 1
 CONNECTOR_VERSION = "millrace-1"
@@ -32,13 +35,13 @@ BEFORE_OPENS = b'{"before":'
 AFTER_OPENS = b',"after":'
 SOURCE_OPENS = b',"source":{'
 NULL_KEY = b"null"
-"""Key of changes of a whole table. JSON's null rather than no key at all, which a compacted topic refuses."""
+"""Key of changes of a whole table. JSON's null, because a compacted topic refuses messages without a key."""
 
 ABSENT = -1
-"""Length given for an image that the row does not have; its text is `null`."""
-BORROWED = -2
-"""Length given for a `before` that the row does not have and whose text repeats the key: Debezium's consumers look
-for a delete's key there."""
+"""Length stored for an image that the row does not have; its text is `null`."""
+BEFORE_IS_KEY = -2
+"""Length stored for a `before` that the row does not have and whose text repeats the key: Debezium consumers look for a
+delete's key there."""
 
 NUMBER = 20
 LENGTH = 11
@@ -46,7 +49,7 @@ LENGTH = 11
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeField:
-    """A fixed-width piece of the tail: the text before it, its name, its width."""
+    """A fixed-width field of the tail: the text before it, its name, its width."""
 
     opens: bytes
     name: str
@@ -75,14 +78,14 @@ TAIL_ENDS = b"}"
 _TAIL_TEXT = "".join(
     f"{field.opens.decode().replace('{', '{{').replace('}', '}}')}{{{field.name}:>{field.width}}}" for field in TAIL
 )
-FEW = 24
-"""Up to so many rows are quicker one by one: the forty calls for columns cost a millisecond however short these are."""
+FEW_ROWS = 24
+"""Up to this many rows are faster row by row: the forty column operations cost a millisecond for any number of rows."""
 TAIL_BYTES = sum(len(field.opens) + field.width for field in TAIL) + len(TAIL_ENDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages of one table, in log order. `deletes[i]` asks for a tombstone after message i."""
+    """The messages of one table, in log order. `deletes[i]`: write a tombstone after message i."""
 
     table: str
     keys: AnyArray
@@ -92,19 +95,19 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What `source` says of where the changes come from."""
+    """The origin of the changes, for the field `source`."""
 
     prefix: str
     database: str
 
 
 def encode(rows: pa.Table, origin: Origin, now: datetime, first: int = 0) -> Iterator[Messages]:
-    """The messages of each table among these rows; the order within a table is kept.
+    """The messages of each table among these rows; keeps the order within a table.
 
-    `first` is the number of the first row within its entry: partitions are read one by one, and the numbers put their
-    rows together again in the order in which they were appended.
+    `first` is the number of the first row within its entry: a reader reads the partitions separately and uses the
+    numbers to restore the order in which the rows were appended.
     """
-    if rows.num_rows <= FEW:
+    if rows.num_rows <= FEW_ROWS:
         yield from encode_few(rows, origin, now, first)
         return
     rows = rows.append_column("row", pa.array(np.arange(first, first + rows.num_rows)))
@@ -118,7 +121,7 @@ def encode(rows: pa.Table, origin: Origin, now: datetime, first: int = 0) -> Ite
 
 
 def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> Messages:
-    column = {name: _flat(rows.column(name)) for name in rows.schema.names}
+    column = {name: _one_chunk(rows.column(name)) for name in rows.schema.names}
     deletes = pc.equal(column["op"], pa.scalar(Op.DELETE.value))
     before, before_bytes = _before(column["before"], column["key"], deletes)
     unchanged, unchanged_bytes = _unchanged(column["unchanged"])
@@ -141,43 +144,43 @@ def _encode_table(table: str, rows: pa.Table, origin: Origin, now: datetime) -> 
 
 
 def _tails(column: dict[str, AnyArray], now: datetime) -> AnyArray:
-    """The part of every message that has a fixed width: one block of bytes, filled column by column."""
+    """The fixed-width part of every message: one block of bytes, filled column by column."""
     stamp = _numbers(pc.cast(column["commit_ts"], pa.int64()))
-    block = np.frombuffer(bytearray(_BLANK_TAIL * len(stamp)), _FORM)
+    block = np.frombuffer(bytearray(_BLANK_TAIL * len(stamp)), _TAIL_DTYPE)
     for name in ("xid", "version", "commit_lsn", "ordinal", "schema_id", "before", "after", "unchanged", "row"):
-        block[name] = padded(_numbers(column[name]), _FORM[name].itemsize)
-    block["ts_ms"] = padded(stamp // 1000, NUMBER)
-    block["ts_us"] = block["ts_ns"] = padded(stamp, NUMBER)
-    # Three more digits rather than a product, which would overflow for dates after 2262; but 0 is not 0000.
+        block[name] = _padded(_numbers(column[name]), _TAIL_DTYPE[name].itemsize)
+    block["ts_ms"] = _padded(stamp // 1000, NUMBER)
+    block["ts_us"] = block["ts_ns"] = _padded(stamp, NUMBER)
+    # Append three digits instead of multiplying, which would overflow for dates after 2262; but write 0, not 0000.
     if (zero := stamp == 0).any():
         block["ts_ns"][zero], block["nanos"][zero] = np.void(b" " * NUMBER), np.void(b"  0")
     block["op"] = np.frombuffer("".join(column["op"].to_pylist()).encode(), "V1")
-    block["now_ms"] = padded(np.array([int(now.timestamp() * 1000)]), NUMBER)
+    block["now_ms"] = _padded(np.array([int(now.timestamp() * 1000)]), NUMBER)
     bounds = np.arange(len(block) + 1, dtype=np.int32) * np.int32(TAIL_BYTES)
     buffers: AnyArray = [None, pa.py_buffer(bounds.data), pa.py_buffer(block.view(np.uint8).data)]
     return pa.Array.from_buffers(pa.string(), len(block), buffers)
 
 
-def _tail_form() -> tuple["np.dtype[np.void]", bytes]:
-    """The tail as numpy sees it, and one without numbers. The last three digits of `ts_ns` are a field of their own."""
+def _tail_dtype() -> tuple["np.dtype[np.void]", bytes]:
+    """The numpy dtype of the tail, and a blank tail. The last three digits of `ts_ns` are a separate field."""
     blank = b"".join(field.opens + b" " * field.width for field in TAIL) + TAIL_ENDS
     at = {field.name: blank.index(field.opens) + len(field.opens) for field in TAIL}
     width = {field.name: field.width for field in TAIL} | {"ts_ns": NUMBER, "nanos": 3}
     at["nanos"] = at["ts_ns"] + NUMBER
-    form = np.dtype(
+    dtype = np.dtype(
         {"names": list(at), "formats": [f"V{width[name]}" for name in at], "offsets": list(at.values()),
          "itemsize": len(blank)}
     )  # fmt: skip
-    one = np.frombuffer(bytearray(blank), form)
+    one = np.frombuffer(bytearray(blank), dtype)
     one["nanos"] = np.void(b"000")
-    return form, one.tobytes()
+    return dtype, one.tobytes()
 
 
-_FORM, _BLANK_TAIL = _tail_form()
+_TAIL_DTYPE, _BLANK_TAIL = _tail_dtype()
 
 
 def encode_few(rows: pa.Table, origin: Origin, now: datetime, first: int) -> Iterator[Messages]:
-    """The same bytes, row by row."""
+    """The same bytes as `encode`, built row by row."""
     columns = {name: rows.column(name) for name in rows.schema.names}
     columns["commit_ts"] = columns["commit_ts"].cast(pa.int64())
     lists: dict[str, list[Any]] = {name: column.to_pylist() for name, column in columns.items()}
@@ -185,31 +188,32 @@ def encode_few(rows: pa.Table, origin: Origin, now: datetime, first: int) -> Ite
     for at, table in enumerate(lists["table"]):
         tables.setdefault(table, []).append(at)
     millis = int(now.timestamp() * 1000)
-    for table, places in tables.items():
+    for table, indexes in tables.items():
         head = SOURCE_OPENS.decode() + source_head(table, origin)
-        values = [_value({name: each[at] for name, each in lists.items()}, first + at, head, millis) for at in places]
-        keys = [NULL_KEY if (key := lists["key"][at]) is None else key.encode() for at in places]
-        deletes = [lists["op"][at] == Op.DELETE.value for at in places]
+        values = [_value({name: each[at] for name, each in lists.items()}, first + at, head, millis) for at in indexes]
+        keys = [NULL_KEY if (key := lists["key"][at]) is None else key.encode() for at in indexes]
+        deletes = [lists["op"][at] == Op.DELETE.value for at in indexes]
         yield Messages(table, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(deletes))
 
 
 def _value(row: dict[str, Any], number: int, head: str, millis: int) -> bytes:
     key, before, after, op, stamp = row["key"], row["before"], row["after"], row["op"], row["commit_ts"]
-    borrowed = before is None and op == Op.DELETE.value and key is not None
+    before_is_key = before is None and op == Op.DELETE.value and key is not None
     unchanged = _list_text(row["unchanged"])
     tail = {
         **row,
         "ts_ms": stamp // 1000,
         "ts_us": stamp,
         "ts_ns": f"{stamp}000" if stamp else "0",
-        "before": BORROWED if borrowed else ABSENT if before is None else len(before.encode()),
+        "before": BEFORE_IS_KEY if before_is_key else ABSENT if before is None else len(before.encode()),
         "after": ABSENT if after is None else len(after.encode()),
         "unchanged": len(unchanged.encode()),
         "row": number,
         "now_ms": millis,
     }
     pieces = [
-        BEFORE_OPENS.decode(), (key if borrowed else before) or "null", AFTER_OPENS.decode(), after or "null", head,
+        BEFORE_OPENS.decode(), (key if before_is_key else before) or "null",
+        AFTER_OPENS.decode(), after or "null", head,
         ',"snapshot":"true"' if op == Op.READ.value else ',"snapshot":"false"',
         f',"sequence":"[\\"{row["commit_lsn"]}\\",\\"{row["version"]}\\"]","unchanged":', unchanged,
     ]  # fmt: skip
@@ -218,7 +222,7 @@ def _value(row: dict[str, Any], number: int, head: str, millis: int) -> bytes:
 
 @cache
 def source_head(table: str, origin: Origin) -> str:
-    """The texts of `source` that are the same for every message of a table."""
+    """The part of `source` that is the same for every message of a table."""
     schema, name = split_table(table)
     texts = {
         "version": CONNECTOR_VERSION, "connector": "postgresql", "name": origin.prefix,
@@ -228,7 +232,7 @@ def source_head(table: str, origin: Origin) -> str:
 
 
 def split_table(table: str) -> tuple[str, str]:
-    """Schema and name of a table's text; a text without a schema (a logical message) has an empty one."""
+    """Schema and name of a qualified table name; the schema of an unqualified one (a logical message) is empty."""
     try:
         parsed = TableId.parse(table)
     except ValueError:
@@ -251,15 +255,15 @@ def topic_of(prefix: str, table: str) -> str:
 
 
 def _before(before: AnyArray, key: AnyArray, deletes: AnyArray) -> tuple[AnyArray, AnyArray]:
-    own = pc.is_valid(before)
-    borrow = pc.and_(pc.and_(deletes, pc.invert(own)), pc.is_valid(key))
-    text = pc.coalesce(before, pc.if_else(borrow, key, None), pa.scalar("null"))
-    absent = pc.if_else(borrow, pa.scalar(BORROWED, pa.int64()), pa.scalar(ABSENT, pa.int64()))
-    return text, pc.if_else(own, pc.cast(pc.binary_length(text), pa.int64()), absent)
+    present = pc.is_valid(before)
+    use_key = pc.and_(pc.and_(deletes, pc.invert(present)), pc.is_valid(key))
+    text = pc.coalesce(before, pc.if_else(use_key, key, None), pa.scalar("null"))
+    absent = pc.if_else(use_key, pa.scalar(BEFORE_IS_KEY, pa.int64()), pa.scalar(ABSENT, pa.int64()))
+    return text, pc.if_else(present, pc.cast(pc.binary_length(text), pa.int64()), absent)
 
 
 def _unchanged(lists: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """JSON of the lists, and its length. Nearly always null throughout, and then no row is looked at."""
+    """JSON of the lists, and its length. Nearly always all lists are null, and then no row is visited."""
     if lists.null_count == len(lists):
         return "null", pa.array(np.full(len(lists), len("null")))
     known: dict[tuple[str, ...], str] = {}
@@ -278,7 +282,7 @@ def _list_text(names: list[str] | None) -> str:
     return "null" if names is None else json.dumps(names, ensure_ascii=False, separators=(",", ":"))
 
 
-def _flat(column: AnyArray) -> AnyArray:
+def _one_chunk(column: AnyArray) -> AnyArray:
     flat = column.combine_chunks()
     return flat.combine_chunks() if isinstance(flat, pa.ChunkedArray) else flat
 
@@ -290,3 +294,24 @@ def _numbers(column: AnyArray) -> Ints:
 
 def _binary(texts: AnyArray) -> AnyArray:
     return texts.cast(pa.binary())
+
+
+def _padded(numbers: Ints, width: int) -> Texts:
+    """Each number as text, right-aligned. The width must fit: 20 characters for 64-bit numbers, 11 for 32-bit ones.
+
+    A number that repeats is formatted once, and so is each number of a dense range: formatting every row costs 100 ns.
+    """
+    if not len(numbers):
+        return np.empty(0, f"V{width}")
+    least, most = int(numbers.min()), int(numbers.max())
+    if most - least < len(numbers):
+        return _format_each(least + np.arange(most - least + 1, dtype=np.int64), width)[numbers - least]
+    first = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
+    if 2 * len(first) < len(numbers):
+        return np.repeat(_format_each(numbers[first], width), np.diff(first, append=len(numbers)))
+    return _format_each(numbers, width)
+
+
+def _format_each(numbers: Ints, width: int) -> Texts:
+    texts: Any = pc.utf8_lpad(pc.cast(pa.array(numbers), pa.string()), width, " ")
+    return np.frombuffer(texts.buffers()[2], f"V{width}", len(numbers))

@@ -1,7 +1,7 @@
-"""Messages of some partitions as they come, decoded in chunks: what was asked for, and what came beyond it.
+"""Receives the messages of some partitions and decodes them in chunks.
 
-A chunk is turned into rows while its bytes are still warm: decoded all at once, fifty thousand messages cost twice the
-CPU. What came beyond the end of a range stays for the next one, undecoded unless somebody runs ahead.
+A chunk is decoded while its bytes are in the CPU cache: decoding 50,000 messages at once costs twice the CPU. Messages
+received beyond the end of a range are kept for the next range; only prefetching decodes them early.
 """
 
 import base64
@@ -17,7 +17,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from cdc.errors import LogCorrupt
-from cdc.log.kafka.client import available
+from cdc.log.kafka.client import poll_messages
 from cdc.log.kafka.envelope.decode import Decoded, NotAnEnvelope
 from cdc.log.kafka.write.producer import PART_OPENS
 from cdc.model import LOG_SCHEMA
@@ -25,10 +25,10 @@ from cdc.model import LOG_SCHEMA
 log = logging.getLogger(__name__)
 
 _CHUNK = 8_192
-"""Messages decoded at once: some megabytes, which a processor's cache still holds."""
+"""Messages decoded at once: some megabytes, which fit into the CPU cache."""
 
 Decode = Callable[[Sequence["Record"]], Decoded]
-"""Turns records of one partition into rows. Raises NotAnEnvelope."""
+"""Decodes the records of one partition to rows. Raises NotAnEnvelope."""
 Record = tuple[int, bytes, bytes]
 """Offset, key, value."""
 Address = tuple[str, int]
@@ -37,7 +37,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets `start` up to, not including, `end` of one partition. `start` None: whatever is kept."""
+    """Offsets `start` up to, not including, `end` of one partition. `start` None: from the first retained offset."""
 
     topic: str
     partition: int
@@ -46,7 +46,7 @@ class OffsetRange:
 
     @property
     def address(self) -> Address:
-        """Where it lies."""
+        """Topic and partition."""
         return self.topic, self.partition
 
 
@@ -61,7 +61,7 @@ class RangeRows:
 
 
 class RefusedByBroker(Exception):
-    """What a broker says of a partition that trying again will not mend."""
+    """A broker's error for a partition that a retry will not resolve."""
 
     def __init__(self, address: Address, error: KafkaError) -> None:
         super().__init__(address)
@@ -71,7 +71,7 @@ class RefusedByBroker(Exception):
 
 @dataclass(slots=True)
 class _PartitionFeed:
-    """One partition: `seen` is the offset up to which everything was delivered, `taken` up to which it was given."""
+    """One partition. Everything up to offset `seen` was received, everything up to `taken` was returned."""
 
     address: Address
     seen: int
@@ -79,8 +79,8 @@ class _PartitionFeed:
     records: list[Record] = field(default_factory=list)
     chunks: list[Decoded] = field(default_factory=list)
 
-    def note(self, message: "Message[bytes, bytes]") -> int:
-        """Keep one message; returns its bytes. A tombstone is only counted: the delete before it says the same."""
+    def add(self, message: "Message[bytes, bytes]") -> int:
+        """Add one message; returns its size in bytes. Skips tombstones: the delete before has the same information."""
         error, offset = message.error(), message.offset() or 0
         if error is None:
             self.seen = offset + 1
@@ -94,17 +94,17 @@ class _PartitionFeed:
             raise RefusedByBroker(self.address, error)
         return 0
 
-    def decode(self, below: int, least: int, how: "_Decoder") -> None:
-        """Turn the records below an offset into rows, if they are so many. An error leaves them as they are."""
+    def decode(self, below: int, least: int, decoder: "_Decoder") -> None:
+        """Decode the records below an offset if there are at least `least`. An error leaves them undecoded."""
         cut = bisect_left(self.records, below, key=lambda record: record[0])
-        if cut < least or not cut or (cut == len(self.records) and least and _is_piece(self.records[-1])):
-            return  # a change may be spread over several messages: its last one closes the chunk
-        self.chunks.append(how(self.records[:cut], self.address))
+        if cut < least or not cut or (cut == len(self.records) and least and _is_part(self.records[-1])):
+            return  # a change may be split into several messages: a chunk must not end between them
+        self.chunks.append(decoder(self.records[:cut], self.address))
         del self.records[:cut]
 
-    def take(self, item: OffsetRange, how: "_Decoder") -> RangeRows:
-        """The rows of a range that was delivered."""
-        self.decode(item.end, 0, how)
+    def take(self, item: OffsetRange, decoder: "_Decoder") -> RangeRows:
+        """The rows of a range that was received."""
+        self.decode(item.end, 0, decoder)
         found: list[Decoded] = []
         while self.chunks:
             chunk = self.chunks[0]
@@ -115,7 +115,7 @@ class _PartitionFeed:
                 break
             del self.chunks[0]
         self.taken = item.end
-        return _joined_part(item, found)
+        return _range_rows(item, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +124,15 @@ class _Decoder:
     foreign: str
 
     def __call__(self, records: Sequence[Record], address: Address) -> Decoded:
-        if any(map(_is_piece, records)):
-            records = _joined(records, address)
+        if any(map(_is_part, records)):
+            records = _join_parts(records, address)
         try:
-            return _placed(self.decoded(records), records)
+            return _with_offsets(self.decoded(records), records)
         except NotAnEnvelope as error:
             if self.foreign == "stop":
-                raise _named(records[error.row][0], address) from None
+                raise _foreign_message(records[error.row][0], address) from None
         records = self._without_foreign(records, address)
-        return _placed(self.decoded(records), records)
+        return _with_offsets(self.decoded(records), records)
 
     def _without_foreign(self, records: Sequence[Record], address: Address) -> list[Record]:
         kept = []
@@ -146,52 +146,52 @@ class _Decoder:
 
 
 class Feed:
-    """Partitions assigned to a consumer from given offsets on. One thread at a time."""
+    """Partitions assigned to a consumer from given offsets on. Not for two threads at once."""
 
     def __init__(self, consumer: Consumer, starts: Mapping[Address, int], decoded: Decode, foreign: str) -> None:
         self._consumer = consumer
         self._decoder = _Decoder(decoded, foreign)
-        self._lanes = {address: _PartitionFeed(address, start, start) for address, start in starts.items()}
-        self._weight = 0
+        self._partitions = {address: _PartitionFeed(address, start, start) for address, start in starts.items()}
+        self._received_bytes = 0
         consumer.assign([TopicPartition(*address, start) for address, start in starts.items()])
 
     def continues(self, starts: Mapping[Address, int | None]) -> bool:
-        """Whether reading goes on exactly where the last range of each partition ended."""
-        return {address: lane.taken for address, lane in self._lanes.items()} == dict(starts)
+        """Whether these ranges start exactly where the last range of each partition ended."""
+        return {address: partition.taken for address, partition in self._partitions.items()} == dict(starts)
 
-    def pump(self, seconds: float) -> bool:
-        """Take what has come, or the first that comes within that time; whether a message did. Raises Refused."""
-        messages = available(self._consumer, seconds)
-        only = next(iter(self._lanes.values())) if len(self._lanes) == 1 else None
+    def poll(self, seconds: float) -> bool:
+        """Receive available messages, or wait for the first one; False if none came. Raises RefusedByBroker."""
+        messages = poll_messages(self._consumer, seconds)
+        only = next(iter(self._partitions.values())) if len(self._partitions) == 1 else None
         for message in messages:
-            lane = only or self._lanes[message.topic() or "", message.partition() or 0]
-            self._weight += lane.note(message)
+            partition = only or self._partitions[message.topic() or "", message.partition() or 0]
+            self._received_bytes += partition.add(message)
         return any(message.error() is None for message in messages)
 
     def covers(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Whether these ranges were delivered; decodes what came of them."""
+        """Whether these ranges were received completely. Decodes full chunks of them."""
         for item in ranges:
-            self._lanes[item.address].decode(item.end, _CHUNK, self._decoder)
-        return all(self._lanes[item.address].seen >= item.end for item in ranges)
+            self._partitions[item.address].decode(item.end, _CHUNK, self._decoder)
+        return all(self._partitions[item.address].seen >= item.end for item in ranges)
 
     def decode(self) -> None:
-        """Turn into rows what came beyond what was asked for."""
-        for lane in self._lanes.values():
-            lane.decode(lane.seen, _CHUNK, self._decoder)
+        """Decode full chunks of the messages beyond the requested ranges."""
+        for partition in self._partitions.values():
+            partition.decode(partition.seen, _CHUNK, self._decoder)
 
     def take(self, item: OffsetRange) -> RangeRows:
-        """The rows of a range that was delivered."""
-        return self._lanes[item.address].take(item, self._decoder)
+        """The rows of a range that was received."""
+        return self._partitions[item.address].take(item, self._decoder)
 
     @property
-    def ahead(self) -> int:
-        """How many offsets were delivered beyond what was taken."""
-        return sum(lane.seen - lane.taken for lane in self._lanes.values())
+    def prefetched(self) -> int:
+        """How many offsets were received beyond those returned."""
+        return sum(partition.seen - partition.taken for partition in self._partitions.values())
 
-    def weighed(self) -> int:
-        """Bytes of values delivered since this was last asked."""
-        weight, self._weight = self._weight, 0
-        return weight
+    def take_received_bytes(self) -> int:
+        """Bytes of values received since the last call."""
+        received, self._received_bytes = self._received_bytes, 0
+        return received
 
 
 def _offsets(chunk: Decoded) -> npt.NDArray[np.int64]:
@@ -199,7 +199,7 @@ def _offsets(chunk: Decoded) -> npt.NDArray[np.int64]:
     return chunk.offsets
 
 
-def _placed(found: Decoded, records: Sequence[Record]) -> Decoded:
+def _with_offsets(found: Decoded, records: Sequence[Record]) -> Decoded:
     if found.offsets is not None:
         return found
     return Decoded(found.rows, found.numbers, np.array([offset for offset, _, _ in records], np.int64))
@@ -209,28 +209,28 @@ def _slice(chunk: Decoded, low: int, high: int) -> Decoded:
     return Decoded(chunk.rows.slice(low, high - low), chunk.numbers[low:high], _offsets(chunk)[low:high])
 
 
-def _joined_part(item: OffsetRange, found: Sequence[Decoded]) -> RangeRows:
+def _range_rows(item: OffsetRange, found: Sequence[Decoded]) -> RangeRows:
     rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *(chunk.rows for chunk in found if chunk.rows.num_rows)])
     none = np.zeros(0, np.int64)
     offsets = np.concatenate([none, *map(_offsets, found)])
     return RangeRows(item, rows, offsets, np.concatenate([none, *(chunk.numbers for chunk in found)]))
 
 
-def _is_piece(record: Record) -> bool:
+def _is_part(record: Record) -> bool:
     return record[2].startswith(PART_OPENS)
 
 
-def _named(offset: int, address: Address) -> LogCorrupt:
+def _foreign_message(offset: int, address: Address) -> LogCorrupt:
     return LogCorrupt(
         f"The message at offset {offset} of {address[0]}-{address[1]} is not a change of this log.",
-        "Find who writes to the topic; log.foreign: skip leaves such messages out.",
+        "Find the process that writes to the topic, or set log.foreign to skip.",
     )
 
 
-def _joined(records: Sequence[Record], address: Address) -> list[Record]:
-    """Put changes that were spread over several messages together again."""
+def _join_parts(records: Sequence[Record], address: Address) -> list[Record]:
+    """Reassemble changes that were split into several messages."""
     whole: list[Record] = []
-    pieces: list[bytes] = []
+    parts: list[bytes] = []
     for offset, key, value in records:
         if not value.startswith(PART_OPENS):
             whole.append((offset, key, value))
@@ -238,12 +238,12 @@ def _joined(records: Sequence[Record], address: Address) -> list[Record]:
         try:
             data = json.loads(value)
             number, of = data["millrace_part"]["part"], data["millrace_part"]["of"]
-            if number != len(pieces) or not 0 < of <= 1 << 20:
+            if number != len(parts) or not 0 < of <= 1 << 20:
                 raise ValueError("out of order")
-            pieces.append(base64.b64decode(data["data"], validate=True))
+            parts.append(base64.b64decode(data["data"], validate=True))
         except (ValueError, KeyError, TypeError):
-            raise _named(offset, address) from None
-        if len(pieces) == of:
-            whole.append((offset, key, b"".join(pieces)))
-            pieces = []
+            raise _foreign_message(offset, address) from None
+        if len(parts) == of:
+            whole.append((offset, key, b"".join(parts)))
+            parts = []
     return whole

@@ -1,7 +1,7 @@
-"""Reads given ranges of partitions, all of them and nothing else, and turns them into rows.
+"""Offset ranges between two positions, and a reader that returns exactly their rows.
 
-A range that the broker no longer has is an error, never a jump: `auto.offset.reset` is `error` and the first kept
-offset is compared before reading.
+If the broker no longer has a range, the reader raises an error and never skips: `auto.offset.reset` is `error`, and the
+first retained offset is checked.
 """
 
 import threading
@@ -12,46 +12,76 @@ import pyarrow as pa
 from confluent_kafka import Consumer
 
 from cdc.errors import LogCorrupt, LogError, LogLost
-from cdc.log.kafka.client import CALL_SECONDS, Cluster, in_our_words, speaking, watermarks
+from cdc.log.kafka.client import CALL_SECONDS, Cluster, translate_error, translating_errors, watermarks
 from cdc.log.kafka.envelope.decode import Decoded, decode
+from cdc.log.kafka.position import KafkaPosition, TopicExtent
 from cdc.log.kafka.read.feed import Address, Decode, Feed, OffsetRange, RangeRows, Record, RefusedByBroker
+from cdc.log.kafka.topics import require_unchanged
 
-__all__ = ["Decode", "OffsetRange", "RangeReader", "RangeRows", "envelopes"]
+__all__ = ["Decode", "OffsetRange", "RangeReader", "RangeRows", "decode_envelopes"]
 
 _SILENCE_SECONDS = 30.0
-_MANY = 10_000
-"""Messages of a read behind which another is likely to follow at once: a reader that catches up."""
-_AHEAD_MESSAGES, _AHEAD_BYTES = 60_000, 64 << 20
-"""How far it is run ahead: about the next batch of such a reader, and what a worker can hold twice."""
+_PREFETCH_FROM = 10_000
+"""Reads of at least so many messages come from a reader that catches up: the next read is likely to follow at once."""
+_PREFETCH_MESSAGES, _PREFETCH_BYTES = 60_000, 64 << 20
+"""How much is prefetched: about the next batch of such a reader, and small enough for a worker to keep twice."""
 
 
-def envelopes(records: Sequence[Record]) -> Decoded:
-    """Records that our own writer made."""
+def messages_between(after: KafkaPosition, until: KafkaPosition) -> int:
+    """The number of offsets between two positions: at least the number of rows."""
+    return sum(item.end - (item.start or 0) for item in ranges_between(after, until))
+
+
+def ranges_between(after: KafkaPosition, until: KafkaPosition) -> list[OffsetRange]:
+    """What to read between two positions.
+
+    A topic that `after` does not have was created later, so its offset 0 must still exist. Before the very first
+    position, reading starts at the first retained offset.
+    """
+    found = []
+    for topic, extent in until.topics.items():
+        known = after.topics.get(topic, TopicExtent(extent.id, (0,) * len(extent.ends)))
+        for partition, (start, end) in enumerate(zip(known.ends, extent.ends, strict=True)):
+            if start < end:
+                found.append(OffsetRange(topic, partition, None if after.marker < 0 else start, end))
+    return found
+
+
+def check_topics(cluster: Cluster, after: KafkaPosition, until: KafkaPosition) -> None:
+    """Raise LogCorrupt if the topics of a position are not those of the cluster: same id, same partitions."""
+    found = cluster.admin.topics(list(until.topics)) if until.topics else {}
+    for position in (after, until):
+        for name, extent in position.topics.items():
+            require_unchanged(name, extent, found.get(name))
+
+
+def decode_envelopes(records: Sequence[Record]) -> Decoded:
+    """Decode records that the log's writer wrote."""
     keys = pa.array([key for _, key, _ in records], pa.binary())
     return decode(keys, pa.array([value for _, _, value in records], pa.binary()))
 
 
 class RangeReader:
-    """Keeps its connection from one call to the next: making one costs more than reading a small batch.
+    """Keeps its connection between calls: opening one costs more than reading a small batch.
 
-    With `ahead` it goes on between the calls of a reader that catches up: what comes next is fetched and decoded while
-    the caller is busy with what it was given. Nothing is given that was not asked for.
+    With `prefetch` it fetches and decodes the next messages in a thread while a reader that catches up processes the
+    last ones. It returns only the requested ranges.
     """
 
-    def __init__(self, cluster: Cluster, decoded: Decode = envelopes, *, ahead: bool = False) -> None:
+    def __init__(self, cluster: Cluster, decoded: Decode = decode_envelopes, *, prefetch: bool = False) -> None:
         self._cluster = cluster
         self._decoded = decoded
-        self._ahead = ahead
+        self._prefetch = prefetch
         self._consumer: Consumer | None = None
-        self._introduced: set[str] = set()
+        self._known_topics: set[str] = set()
         self._feed: Feed | None = None
-        self._runner: threading.Thread | None = None
-        self._halt = threading.Event()
+        self._prefetcher: threading.Thread | None = None
+        self._stop = threading.Event()
 
     def read(self, ranges: Iterable[OffsetRange]) -> list[RangeRows]:
-        """Each range that has rows, in the order of the ranges."""
+        """The rows of each range that has any, in the order of the ranges."""
         wanted = [item for item in ranges if item.start is None or item.start < item.end]
-        self._rest()
+        self._stop_prefetch()
         try:
             found = self._read(wanted) if wanted else []
         except BaseException:
@@ -60,104 +90,104 @@ class RangeReader:
         return [part for part in found if part.rows.num_rows]
 
     def close(self) -> None:
-        """Let go of the connection; the next read makes a new one."""
-        self._rest()
+        """Close the connection. The next read opens a new one."""
+        self._stop_prefetch()
         self._feed = None
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
-            self._introduced.clear()
+            self._known_topics.clear()
 
     def _read(self, wanted: Sequence[OffsetRange]) -> list[RangeRows]:
         if self._consumer is None:
-            # An empty fetch is answered after this long: it bounds how late the end of a range is noticed.
+            # The broker answers an empty fetch after this long: it bounds how late the end of a range is detected.
             self._consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 20})
-        self._introduce(self._consumer, {item.topic for item in wanted})
+        self._load_metadata(self._consumer, {item.topic for item in wanted})
         feed = self._feed
-        again = feed is not None and feed.continues({item.address: item.start for item in wanted})
-        if feed is None or not again:
+        continued = feed is not None and feed.continues({item.address: item.start for item in wanted})
+        if feed is None or not continued:
             starts = {item.address: _start(self._consumer, item) for item in wanted}
             wanted = [item for item in wanted if starts[item.address] < item.end]
             starts = {item.address: starts[item.address] for item in wanted}
             self._feed = feed = Feed(self._consumer, starts, self._decoded, self._cluster.settings.foreign)
             if not wanted:
                 return []
-        _await(feed, self._consumer, wanted)
+        _receive(feed, self._consumer, wanted)
         found = [feed.take(item) for item in wanted]
-        self._go_on(feed, again, sum(item.end - (item.start or 0) for item in wanted))
+        self._prepare_next(feed, continued, sum(item.end - (item.start or 0) for item in wanted))
         return found
 
-    def _introduce(self, consumer: Consumer, topics: set[str]) -> None:
-        """A consumer that does not know where a topic is looks for it once a second only."""
-        for topic in topics - self._introduced:
-            with speaking(f"asking for the leaders of {topic}"):
+    def _load_metadata(self, consumer: Consumer, topics: set[str]) -> None:
+        """Request the metadata of new topics: a consumer by itself would retry only once a second."""
+        for topic in topics - self._known_topics:
+            with translating_errors(f"asking for the leaders of {topic}"):
                 consumer.list_topics(topic, CALL_SECONDS)
-            self._introduced.add(topic)
+            self._known_topics.add(topic)
 
-    # -- between two reads
-
-    def _go_on(self, feed: Feed, again: bool, messages: int) -> None:
-        """Stay assigned, and run ahead once a read went on where the one before had ended: the next may as well."""
-        if not self._ahead or messages < _MANY:
+    def _prepare_next(self, feed: Feed, continued: bool, messages: int) -> None:
+        """Keep the assignment, and prefetch if the last read continued the one before: the next may continue too."""
+        if not self._prefetch or messages < _PREFETCH_FROM:
             self._feed = None
             if self._consumer is not None:
                 self._consumer.unassign()
-        elif again:
-            self._halt.clear()
-            self._runner = threading.Thread(target=self._run, args=(feed,), name="kafka-ahead", daemon=True)
-            self._runner.start()
+        elif continued:
+            self._stop.clear()
+            self._prefetcher = threading.Thread(
+                target=self._prefetch_messages, args=(feed,), name="kafka-prefetch", daemon=True
+            )
+            self._prefetcher.start()
 
-    def _run(self, feed: Feed) -> None:
-        left = _AHEAD_BYTES
-        feed.weighed()
+    def _prefetch_messages(self, feed: Feed) -> None:
+        left = _PREFETCH_BYTES
+        feed.take_received_bytes()
         try:
-            while not self._halt.is_set() and left > 0 and feed.ahead < _AHEAD_MESSAGES and feed.pump(0.05):
-                left -= feed.weighed()
+            while not self._stop.is_set() and left > 0 and feed.prefetched < _PREFETCH_MESSAGES and feed.poll(0.05):
+                left -= feed.take_received_bytes()
                 feed.decode()
         except (LogError, RefusedByBroker):
-            self._feed = None  # whoever asks for it meets it again, and says what is wrong
+            self._feed = None  # the next read meets the same error and raises it
 
-    def _rest(self) -> None:
-        if self._runner is not None:
-            self._halt.set()
-            self._runner.join()
-            self._runner = None
+    def _stop_prefetch(self) -> None:
+        if self._prefetcher is not None:
+            self._stop.set()
+            self._prefetcher.join()
+            self._prefetcher = None
 
 
 def _start(consumer: Consumer, item: OffsetRange) -> int:
     return watermarks(consumer, item.topic, item.partition)[0] if item.start is None else item.start
 
 
-def _await(feed: Feed, consumer: Consumer, wanted: Sequence[OffsetRange]) -> None:
-    """Until everything wanted was delivered."""
-    places: Mapping[Address, OffsetRange] = {item.address: item for item in wanted}
+def _receive(feed: Feed, consumer: Consumer, wanted: Sequence[OffsetRange]) -> None:
+    """Receive until all wanted ranges are complete."""
+    by_address: Mapping[Address, OffsetRange] = {item.address: item for item in wanted}
     quiet_until = time.monotonic() + _SILENCE_SECONDS
     while not feed.covers(wanted):
         try:
-            came = feed.pump(0.2)
+            came = feed.poll(0.2)
         except RefusedByBroker as refused:
-            _refuse_lost(places[refused.address], consumer)
+            _raise_if_lost(by_address[refused.address], consumer)
             topic, partition = refused.address
-            raise in_our_words(refused.error, f"reading {topic}-{partition}") from None
+            raise translate_error(refused.error, f"reading {topic}-{partition}") from None
         if came:
             quiet_until = time.monotonic() + _SILENCE_SECONDS
         elif time.monotonic() > quiet_until:
             for item in wanted:
-                _refuse_lost(item, consumer)
-            raise LogLost("Kafka delivered nothing for half a minute.", "Look at the brokers.")
+                _raise_if_lost(item, consumer)
+            raise LogLost("Kafka delivered no message for 30 s.", "Check the brokers.")
 
 
-def _refuse_lost(item: OffsetRange, consumer: Consumer) -> None:
-    """Say what is missing, if something is."""
-    place = f"{item.topic}-{item.partition}"
+def _raise_if_lost(item: OffsetRange, consumer: Consumer) -> None:
+    """Raise LogCorrupt if the broker no longer has a part of the range."""
+    name = f"{item.topic}-{item.partition}"
     low, high = watermarks(consumer, item.topic, item.partition)
     if item.start is not None and item.start < low:
         raise LogCorrupt(
-            f"Retention removed offsets {item.start} to {low - 1} of {place} before they were read.",
-            "Start the reader anew from a snapshot (millrace resync), and raise log.retention_hours.",
+            f"Retention removed offsets {item.start} to {low - 1} of {name} before they were read.",
+            "Start the reader again from a snapshot (millrace resync), and raise log.retention_hours.",
         )
     if item.end > high:
         raise LogCorrupt(
-            f"{place} ends at offset {high}, but the log's position says {item.end}: messages are gone.",
-            "The topic was deleted, made again or restored from an older copy: start with a new prefix and snapshot.",
+            f"{name} ends at offset {high}, but the log's position says {item.end}: messages are lost.",
+            "The topic was deleted or restored from an older copy: start with a new prefix and snapshot.",
         )

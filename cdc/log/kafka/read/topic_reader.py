@@ -1,4 +1,4 @@
-"""What readers of topics share, whoever wrote these: places as offsets, registered consumers, the stream of Spark."""
+"""What the readers of Kafka and Debezium logs share: offsets, registered consumers, the Spark stream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TopicReader(ABC):
-    """Cheap to make: nothing is connected before the first question. One thread at a time asks."""
+    """Cheap to create: connects on first use. Not for two threads at once."""
 
     def __init__(self, settings: KafkaConnectionSettings, decoded: Decode) -> None:
         self._cluster = Cluster(settings)
@@ -29,29 +29,29 @@ class TopicReader(ABC):
 
     @abstractmethod
     def newest(self) -> KafkaPosition:
-        """After everything that can be read now."""
+        """The position after everything that can be read now."""
 
     def start(self) -> Offset:
-        """Before whatever Kafka still keeps."""
+        """The offset before everything that Kafka retains."""
         return KafkaPosition().offset()
 
     def head(self) -> tuple[Offset, Lsn]:
-        """The newest place, and the LSN it brings a reader to."""
-        place = self.newest()
-        return place.offset(), place.end
+        """The newest offset, and the LSN up to which the log is complete there."""
+        position = self.newest()
+        return position.offset(), position.end
 
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
-        """Micro-batches that begin and end at places."""
+        """A streaming DataFrame of the log; micro-batches begin and end at positions."""
         return self._source().frame(spark, self.start() if after is None else after, limit)
 
     def packed(
         self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
     ) -> "DataFrame":
-        """The micro-batches of `frame`, of some columns and tables (none: all), for `unpacked` only."""
+        """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only."""
         return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
-        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA where they are too many to hold."""
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
         return self._source().unpacked(batch)
 
     def _source(self) -> "LogSource":
@@ -60,15 +60,15 @@ class TopicReader(ABC):
         return source(self._cluster.settings)
 
     def consumers(self) -> Sequence[Consumer]:
-        """Every registered reader."""
+        """Every registered consumer."""
         return self._consumers.all()
 
     def forget(self, consumer: str) -> None:
-        """Unregister a reader."""
+        """Unregister a consumer."""
         self._consumers.forget(consumer)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._ranges.close()
         self._consumers.close()
         self._cluster.admin.close()

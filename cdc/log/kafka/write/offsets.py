@@ -1,9 +1,9 @@
-"""Where each partition goes on: known before a message is sent, so that the acknowledgements can be compared.
+"""The next offset of each partition, known before a message is sent, so that acknowledgements can be checked.
 
-Why this must be: on a partition that has no state of this producer yet, a broker takes any first batch (KAFKA-15591).
-Of several batches under way to a topic that was made a moment ago the first can be answered "not the leader" and the
-second be stored; the first is then lost, and everything, the commit too, reports success. So a partition is asked for
-its end first, which a broker answers only once it leads it, and the messages must come to lie exactly behind that end.
+Why this is needed: a broker accepts any first batch on a partition that has no state of this producer (KAFKA-15591).
+With several batches in flight to a new topic the first can be answered "not the leader" and the second stored. The
+first is then lost, and everything including the commit reports success. So the writer first asks for the end of a
+partition, which a broker answers only once it is the leader, and requires the messages to be stored right after it.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from confluent_kafka import Producer
 
 from cdc.log.kafka.admin import Topic
-from cdc.log.kafka.client import Cluster, introduce
+from cdc.log.kafka.client import Cluster, await_partitions
 
 Ends = Mapping[Topic, Mapping[int, int]]
-"""The offset after the last message in each partition that got one."""
+"""The offset after the last message, for each partition that received messages."""
 
 
-class Mispredicted(Exception):
-    """Messages did not come to lie where they should: some were lost on the way, or somebody else writes there."""
+class UnexpectedOffset(Exception):
+    """Messages were stored at other offsets than expected: some were lost, or another process writes to the topic."""
 
     def __init__(self, topic: str, partition: int) -> None:
         super().__init__(f"{topic}-{partition}")
@@ -29,22 +29,22 @@ class Offsets:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._nexts: dict[Topic, dict[int, int]] = {}
+        self._next_offsets: dict[Topic, dict[int, int]] = {}
 
-    def nexts(self, producer: Producer, topic: Topic) -> Mapping[int, int]:
-        """Where each partition of a topic goes on. The first time the producer and the leaders are asked."""
-        known = self._nexts.get(topic)
+    def next_offsets(self, producer: Producer, topic: Topic) -> Mapping[int, int]:
+        """The next offset of each partition of a topic. The first call asks the brokers."""
+        known = self._next_offsets.get(topic)
         if known is None:
-            introduce(producer, topic)
+            await_partitions(producer, topic)
             ends = self._cluster.admin.ends([topic])
-            known = self._nexts[topic] = {partition: end for (_, partition), end in ends.items()}
+            known = self._next_offsets[topic] = {partition: end for (_, partition), end in ends.items()}
         return known
 
-    def expect(self, ends: Ends) -> None:
-        """A transaction commits: its messages, and behind them the record that ends it."""
+    def advance(self, ends: Ends) -> None:
+        """Advance by a committed transaction: its messages and one invisible commit record per partition."""
         for topic, partitions in ends.items():
-            self._nexts[topic].update({partition: end + 1 for partition, end in partitions.items()})
+            self._next_offsets[topic].update({partition: end + 1 for partition, end in partitions.items()})
 
     def forget(self) -> None:
-        """Ask again: nobody knows what an aborted transaction has left."""
-        self._nexts.clear()
+        """Ask the brokers again next time: an aborted transaction leaves an unknown number of records."""
+        self._next_offsets.clear()

@@ -1,7 +1,4 @@
-"""Which partition a key belongs to: murmur2, as Java's default partitioner computes it.
-
-Any other producer that keys by the same bytes agrees; the same in every process and on every machine.
-"""
+"""The partition of a key: murmur2, as in Kafka's default Java partitioner, so that other producers agree."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +11,14 @@ _WORD = 4
 
 
 def partitions_of(keys: AnyArray, count: int) -> npt.NDArray[np.int64]:
-    """The partition of each key among `count`."""
+    """The partition of each key, out of `count` partitions."""
     if count == 1:
         return np.zeros(len(keys), np.int64)
     return (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
 
 
 def murmur2(keys: AnyArray) -> npt.NDArray[np.uint32]:
-    """The hash of each key; keys of one length are hashed together."""
+    """The hash of each key. Keys of the same length are hashed together."""
     hashes = np.zeros(len(keys), np.uint32)
     if not len(keys):
         return hashes
@@ -41,13 +38,13 @@ def _hash_block(block: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uin
         h = np.full(len(block), _SEED ^ np.uint32(length), np.uint32)
         whole = length // _WORD * _WORD
         words = np.ascontiguousarray(block[:, :whole]).view("<u4")
-        for place in range(words.shape[1]):
-            k = words[:, place] * _M
+        for index in range(words.shape[1]):
+            k = words[:, index] * _M
             k ^= k >> np.uint32(24)
             h = h * _M ^ k * _M
         if length > whole:
-            for place in reversed(range(whole, length)):
-                h ^= block[:, place].astype(np.uint32) << np.uint32(8 * (place - whole))
+            for index in reversed(range(whole, length)):
+                h ^= block[:, index].astype(np.uint32) << np.uint32(8 * (index - whole))
             h *= _M
         h ^= h >> np.uint32(13)
         h *= _M

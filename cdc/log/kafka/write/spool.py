@@ -1,7 +1,7 @@
-"""One transaction too large for memory, on local disk until its end is known.
+"""One transaction too large for memory, on local disk until it is complete.
 
-A Kafka transaction left open meanwhile would hide everything behind it from readers of the same partitions, and one
-producer has only one open: other, smaller transactions commit while a large one is still coming.
+An open Kafka transaction would hide all later messages of its partitions from readers, and a producer can have only one
+open transaction, while smaller Postgres transactions commit before the large one is complete.
 """
 
 import secrets
@@ -19,14 +19,14 @@ from cdc.row_file import RowFile
 
 
 class TransactionPublisher(Protocol):
-    """What a spool needs of the writer."""
+    """What a spool needs from the writer."""
 
     def publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> None:
-        """Commit rows and position at once."""
+        """Commit rows and position in one transaction."""
 
 
 class _Stored:
-    """The rows in a file; can be gone through more than once."""
+    """The rows in a file; can be iterated more than once."""
 
     def __init__(self, file: RowFile) -> None:
         self._file = file
@@ -36,8 +36,7 @@ class _Stored:
 
 
 class KafkaSpool:
-    """Rows in a file of the state folder; removed with it, whatever happens. After LogFull the same call may be made
-    again: what was set aside before stays."""
+    """Rows in a file of the state folder. After LogFull the caller may repeat the call: earlier rows are kept."""
 
     def __init__(self, writer: TransactionPublisher, folder: Path) -> None:
         make_folder(folder)
@@ -45,32 +44,32 @@ class KafkaSpool:
         self._path = folder / f"spool-{secrets.token_hex(8)}.arrow"
         with room(folder):
             self._file = RowFile(open_new(self._path), str(folder))
-        self._over = False
+        self._closed = False
 
     def write(self, rows: pa.Table) -> None:
-        """Set rows aside."""
-        self._must_be_open()
+        """Append rows to the file."""
+        self._require_open()
         self._file.write(rows.select(LOG_SCHEMA.names).cast(LOG_SCHEMA))
 
     def publish(self, end: Lsn) -> None:
-        """Produce all of it in one Kafka transaction."""
-        self._must_be_open()
+        """Write all rows in one Kafka transaction."""
+        self._require_open()
         failpoint.reached("log.spool_publish")
         self._writer.publish(_Stored(self._file), end, {})
         self.discard()
 
     def discard(self) -> None:
-        """Forget it."""
-        self._over = True
+        """Remove the file."""
+        self._closed = True
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def _must_be_open(self) -> None:
-        if self._over:
-            raise LogError("This spool was published or discarded.", "Begin a new one.")
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LogError("This spool was already published or discarded.", "Begin a new one.")
 
 
 def discard_leftovers(folder: Path) -> None:
-    """What a writer that died had set aside: its transaction comes again from the source."""
+    """Remove the spool files of a crashed writer: Postgres sends their transactions again."""
     for path in folder.glob("spool-*.arrow"):
         path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""One Kafka transaction after the other, each until it is committed or cannot be.
+"""Runs Kafka transactions one after another, each retried until it commits or fails for good.
 
-`init_transactions` aborts what an earlier writer left open and fences whoever lives on: there is one writer.
+`init_transactions` aborts the open transaction of an earlier writer and fences that writer off: there is one writer.
 """
 
 import time
@@ -10,37 +10,37 @@ from collections.abc import Callable
 from confluent_kafka import KafkaException, Producer
 
 from cdc.errors import LogError, LogFenced, LogLost
-from cdc.log.kafka.client import Cluster, in_our_words
+from cdc.log.kafka.client import Cluster, translate_error
 from cdc.log.kafka.settings import KafkaSettings
-from cdc.log.kafka.write.offsets import Mispredicted, Offsets
+from cdc.log.kafka.write.offsets import Offsets, UnexpectedOffset
 from cdc.log.kafka.write.producer import Undelivered
 
 _BACKOFF_SECONDS = 0.5
 _INITIALISE_SECONDS = 60.0
 _QUEUE_BYTES = 16 << 20
-"""What waits for the brokers; twice as much is no quicker."""
+"""Bytes queued for the brokers; twice as much is not faster."""
 
 Fill = Callable[[Producer], None]
-"""Produces a transaction's messages and sees that they were acknowledged."""
+"""Produces a transaction's messages and waits until they are acknowledged."""
 Durable = Callable[[], bool]
-"""Whether a transaction counts that nobody heard the end of; reads the log again to know."""
+"""Whether a transaction with an unknown outcome was committed; reads the position topic again."""
 
 
 class Transactions:
-    """The producer that may write. `check` is called before each further try: it raises where none can help."""
+    """The transactional producer. Calls `check` before each retry; it raises if a retry cannot succeed."""
 
     def __init__(self, cluster: Cluster, settings: KafkaSettings, offsets: Offsets, check: Callable[[], None]) -> None:
         self._cluster = cluster
         self._settings = settings
         self._offsets = offsets
         self._check = check
-        self.producer = self._opened()
+        self.producer = self._new_producer()
 
     def run(self, fill: Fill, durable: Durable, doing: str) -> None:
         """Commit what `fill` produces.
 
-        After a failed commit nobody knows whether it counts: a new producer makes the broker finish it one way or the
-        other, and the position topic tells which (`durable`).
+        After a failed commit the outcome is unknown: a new producer makes the broker complete or abort the transaction,
+        and then `durable` reads the outcome from the position topic.
         """
         deadline = time.monotonic() + self._settings.patience_seconds
         while True:
@@ -49,25 +49,25 @@ class Transactions:
                 fill(self.producer)
                 self._commit(deadline)
                 return
-            except (Mispredicted, Undelivered, KafkaException, LogLost) as error:
+            except (UnexpectedOffset, Undelivered, KafkaException, LogLost) as error:
                 failure = _failure(error, doing)
             except BaseException:
                 self._offsets.forget()
                 self._abort()
                 raise
             self._offsets.forget()
-            self._give_up_if_hopeless(failure, deadline)
+            self._raise_if_final(failure, deadline)
             if not self._abort():
                 self._reopen(deadline)
                 if durable():
                     return
             self._check()
-            time.sleep(0.01 if isinstance(failure, Disturbed) else _BACKOFF_SECONDS)
+            time.sleep(0.01 if isinstance(failure, OffsetMismatch) else _BACKOFF_SECONDS)
 
     def close(self) -> None:
-        """Let go of the connections; an open transaction is aborted by the next writer."""
+        """Close the connections. The next writer aborts an open transaction."""
         with warnings.catch_warnings():
-            # A fenced producer cannot abort any more, and says so; its successor has done it.
+            # A fenced producer warns that it cannot abort; the new writer has already aborted its transaction.
             warnings.simplefilter("ignore", RuntimeWarning)
             self.producer.close()
 
@@ -81,18 +81,18 @@ class Transactions:
                     raise
 
     def _abort(self) -> bool:
-        """False if this producer cannot go on."""
+        """Abort the transaction; False if this producer can no longer be used."""
         try:
             self.producer.purge()
             self.producer.abort_transaction(30.0)
         except KafkaException as error:
-            said = in_our_words(error.args[0], "aborting")
-            if isinstance(said, LogFenced):
-                raise said from None
+            translated = translate_error(error.args[0], "aborting")
+            if isinstance(translated, LogFenced):
+                raise translated from None
             return False
         return True
 
-    def _give_up_if_hopeless(self, failure: LogError, deadline: float) -> None:
+    def _raise_if_final(self, failure: LogError, deadline: float) -> None:
         if not failure.transient or time.monotonic() > deadline:
             if not isinstance(failure, LogFenced):
                 self._abort()
@@ -101,13 +101,13 @@ class Transactions:
     def _reopen(self, deadline: float) -> None:
         while True:
             try:
-                self.producer = self._opened()
+                self.producer = self._new_producer()
                 return
             except LogLost:
                 if time.monotonic() > deadline:
                     raise
 
-    def _opened(self) -> Producer:
+    def _new_producer(self) -> Producer:
         settings = self._settings
         options: dict[str, str | int | float | bool] = {
             "transactional.id": settings.system_topic("writer"),
@@ -117,33 +117,32 @@ class Transactions:
             "linger.ms": 0,
             "batch.num.messages": 10_000,
             "queue.buffering.max.messages": 100_000,
-            # A message that is larger than the whole queue would never be let in.
+            # A message larger than the whole queue would never be accepted.
             "queue.buffering.max.kbytes": max(_QUEUE_BYTES, 2 * settings.max_message_bytes) >> 10,
         }
         producer = self._cluster.producer(**options)
         try:
             producer.init_transactions(min(_INITIALISE_SECONDS, settings.patience_seconds))
         except KafkaException as error:
-            raise in_our_words(error.args[0], "becoming the log's writer") from None
+            raise translate_error(error.args[0], "becoming the log's writer") from None
         return producer
 
 
-class Disturbed(LogLost):
-    """Messages came to lie elsewhere than they should. It is tried again at once."""
+class OffsetMismatch(LogLost):
+    """Messages were stored at other offsets than expected. The transaction is retried at once."""
 
 
 def _failure(error: Exception, doing: str) -> LogError:
     match error:
-        case Mispredicted():
-            return Disturbed(
-                f"Messages to {error} do not come to lie where they should: some were lost, or somebody else writes "
-                "there.",
-                "Nobody but the log's writer may write to its topics: see the ACLs in docs/kafka.md.",
+        case UnexpectedOffset():
+            return OffsetMismatch(
+                f"Messages to {error} have unexpected offsets: some were lost, or another process writes there.",
+                "Only the log's writer may write to its topics: see the ACLs in docs/kafka.md.",
             )
         case Undelivered():
-            return in_our_words(error.reason, doing)
+            return translate_error(error.reason, doing)
         case KafkaException():
-            return in_our_words(error.args[0], doing)
+            return translate_error(error.args[0], doing)
         case LogError():
             return error
     raise error
