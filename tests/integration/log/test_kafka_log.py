@@ -80,7 +80,7 @@ def test_who_runs_ahead_gives_exactly_what_is_asked_for(
         versions = {version for part in found for version in part.rows.column("version").to_pylist()}
         assert versions == {position.end for position in positions if after.marker < position.marker <= until.marker}
         assert sum(part.rows.num_rows for part in found) == 31 * len(versions)
-        wait_until(lambda: eager._prefetcher is None or not eager._runner.is_alive(), 60)
+        wait_until(lambda: eager._prefetcher is None or not eager._prefetcher.is_alive(), 60)
     eager.close()
     reader.close()
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
-from cdc.artifacts.account import account, give, place
+from cdc.artifacts.account import account, set_owner, write_private_file
 from cdc.config.secret import Secret
 from cdc.model import Lsn
 from sinks.context import SinkContext
@@ -37,14 +37,14 @@ def guarded(private_redis: MakeRedis, session_home: Path) -> Guarded:
 
     def make(**settings: str) -> LocalServer:
         folder = Path(tempfile.mkdtemp(prefix="acl-", dir=session_home))
-        give(folder, account())
+        set_owner(folder, account())
         own = "user tester on nopass ~* &* +@all\n"
-        place(folder / "users.acl", own + "user default on nopass ~* &* +@all\n", account())
+        write_private_file(folder / "users.acl", own + "user default on nopass ~* &* +@all\n", account())
         server = private_redis({"aclfile": str(folder / "users.acl"), **settings})
         shipped = ACL.read_text(encoding="utf-8")
         assert shipped.count(PLACEHOLDER) == 1
         hashed = hashlib.sha256(PASSWORD.encode()).hexdigest()
-        place(folder / "users.acl", own + shipped.replace(PLACEHOLDER, hashed), account())
+        write_private_file(folder / "users.acl", own + shipped.replace(PLACEHOLDER, hashed), account())
         own_hands(server).acl_load()
         return server
 
