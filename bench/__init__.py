@@ -1,1 +1,1 @@
-"""Measurements. Each prints what it found and writes it under bench/results."""
+"""Benchmarks. Each prints its results and writes them under bench/results."""

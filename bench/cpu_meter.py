@@ -1,4 +1,4 @@
-"""What a process costs: CPU, memory and the machine's load, from /proc."""
+"""CPU and memory of processes, and the machine's load, from /proc."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tree_cpu(root: int) -> float:
-    """User and system time of a process and everything below it, also of what has ended there."""
+    """User and system time of a process and all its descendants, also of those that have ended."""
     total = 0.0
     for pid in tree(root):
         with contextlib.suppress(OSError):
@@ -24,7 +24,7 @@ def tree_cpu(root: int) -> float:
 
 
 def tree(root: int) -> list[int]:
-    """A process and everything below it."""
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for pid in processes():
         with contextlib.suppress(OSError):
@@ -36,17 +36,17 @@ def tree(root: int) -> list[int]:
 
 
 def processes() -> Iterator[int]:
-    """All that run; some may be gone when they are looked at."""
+    """All running processes; some may have ended before the caller reads their data."""
     return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields behind the program's name: 1 the parent, 11 and 12 its own time, 13 and 14 that of ended children."""
+    """The fields after the program's name: 1 parent, 11 and 12 its own time, 13 and 14 that of ended children."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def peak_rss_mb(pid: int) -> float:
-    """The most memory that a process ever held."""
+    """The peak resident memory of a process."""
     return round(_status_mb(pid, "VmHWM"), 1)
 
 
@@ -63,18 +63,18 @@ def _status_mb(pid: int, field: str) -> float:
 
 
 def busy_seconds() -> float:
-    """CPU seconds that the whole machine has worked: what is neither idle nor waiting for a disk."""
+    """CPU seconds of the whole machine that were neither idle nor waiting for a disk."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / _TICKS
 
 
 def load() -> float:
-    """Runnable tasks over the last minute: what else the machine was doing."""
+    """The load average of the last minute: it shows other work on the machine."""
     return round(os.getloadavg()[0], 2)
 
 
 def wait(condition: Callable[[], object], what: str, seconds: float = 300.0, every: float = 0.05) -> None:
-    """Until the condition holds. Raises TimeoutError naming what was waited for."""
+    """Wait until the condition is true. Raises TimeoutError, which names `what`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

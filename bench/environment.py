@@ -1,4 +1,4 @@
-"""Servers of a bench's own and the database that it works on, gone afterwards."""
+"""The servers and the database of a benchmark, removed afterwards."""
 
 import contextlib
 import shutil
@@ -20,8 +20,8 @@ from deploy.local.servers import Servers
 _NAME = "bench"
 
 
-def roomy_postgres() -> Postgres:
-    """No checkpoint in the middle of a measurement."""
+def benchmark_postgres() -> Postgres:
+    """Postgres with enough WAL that no checkpoint runs during a measurement."""
     return Postgres(
         {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "wal_compression": "off"}
     )
@@ -29,23 +29,23 @@ def roomy_postgres() -> Postgres:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where the work is done, as a client names it and as a pipeline does. `source` holds the password."""
+    """The measured database: its DSN, and `source`, the section of a pipeline file, which contains the password."""
 
     dsn: str
     source: Mapping[str, Any]
 
     def execute(self, *statements: str) -> None:
-        """Each in its own transaction."""
+        """Run each statement in its own transaction."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for statement in statements:
                 connection.execute(statement.encode())
 
     def drop_stream(self, name: str) -> None:
-        """A slot and the publication of the same name."""
+        """Drop a slot and the publication of the same name."""
         self.execute(f"select pg_drop_replication_slot('{name}')", f"drop publication {name}")
 
     def wal_end(self) -> int:
-        """Where the WAL ends now."""
+        """The end of the WAL now."""
         with psycopg.connect(self.dsn) as connection:
             row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
@@ -53,18 +53,18 @@ class Database:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """A folder and the servers that may run in it."""
+class Workspace:
+    """A temporary folder and its servers."""
 
     home: Path
     _servers: Servers
 
     def up(self, *names: str) -> Mapping[str, Running]:
-        """Start those that do not run yet."""
+        """Start the servers that do not run yet."""
         return self._servers.up(names)
 
     def database(self) -> Database:
-        """Make the one that is measured; call once."""
+        """Create the measured database; call it once."""
         running, private = self.up("postgres")["postgres"], self._servers.private()
         passfile = postgres.passfile(private)
         Database(postgres.dsn(running.port, passfile), {}).execute(f"create database {_NAME}")
@@ -74,20 +74,20 @@ class Ground:
 
 
 @contextlib.contextmanager
-def ground(prefix: str, *servers: Server) -> Iterator[Ground]:
-    """Nothing runs yet; whatever was started ends with it."""
+def workspace(prefix: str, *servers: Server) -> Iterator[Workspace]:
+    """A workspace whose servers are not started yet; stops them and removes the folder at the end."""
     home = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=folder()))
     home.chmod(0o711)
     own = Servers(home, {server.name: server for server in servers}, tied=True)
     try:
-        yield Ground(home, own)
+        yield Workspace(home, own)
     finally:
         own.down()
         shutil.rmtree(home, ignore_errors=True)
 
 
 def folder() -> Path:
-    """Below which every bench makes its own."""
+    """The folder for the temporary folders of benchmarks."""
     base = cache_folder() / "bench"
     base.mkdir(mode=0o711, parents=True, exist_ok=True)
     return base

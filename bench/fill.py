@@ -1,7 +1,7 @@
-"""Ten million rows in a store in minutes: what the sink would have left there, written past the sink.
+"""Fills a store with ten million rows in minutes, with the same result as the sink but without it.
 
-Names, documents and versions are made by the sink's own rules, column by column instead of row by row, and go out in
-large requests. `redis` and `opensearch` raise RuntimeError if what they left is not what the sink writes.
+Names, documents and versions follow the sink's rules, are built column by column and sent in large requests. `redis`
+and `opensearch` raise RuntimeError if the result differs from what the sink writes.
 """
 
 import http.client
@@ -31,14 +31,14 @@ from sinks.redis.settings import RedisSettings
 _CHUNK = 100_000
 _VERSION = 100
 _PAIRS = 500
-"""Rows in one MSET: the server stands still for a call."""
+"""Rows in one MSET: the server does nothing else during a call."""
 _DOCUMENTS = 5_000
 _QUICK = {"refresh_interval": "-1", "translog.durability": "async", "translog.flush_threshold_size": "2gb"}
 _ATTEMPTS = 20
 _BUSY = (429, 503)
 _THERE, _REJECTED = "version_conflict_engine_exception", "opensearch_rejected_execution_exception"
 _SENDERS = 3
-"""Requests on their way at once: one is built while the server works on the others."""
+"""Requests in flight at once: one is built while the server processes the others."""
 
 
 def redis(sink: Sink, settings: RedisSettings, rows: int) -> None:
@@ -63,7 +63,7 @@ def _check_redis(client: Redis, sink: Sink, names: Names) -> None:
     client.delete(*both)
     sink.apply(batch_of(np.array([7]), _VERSION))
     if None in quick or [client.dump(name) for name in both] != quick:
-        raise RuntimeError("the filled table is not what the sink writes")
+        raise RuntimeError("the filled table differs from what the sink writes")
 
 
 def _pairs(names: Names, ids: Ints) -> AnyArray:
@@ -94,7 +94,7 @@ def _expect(connection: socket.socket, wanted: bytes) -> None:
 
 
 def opensearch(settings: OpenSearchSettings, rows: int) -> None:
-    """Documents with their versions, in an index that does not refresh meanwhile and whose merges have ended."""
+    """Documents with their versions, in an index without refreshes; waits until its merges have ended."""
     alias = index_name(settings.prefix, TABLE.table)
     at = urlsplit(settings.url).netloc
     _ask(at, "PUT", f"/{alias}/_settings", {"index": _QUICK})
@@ -125,7 +125,7 @@ def _documents(documents: Documents, ids: Ints) -> AnyArray:
 
 
 def _write(at: str, alias: str, body: memoryview) -> None:
-    """Until every document is there: what the server has no room for now is sent again, and changes nothing twice."""
+    """Send documents until the server accepts all; those it rejects while it is busy are sent again."""
     for attempt in range(_ATTEMPTS):
         status, answer = _asked(at, "POST", f"/{alias}/_bulk?filter_path=items.*.error.type", bytes(body))
         kinds = {item["index"]["error"]["type"] for item in answer.get("items", ())} - {_THERE}

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from bench.capture.contest import RESULTS, machine, write
+from bench.comparison import RESULTS, machine, write
 from bench.sinks.batches import TABLE, values
 from cdc.capture.pgoutput.decoder import Decoder
 from cdc.capture.transactions.assembly import Assembler

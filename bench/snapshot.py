@@ -1,11 +1,11 @@
-"""A whole table into a log, side by side: psql's copy, Millrace twice, Debezium.
+"""A whole table into a log, compared: psql's copy, Millrace with both logs, Debezium.
 
     python -m bench.snapshot        (ROWS, RUNS, CONTENDERS, OUT from the environment)
 
-`psql_copy` is `\\copy … to /dev/null`: the server's work and the least that a client can do, nothing decoded, nothing
-kept. Every other contender ends with every row durable in its log. The clock of Millrace runs from the slot to the
-last row, that of Debezium from its first message to its last: nobody's start counts. CPU is the reading process's
-own, without broker and server; `busy_cores` is what the whole machine worked meanwhile.
+`psql_copy` is `\\copy … to /dev/null`: the server's work and the least that a client can do, without decoding or
+storing. Every other contender ends with every row durable in its log. Millrace is measured from the slot to the last
+row, Debezium from its first message to its last: no start-up time counts. CPU is that of the reading process, without
+broker and server; `busy_cores` is the CPU use of the whole machine.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from typing import Any
 
 import cdc.log
 from bench import cpu_meter, workload
-from bench.capture.contest import Contest
-from bench.capture.peers import Debezium
+from bench.capture.other_tools import Debezium
 from bench.capture.run import connect as connect_server
-from bench.environment import Database, Ground, folder, ground, roomy_postgres
+from bench.comparison import Comparison
+from bench.environment import Database, Workspace, benchmark_postgres, folder, workspace
 from bench.workload import TABLE
 from cdc.capture.replication.loop import CaptureLoop
 from cdc.capture.source import publication
@@ -48,7 +48,7 @@ from snapshots.initial.snapshot import run_initial
 VARIANTS = {"millrace_one_worker": {"snapshot_workers": 1}, "millrace_two_workers": {"snapshot_workers": 2},
             "millrace_chunked": {}}  # fmt: skip
 """Other ways into the segment log."""
-CONTEST = Contest(
+COMPARISON = Comparison(
     "snapshot",
     ("psql_copy", "millrace_segments", "millrace_kafka", "debezium_kafka"),
     "psql_copy",
@@ -140,16 +140,16 @@ def apart(name: str, source: Mapping[str, Any], log: Mapping[str, Any]) -> Figur
     return figures
 
 
-# -- the others
+# -- the other contenders
 
 
 def psql(dsn: str, rows: int) -> Figures:
-    """The floor."""
+    """The minimum: `\\copy` to /dev/null."""
     program = shutil.which("psql") or "psql"
     began, busy, peak, pid = time.monotonic(), cpu_meter.busy_seconds(), 0.0, 0
     child = subprocess.Popen([program, "-X", "-q", dsn, "-c", f"\\copy {TABLE} to /dev/null"])
     while not pid:
-        # rusage's peak would count what the child shared with us before it became psql.
+        # rusage's peak would include memory that the child shared with this process before exec.
         with contextlib.suppress(OSError):
             peak = max(peak, cpu_meter.peak_rss_mb(child.pid))
         time.sleep(0.01)
@@ -177,34 +177,34 @@ def debezium(peer: Debezium, rows: int) -> Figures:
 
 
 def run(chosen: Sequence[str], rows: int, runs: int) -> dict[str, object]:
-    """Every contender, several times in turn; the middle value of each figure counts. Debezium has one turn."""
+    """Measure every contender several times in turn and take the median of each figure. Debezium runs once."""
     found: dict[str, list[Figures]] = {name: [] for name in chosen}
-    with ground("snapshot", roomy_postgres(), Kafka(), connect_server()) as place:
-        place.up("postgres", *(("kafka",) if any(name.endswith("_kafka") for name in chosen) else ()))
-        database = place.database()
+    with workspace("snapshot", benchmark_postgres(), Kafka(), connect_server()) as space:
+        space.up("postgres", *(("kafka",) if any(name.endswith("_kafka") for name in chosen) else ()))
+        database = space.database()
         workload.load(database.dsn, rows)
         for turn in range(runs):
             for name in chosen:
                 if name == "debezium_kafka" and turn:
                     continue
                 before = cpu_meter.load()
-                figures = _one(name, turn, place, database, rows)
+                figures = _one(name, turn, space, database, rows)
                 found[name].append({**figures, "load": before})
                 print(f"{name:20} {_shown(figures)}  load {before}", flush=True)
     settled = {name: _middle(many) for name, many in found.items()}
     return {"workload": {"rows": rows, "runs": runs}, "contenders": settled}
 
 
-def _one(name: str, turn: int, place: Ground, database: Database, rows: int) -> Figures:
+def _one(name: str, turn: int, space: Workspace, database: Database, rows: int) -> Figures:
     if name == "psql_copy":
         return psql(database.dsn, rows)
     if not name.endswith("_kafka"):
         return apart(name, database.source, {"kind": "segments"})
-    bootstrap = place.up("kafka")["kafka"].address
+    bootstrap = space.up("kafka")["kafka"].address
     if name == "millrace_kafka":
         topic = {"kind": "kafka", "bootstrap": bootstrap, "prefix": f"bench_millrace_{turn}", "partitions": 1}
         return apart(name, database.source, topic)
-    worker = place.up("connect")["connect"]
+    worker = space.up("connect")["connect"]
     database.execute("checkpoint")
     return debezium(Debezium(database, bootstrap, worker), rows)
 
@@ -228,7 +228,7 @@ def main() -> None:
         print(json.dumps(contend(sys.argv[1], *json.load(sys.stdin))))
         return
     rows, runs = int(os.environ.get("ROWS", "1000000")), int(os.environ.get("RUNS", "3"))
-    CONTEST.hold(lambda chosen: run(chosen, rows, runs))
+    COMPARISON.run(lambda chosen: run(chosen, rows, runs))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from bench import cpu_meter
-from bench.capture.contest import RESULTS, machine, write
-from bench.environment import Database, Ground, ground, roomy_postgres
+from bench.comparison import RESULTS, machine, write
+from bench.environment import Database, Workspace, benchmark_postgres, workspace
 from bench.sinks import delta_batches
 from bench.sinks.batches import TABLE
 from bench.sinks.store_batches import STORES
@@ -43,23 +43,23 @@ _FILL = (
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A store that holds the table; `server` tells the CPU seconds of its server, if it has one."""
+    """A filled store; `server` returns the CPU seconds of its server, if it has one."""
 
     sink: Sink
     server: Callable[[], float] | None
 
 
 @contextmanager
-def _filled(name: str, place: Ground, rows: int) -> Iterator[Filled]:
+def _filled(name: str, space: Workspace, rows: int) -> Iterator[Filled]:
     if name == "delta":
-        settings = delta.DeltaSettings(path=str(place.home / "lake"), maintain_minutes=0)
-        lake = delta.open_sink(settings, SinkContext(place.home))
+        settings = delta.DeltaSettings(path=str(space.home / "lake"), maintain_minutes=0)
+        lake = delta.open_sink(settings, SinkContext(space.home))
         lake.prepare(TABLE)
         delta_batches.load(lake, rows)
         yield Filled(lake, None)
         lake.close()
         return
-    running = place.up(name)[name]
+    running = space.up(name)[name]
     opened = STORES[name].open(running.address)
     opened.sink.prepare(TABLE)
     opened.fill(rows)
@@ -68,23 +68,23 @@ def _filled(name: str, place: Ground, rows: int) -> Iterator[Filled]:
 
 
 def run(names: tuple[str, ...], rows: int, runs: int) -> dict[str, object]:
-    """Every store, one after the other; the middle value of each figure counts."""
+    """Measure every store, one after the other, and take the median of each figure."""
     stores: dict[str, Figures] = {}
-    with ground("verify", roomy_postgres(), *(store.server for store in STORES.values())) as place:
-        place.up("postgres")
-        database = place.database()
+    with workspace("verify", benchmark_postgres(), *(store.server for store in STORES.values())) as space:
+        space.up("postgres")
+        database = space.database()
         database.execute(*_SOURCE, _FILL.format(last=rows - 1), "vacuum analyze bench.orders", "checkpoint")
         for name in names:
-            with _filled(name, place, rows) as store:
-                turns = [_measured(store, place, database, rows) for _ in range(runs)]
+            with _filled(name, space, rows) as store:
+                turns = [_measured(store, space, database, rows) for _ in range(runs)]
             stores[name] = {figure: statistics.median(turn[figure] for turn in turns) for figure in turns[0]}
             print(f"{name:12} {json.dumps(stores[name])}", flush=True)
     source = [figures.pop("source_cpu_us_per_row") for figures in stores.values()]
     return {"rows": rows, "runs": runs, "machine": machine(), "stores": stores, "source_cpu_us_per_row": max(source)}
 
 
-def _measured(store: Filled, place: Ground, database: Database, rows: int) -> Figures:
-    postgres = place.up("postgres")["postgres"].pid
+def _measured(store: Filled, space: Workspace, database: Database, rows: int) -> Figures:
+    postgres = space.up("postgres")["postgres"].pid
     source = SourceSettings.model_validate({**database.source, "tables": [str(TABLE.table)]})
     clocks: Mapping[str, Callable[[], float]] = {
         "cpu_us_per_row": time.process_time,
@@ -96,7 +96,7 @@ def _measured(store: Filled, place: Ground, database: Database, rows: int) -> Fi
     seconds = time.monotonic() - begun
     used = [clock() - then for clock, then in zip(clocks.values(), before, strict=True)]
     if not found.equal or found.undecided or found.rows != rows:
-        raise RuntimeError(f"{store.sink.name} is not what was filled in: {found.facts()}")
+        raise RuntimeError(f"{store.sink.name} differs from the source: {found.facts()}")
     figures = {name: round(cpu / rows * 1e6, 2) for name, cpu in zip(clocks, used, strict=True)}
     return {"rows_per_s": round(rows / seconds), **figures, "load": load}
 

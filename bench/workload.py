@@ -1,4 +1,4 @@
-"""The work that every contender is given: the same rows, the same changes in the same order.
+"""The workload of every contender: the same rows, the same changes in the same order.
 
     python -m bench.workload --dsn DSN load|churn|steady [--rows N] [--changes N] [--tps N] [--seconds N]
 
@@ -50,7 +50,7 @@ class Churned:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What `steady` did; `lateness` is how far it fell behind its own plan at worst."""
+    """What `steady` did; `lateness` is the longest delay behind its schedule."""
 
     transactions: int
     seconds: float
@@ -58,7 +58,7 @@ class Steady:
 
 
 def load(dsn: str, rows: int) -> int:
-    """Make the table and its rows; returns how many."""
+    """Create the table and its rows; returns their number."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_SCHEMA.read_text().encode())
         stamp = "timestamptz '2024-01-01 00:00:00+00' + g*interval '1.001001 second'"
@@ -70,7 +70,7 @@ def load(dsn: str, rows: int) -> int:
 
 
 def churn(dsn: str, changes: int, rows: int, per_transaction: int = 50) -> Churned:
-    """Exactly so many changes. synchronous_commit is off for this session: it only fills the WAL."""
+    """Make exactly so many changes. synchronous_commit is off for this session: it only fills the WAL."""
     begun = time.monotonic()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET synchronous_commit=off")
@@ -114,13 +114,13 @@ class _Plan:
             self.count["u"] += 1
             return f"EXECUTE u({self._rng.randint(1, self._rows)},{self._rng.randint(0, 999)})"
         self.count["d"] += 1
-        place = self._rng.randrange(len(self._mine))
-        self._mine[place], self._mine[-1] = self._mine[-1], self._mine[place]
+        index = self._rng.randrange(len(self._mine))
+        self._mine[index], self._mine[-1] = self._mine[-1], self._mine[index]
         return f"EXECUTE d({self._mine.pop()})"
 
 
 def steady(dsn: str, tps: float, seconds: float, rows: int, connections: int = 8) -> Steady:
-    """So many one-row transactions a second, evenly, synchronous_commit on."""
+    """Commit so many one-row transactions per second, evenly, with synchronous_commit on."""
     start = time.time() + 0.5
     done: list[tuple[int, float, float]] = []
 

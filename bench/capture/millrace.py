@@ -41,7 +41,7 @@ class Millrace:
         self._watcher: Watcher | None = None
 
     def begin(self) -> None:
-        """Start it, see it stream, stop it."""
+        """Start it, wait until it streams, stop it."""
         self._start()
         wanted = self._database.wal_end()
         cpu_meter.wait(lambda: self._facts().get("watermark", 0) >= wanted, "capture to stream", 60)
@@ -53,7 +53,7 @@ class Millrace:
         self._start()
 
     def reached(self, churned: Churned, target: int) -> bool:
-        """The log shows only what is durable."""
+        """Whether the log has reached the target; readers see durable changes only."""
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"{self.name} ended; see {self._folder / 'capture.log'}")
         return self._reader.head()[1] >= target
@@ -73,7 +73,7 @@ class Millrace:
         return cpu_meter.peak_rss_mb(self._pid)
 
     def watch(self) -> None:
-        """A consumer of the log: a topic's, or one that looks every two milliseconds."""
+        """Start a consumer of the log: a Kafka consumer, or a reader that polls every two milliseconds."""
         if self._log["kind"] == "kafka":
             self._watcher = TopicWatcher(self._log["bootstrap"], f"{self._log['prefix']}.{TABLE}")
         else:
@@ -98,9 +98,9 @@ class Millrace:
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "cdc.service.capture.process", "--config", str(self._config)]
-        with (self._folder / "capture.log").open("ab") as said:
+        with (self._folder / "capture.log").open("ab") as output:
             own = {**os.environ, **CAPTURE_ENVIRONMENT}
-            self._process = subprocess.Popen(command, stdout=said, stderr=said, env=own)
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=own)
 
     def _end(self) -> None:
         if self._process is not None and self._process.poll() is None:

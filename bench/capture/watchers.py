@@ -1,4 +1,4 @@
-"""How old each change is when a consumer first sees it: in pg_recvlogical's output, in a topic, in a log."""
+"""The age of each change when a consumer first sees it: in pg_recvlogical's output, in a topic, in a log."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _POSTGRES_EPOCH = 946_684_800
 
 
 class Watcher(ABC):
-    """Watches in a thread of its own, from the moment it is made until `stop`."""
+    """Records ages in a separate thread, from its creation until `stop`."""
 
     def __init__(self) -> None:
         self._ages: list[float] = []
@@ -27,10 +27,10 @@ class Watcher(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Add to the ages until told to stop."""
+        """Add to the ages until `stop`."""
 
     def stop(self, expected: int) -> list[float]:
-        """Every age, once all have come. Raises TimeoutError after a minute."""
+        """Every age, once all changes have arrived. Raises TimeoutError after a minute."""
         try:
             wait(lambda: len(self._ages) >= expected, "the last changes", 60)
         finally:
@@ -43,7 +43,7 @@ class Watcher(ABC):
 
 
 class OutputWatcher(Watcher):
-    """Notes the age of every Commit message that pg_recvlogical writes, each ended by a line feed."""
+    """Records the age of every Commit message in pg_recvlogical's output; each ends with a line feed."""
 
     _COMMIT = re.compile(rb"C\0.{16}(.{8})\n", re.DOTALL)
 
@@ -53,22 +53,22 @@ class OutputWatcher(Watcher):
 
     def _run(self) -> None:
         assert self._process.stdout is not None
-        held = b""
+        pending = b""
         while data := self._process.stdout.read(1 << 16):
-            now, held, end = time.time(), held + data, 0
-            for found in self._COMMIT.finditer(held):
+            now, pending, end = time.time(), pending + data, 0
+            for found in self._COMMIT.finditer(pending):
                 end = found.end()
                 age = now - int.from_bytes(found[1], "big", signed=True) / 1e6 - _POSTGRES_EPOCH
                 if -1 < age < 3600:  # a row's bytes may look like a commit, but not one of the last hour
                     self._ages.append(age)
-            held = held[end:][-64:]
+            pending = pending[end:][-64:]
 
     def _end(self) -> None:
         self._process.terminate()
 
 
 class TopicWatcher(Watcher):
-    """Notes the age of every message as it arrives: committed messages only, fetches answered after 5 ms."""
+    """Records the age of every committed message as it arrives; empty fetches are answered after 5 ms."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._consumer = Consumer(
@@ -88,7 +88,7 @@ class TopicWatcher(Watcher):
 
 
 class LogWatcher(Watcher):
-    """Notes the age of every row as a reader of the log first sees it, looking every two milliseconds."""
+    """Records the age of every row when a reader of the log first sees it; polls every two milliseconds."""
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
@@ -107,18 +107,18 @@ class LogWatcher(Watcher):
 
 
 class TopicEnd:
-    """Asks for the offset after the last message of partition 0, as often as wanted over one connection."""
+    """The offset after the last message of partition 0, over one connection."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
-        self._place = TopicPartition(topic, 0)
+        self._partition = TopicPartition(topic, 0)
         self._consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "bench", "allow.auto.create.topics": False}
         )
 
     def now(self) -> int:
-        """0 while there is no such topic."""
+        """The offset now; 0 while the topic does not exist."""
         try:
-            found = self._consumer.get_watermark_offsets(self._place, timeout=10, cached=False)
+            found = self._consumer.get_watermark_offsets(self._partition, timeout=10, cached=False)
         except KafkaException as error:
             if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
                 return 0

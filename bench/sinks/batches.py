@@ -1,6 +1,6 @@
-"""What a batch costs in a store: the same table and the same batches for all of them.
+"""The cost of a batch in a store, with the same table and the same batches for all stores.
 
-`costs` gives {keys: {changes: {"seconds", "cpu_us_per_change"}}}: a whole `apply`, from JSON images to the store's
+`costs` returns {keys: {changes: {"seconds", "cpu_us_per_change"}}}: a whole `apply`, from JSON images to the store's
 answer, median of some runs. Keys are `recent` (the highest ones) or `spread` (random all over the table).
 """
 
@@ -39,14 +39,14 @@ TABLE = TableSchema(
 
 
 def filled(store: str, rows: int, fill: Callable[[int], None]) -> None:
-    """Put so many rows into an empty table, and say how long it took: ten million are minutes."""
+    """Fill an empty table with so many rows and print how long it took: ten million rows take minutes."""
     begun = time.monotonic()
     fill(rows)
     print(f"{store}: {rows} rows in {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def costs(sink: Sink, rows: int, batches: Sequence[int], runs: int, server: Callable[[], float] | None = None) -> Costs:
-    """Apply batches of each size, in the order given. `server` tells the CPU seconds of the store, if it is one.
+    """Apply batches of each size, in the order given. `server` returns the CPU seconds of the store, if it is a server.
 
     A server first gets one large batch that is not counted: a JVM that has seen few rows is slower than one that was
     just given ten million.
@@ -80,7 +80,7 @@ def _keys(kind: str, rows: int, size: int, random: np.random.Generator) -> Ints:
 
 
 def batch_of(ids: Ints, version: int) -> Batch:
-    """Whole rows as JSON images, made column by column."""
+    """A batch of whole rows as JSON images, built column by column."""
     row = {name: pc.cast(value, pa.string()) for name, value in values(ids).items()}
     key = joined('{"id":', row["id"], "}")
     after = joined(
@@ -103,7 +103,7 @@ def batch_of(ids: Ints, version: int) -> Batch:
 
 
 def values(ids: Ints) -> dict[str, AnyArray]:
-    """What the rows of these keys hold, but for the time; amounts are whole numbers."""
+    """The values of the rows with these keys, without the time; amounts are whole numbers."""
     remarks = pc.cast(pa.array(ids * 104_729 % 1_000_003), pa.string())
     return {
         "id": pa.array(ids),
@@ -115,5 +115,5 @@ def values(ids: Ints) -> dict[str, AnyArray]:
 
 
 def joined(*parts: AnyArray) -> AnyArray:
-    """Texts put together, row by row."""
+    """Concatenate texts, row by row."""
     return pc.binary_join_element_wise(*parts, "")

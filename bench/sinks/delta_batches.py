@@ -1,6 +1,6 @@
-"""What a batch costs in Delta, by its size and by the size of the table: the cost should grow with the batch alone.
+"""The cost of a batch in Delta by the size of the batch and of the table: it should depend on the batch alone.
 
-`measure` gives for each size of table what `bench.sinks.batches.costs` tells.
+`measure` returns `bench.sinks.batches.costs` for each size of table.
 """
 
 import json
@@ -35,16 +35,16 @@ def measure(
 
 
 def _of_table(rows: int, batches: Sequence[int], runs: int, folder: Path | None) -> Costs:
-    with tempfile.TemporaryDirectory(prefix="millrace-delta-", dir=folder) as place:
-        settings = delta.DeltaSettings(path=f"{place}/lake", maintain_minutes=0)
-        sink = delta.open_sink(settings, SinkContext(Path(place)))
+    with tempfile.TemporaryDirectory(prefix="millrace-delta-", dir=folder) as home:
+        settings = delta.DeltaSettings(path=f"{home}/lake", maintain_minutes=0)
+        sink = delta.open_sink(settings, SinkContext(Path(home)))
         sink.prepare(TABLE)
         filled("delta", rows, partial(load, sink))
         return costs(sink, rows, batches, runs)
 
 
 def load(sink: delta.DeltaSink, rows: int) -> None:
-    """Rows in key order, written as the sink would leave them, without the detour over JSON."""
+    """Write rows in key order, with the same result as the sink but without JSON."""
     layout = new_layout(TABLE)
     for start in range(0, rows, _CHUNK):
         ids = np.arange(start, min(rows, start + _CHUNK))

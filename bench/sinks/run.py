@@ -1,13 +1,14 @@
-"""From the log into the stores: how fast, at what cost, how late; beside consumers as people usually write them.
+"""From the log into the stores: throughput, CPU and latency, compared with consumers as people usually write them.
 
     python -m bench.sinks.run        (ROWS, CHANGES, PEER_CHANGES, SECONDS, TABLES, PARTS from the environment)
 
-`throughput`: a Kafka log holds a snapshot of ROWS rows and CHANGES changes behind it; each store alone and all three at
-once take it from the beginning. Counted are the changes after the first batch that holds any, so neither the start of
-the JVM nor the snapshot is in the figures. `peers` take the same changes from the same topics. `latency`: from a commit
-in Postgres to the position behind the store's answer, at 100 and 500 one-row transactions a second, all stores on, over
-the segment log. `batches`: what one batch costs against a small and a large table. CPU is that of all our processes.
-Parts that PARTS leaves out keep the results that they have. OUT names another file for the results.
+`throughput`: a Kafka log has a snapshot of ROWS rows and then CHANGES changes; each store alone and all three together
+apply it from the beginning. Changes after the first batch that has any are counted, so neither the start of the JVM nor
+the snapshot is in the figures. `peers`: plain consumers apply the same changes from the same topics. `latency`: from a
+commit in Postgres to the sink's position, which follows the store's answer, at 100 and 500 one-row transactions a
+second, with all stores and the segment log. `batches`: the cost of one batch in a small and in a large table. CPU is
+that of all Millrace processes. Parts that PARTS does not name keep their results. OUT names another file for the
+results.
 """
 
 import json
@@ -25,31 +26,31 @@ import numpy as np
 import pyarrow as pa
 
 from bench import cpu_meter, workload
-from bench.capture.contest import RESULTS, machine, write
 from bench.capture.watchers import TopicEnd
+from bench.comparison import RESULTS, machine, write
 from bench.sinks import delta_batches, store_batches
 from bench.sinks.batches import SIZES
-from bench.sinks.stage import STORES, Pipeline, Positions, Stage, Step, stage
+from bench.sinks.pipeline import STORES, Pipeline, Positions, SinkEnvironment, Step, sink_environment
 from bench.workload import TABLE
 from cdc.model import Lsn
 from cdc.ports import LogReader
 
 _RATES = (100, 500)
 _WARM_UP = 10.0
-"""Seconds of the same load before the measured ones: the JVM compiles, tables are made."""
+"""Seconds of the same load before the measured ones: the JVM compiles, tables are created."""
 _USED = {
     "throughput": ("rows", "changes"),
     "peers": ("peer_changes",),
     "latency": ("rows", "seconds"),
     "batches": ("tables",),
 }
-"""The parts, and what of `Sizes` each goes by."""
+"""The parts, and the fields of `Sizes` that each uses."""
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much work; the short form comes from the environment."""
+    """The amount of work."""
 
     rows: int
     changes: int
@@ -58,57 +59,59 @@ class Sizes:
     tables: tuple[int, ...]
 
     @classmethod
-    def given(cls) -> "Sizes":
+    def from_environment(cls) -> "Sizes":
         """From the environment."""
-        ask = os.environ.get
+        variable = os.environ.get
         return cls(
-            int(ask("ROWS", "200000")),
-            int(ask("CHANGES", "500000")),
-            int(ask("PEER_CHANGES", "20000")),
-            float(ask("SECONDS", "30")),
-            tuple(map(int, ask("TABLES", "100000 10000000").replace(",", " ").split())),
+            int(variable("ROWS", "200000")),
+            int(variable("CHANGES", "500000")),
+            int(variable("PEER_CHANGES", "20000")),
+            float(variable("SECONDS", "30")),
+            tuple(map(int, variable("TABLES", "100000 10000000").replace(",", " ").split())),
         )
 
 
 # -- throughput
 
 
-def throughput(place: Stage, sizes: Sizes) -> tuple[dict[str, Figures], Mapping[str, Any]]:
-    """Every store alone, then all at once; and where peers find the same changes."""
-    pipeline = Pipeline(place, "kafka", place.home / "throughput")
-    workload.load(place.database.dsn, sizes.rows)
+def throughput(environment: SinkEnvironment, sizes: Sizes) -> tuple[dict[str, Figures], Mapping[str, Any]]:
+    """Every store alone, then all together; also returns where plain consumers find the same changes."""
+    pipeline = Pipeline(environment, "kafka", environment.home / "throughput")
+    workload.load(environment.database.dsn, sizes.rows)
     pipeline.start("capture")
     try:
         snapshot = pipeline.captured()
         topic = f"bench.{TABLE}"
-        bootstrap = place.servers["kafka"].address
+        bootstrap = environment.servers["kafka"].address
         offset = TopicEnd(bootstrap, topic).now()
-        workload.churn(place.database.dsn, sizes.changes, sizes.rows)
+        workload.churn(environment.database.dsn, sizes.changes, sizes.rows)
         target = pipeline.captured()
-        found = {name: _folded(pipeline, kinds, snapshot, target) for name, kinds in _casts().items()}
+        found = {name: _folded(pipeline, kinds, snapshot, target) for name, kinds in _sink_sets().items()}
     finally:
         pipeline.end()
     return found, {"bootstrap": bootstrap, "topic": topic, "offset": offset}
 
 
-def _casts() -> dict[str, Sequence[str]]:
+def _sink_sets() -> dict[str, Sequence[str]]:
     return {**{store: (store,) for store in STORES}, "all": STORES}
 
 
 def _folded(pipeline: Pipeline, kinds: Sequence[str], snapshot: int, target: int) -> Figures:
-    cast = "-".join(kinds)
+    sink_set = "-".join(kinds)
     names = [f"{kind}_{len(kinds)}" for kind in kinds]
-    pipeline.sinks = [pipeline.stage.sink(kind, name) for kind, name in zip(kinds, names, strict=True)]
+    pipeline.sinks = [pipeline.environment.sink(kind, name) for kind, name in zip(kinds, names, strict=True)]
     log = pipeline.log()
     apply = pipeline.start("apply")
     with Positions(log, names) as positions:
-        cpu_meter.wait(lambda: apply.alive() and any(_after(positions, snapshot)), f"the first batch of {cast}", 1800)
-        cpu, store_cpu = apply.cpu(), pipeline.stage.store_cpu()
-        cpu_meter.wait(lambda: apply.alive() and positions.reached() >= target, f"{cast} to catch up", 3600)
-        cpu, store_cpu = apply.cpu() - cpu, pipeline.stage.store_cpu() - store_cpu
+        cpu_meter.wait(
+            lambda: apply.alive() and any(_after(positions, snapshot)), f"the first batch of {sink_set}", 1800
+        )
+        cpu, store_cpu = apply.cpu(), pipeline.environment.store_cpu()
+        cpu_meter.wait(lambda: apply.alive() and positions.reached() >= target, f"{sink_set} to catch up", 3600)
+        cpu, store_cpu = apply.cpu() - cpu, pipeline.environment.store_cpu() - store_cpu
     stopping = apply.end()
     each = {kind: _rate(log, positions.steps[name], snapshot) for kind, name in zip(kinds, names, strict=True)}
-    changes = max(count for _, count in each.values())  # those of the sink whose first batch started the count of CPU
+    changes = max(count for _, count in each.values())  # of the sink whose first batch started the measurement
     return {
         "changes_per_s": {kind: round(rate) for kind, (rate, _) in each.items()},
         "cpu_us_per_change": round(cpu / changes * 1e6, 1),
@@ -123,7 +126,7 @@ def _after(positions: Positions, snapshot: int) -> list[bool]:
 
 
 def _rate(log: LogReader, steps: Sequence[Step], snapshot: int) -> tuple[float, int]:
-    """Changes a second after the first batch that holds changes, and how many these are."""
+    """Changes per second after the first batch that has changes, and their number."""
     first = next(step for step in steps if step.reached > snapshot)
     counted = sum(
         int(np.sum(piece.rows.column("commit_lsn").to_numpy() >= first.reached))
@@ -134,13 +137,13 @@ def _rate(log: LogReader, steps: Sequence[Step], snapshot: int) -> tuple[float, 
     return counted / (steps[-1].monotonic - first.monotonic), counted
 
 
-def peers(place: Stage, topic: Mapping[str, Any], sizes: Sizes) -> dict[str, Figures]:
-    """Each in a process of its own, one after the other."""
+def peers(environment: SinkEnvironment, topic: Mapping[str, Any], sizes: Sizes) -> dict[str, Figures]:
+    """Run each plain consumer in its own process, one after the other."""
     found = {}
     for name in STORES:
-        own = {"url": "" if name == "delta" else place.servers[name].address, "folder": str(place.home)}
+        own = {"url": "" if name == "delta" else environment.servers[name].address, "folder": str(environment.home)}
         settings = {**topic, **own, "changes": min(sizes.peer_changes, sizes.changes)}
-        command = [sys.executable, "-m", "bench.sinks.peers", name, "--settings", json.dumps(settings)]
+        command = [sys.executable, "-m", "bench.sinks.plain_consumers", name, "--settings", json.dumps(settings)]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=3600).stdout
         found[name] = {key: round(value, 1) for key, value in json.loads(answer.splitlines()[-1]).items()}
     return found
@@ -149,12 +152,12 @@ def peers(place: Stage, topic: Mapping[str, Any], sizes: Sizes) -> dict[str, Fig
 # -- latency
 
 
-def latency(place: Stage, sizes: Sizes) -> Figures:
-    """All stores on, from commit to applied; and how long the first rows took from the start of the process."""
-    workload.load(place.database.dsn, sizes.rows)
-    sinks = [place.sink(store, f"{store}_steady") for store in STORES]
+def latency(environment: SinkEnvironment, sizes: Sizes) -> Figures:
+    """With all stores: from commit to applied, and the time from the start of the process to the first rows."""
+    workload.load(environment.database.dsn, sizes.rows)
+    sinks = [environment.sink(store, f"{store}_steady") for store in STORES]
     names = [sink["name"] for sink in sinks]
-    pipeline = Pipeline(place, "segments", place.home / "latency", sinks)
+    pipeline = Pipeline(environment, "segments", environment.home / "latency", sinks)
     pipeline.start("capture")
     try:
         loaded, log = pipeline.captured(), pipeline.log()
@@ -165,7 +168,7 @@ def latency(place: Stage, sizes: Sizes) -> Figures:
             first = {name: round(steps[0].monotonic - begun, 1) for name, steps in positions.steps.items()}
             rates = {}
             for tps in _RATES:
-                workload.steady(place.database.dsn, tps, min(_WARM_UP, sizes.seconds), sizes.rows)
+                workload.steady(environment.database.dsn, tps, min(_WARM_UP, sizes.seconds), sizes.rows)
                 rates[str(tps)] = _steady(pipeline, apply.cpu, positions, tps, sizes)
         return {"seconds_to_first_row": first, "tx_per_s": rates, "seconds_to_stop": round(apply.end(), 1)}
     finally:
@@ -174,7 +177,7 @@ def latency(place: Stage, sizes: Sizes) -> Figures:
 
 def _steady(pipeline: Pipeline, cpu: Callable[[], float], positions: Positions, tps: float, sizes: Sizes) -> Figures:
     begun, wall, used = time.monotonic(), time.time(), cpu()
-    done = workload.steady(pipeline.stage.database.dsn, tps, sizes.seconds, sizes.rows)
+    done = workload.steady(pipeline.environment.database.dsn, tps, sizes.seconds, sizes.rows)
     used, seconds = cpu() - used, time.monotonic() - begun
     target = pipeline.captured()
     cpu_meter.wait(lambda: positions.reached() >= target, "the last changes", 300)
@@ -188,7 +191,7 @@ def _steady(pipeline: Pipeline, cpu: Callable[[], float], positions: Positions, 
 
 
 def _ages(log: LogReader, steps: Sequence[Step], since: float) -> list[float]:
-    """Of every change since a moment: from its commit to the first position beyond it."""
+    """For every change since a time: the seconds from its commit to the first position after it."""
     start = log.seek(datetime.fromtimestamp(since, UTC))
     rows = pa.concat_tables([piece.rows.select(["commit_lsn", "commit_ts"]) for piece in log.read(start)])
     committed = rows.column("commit_ts").cast(pa.int64()).to_numpy() / 1e6
@@ -200,12 +203,12 @@ def _ages(log: LogReader, steps: Sequence[Step], since: float) -> list[float]:
     return ages
 
 
-# -- all of it
+# -- all parts
 
 
 def run() -> Figures:
-    """Measure what PARTS names; everything by default."""
-    sizes, wanted = Sizes.given(), os.environ.get("PARTS", " ".join(_USED)).split()
+    """Measure the parts that PARTS names; all by default."""
+    sizes, wanted = Sizes.from_environment(), os.environ.get("PARTS", " ".join(_USED)).split()
     found: Figures = {"workload": {name: getattr(sizes, name) for part in wanted for name in _USED[part]}}
     if "batches" in wanted:
         lake = delta_batches.measure(sizes.tables, SIZES)
@@ -219,27 +222,27 @@ def run() -> Figures:
 def _staged(sizes: Sizes, wanted: Sequence[str]) -> Figures:
     """The parts that need a database."""
     found: Figures = {}
-    with stage(kafka="throughput" in wanted) as place:
+    with sink_environment(kafka="throughput" in wanted) as environment:
         if "throughput" in wanted:
-            found["throughput"], topic = throughput(place, sizes)
+            found["throughput"], topic = throughput(environment, sizes)
             print(json.dumps(found["throughput"]), flush=True)
             if "peers" in wanted:
-                found["peers"] = peers(place, topic, sizes)
+                found["peers"] = peers(environment, topic, sizes)
                 found["ratios"] = ratios(found["throughput"], found["peers"])
         if "latency" in wanted:
-            found["latency"] = latency(place, sizes)
+            found["latency"] = latency(environment, sizes)
     return found
 
 
 def with_earlier(found: Figures, path: Path) -> Figures:
-    """The new results over those of an earlier run, of which the parts that were not measured stay."""
+    """The new results, and those of an earlier run for parts that were not measured."""
     earlier: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     told = {name: {**earlier.get(name, {}), **found[name]} for name in ("workload", "measured")}
     return {**earlier, **found, **told}
 
 
 def ratios(ours: Mapping[str, Figures], theirs: Mapping[str, Figures]) -> dict[str, Figures]:
-    """How many times as fast and as cheap as the peer of each store, alone."""
+    """Speed and CPU relative to the plain consumer of each store."""
     return {
         store: {
             "speed": round(ours[store]["changes_per_s"][store] / theirs[store]["changes_per_s"], 1),

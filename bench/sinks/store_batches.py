@@ -1,8 +1,7 @@
-"""What a batch costs in Redis and OpenSearch, by its size and by the size of the table.
+"""The cost of a batch in Redis and OpenSearch by the size of the batch and of the table.
 
-`measure` gives for each store and each size of table what `bench.sinks.batches.costs` tells, the server's CPU included.
-The servers are started for it and gone afterwards; OpenSearch runs with the full compiler, not with the quick start of
-the tests.
+`measure` returns `bench.sinks.batches.costs`, with the server's CPU, for each store and size of table. It starts and
+stops the servers; OpenSearch runs with the full compiler, not with the quick start of the tests.
 """
 
 import json
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import cpu_meter, fill
-from bench.environment import ground
+from bench.environment import workspace
 from bench.sinks.batches import SIZES, TABLE, Costs, costs, filled
 from cdc.ports import Sink
 from deploy.local.opensearch import OpenSearch
@@ -30,7 +29,7 @@ _CONTEXT = SinkContext(Path("unused"))
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A sink, and the quick way to so many rows in its table."""
+    """A sink, and a function that fills its table quickly."""
 
     sink: Sink
     fill: Callable[[int], None]
@@ -69,11 +68,11 @@ def measure(
 
 
 def _of_store(store: Store, tables: Sequence[int], batches: Sequence[int], runs: int) -> dict[str, Costs]:
-    """Every table in a server of its own."""
+    """Measure every size of table in a new server."""
     found = {}
     for rows in tables:
-        with ground("batches", store.server) as place:
-            running = place.up(store.server.name)[store.server.name]
+        with workspace("batches", store.server) as space:
+            running = space.up(store.server.name)[store.server.name]
             opened = store.open(running.address)
             opened.sink.prepare(TABLE)
             filled(store.server.name, rows, opened.fill)

@@ -1,4 +1,4 @@
-"""What a soak found, judged: faults with their recovery times, and what grew."""
+"""The result of a soak test: faults with their recovery times, and measures that grew."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ _LIMITS = {
     "state_files": 1.5,
     "state_mb": 1.5,
 }
-"""Late over early. Heaps breathe by a tenth or two; a leak over a long run is far more than a third."""
+"""Late over early. Heaps vary by 10 to 20 %; a leak over a long run is far more than a third."""
 _SLACK = {"daemon_mb": 20, "capture_mb": 40, "apply_mb": 150, "open_files": 60, "state_files": 600, "state_mb": 40}
-"""Below this much nothing counts as growth: a short run ends before its log has been merged once."""
+"""Growth below this does not count: a short run ends before its log has been merged once."""
 _SLOT_MB = 64.0
 
 
 @dataclass(slots=True)
 class Fault:
-    """One thing that was done to the pipeline, and how long until every store had caught up (-1: not waited for)."""
+    """One injected fault, and the seconds until every sink had caught up (-1: not waited for)."""
 
     kind: str
     at: float
@@ -45,7 +45,7 @@ def summary(faults: Sequence[Fault]) -> dict[str, dict[str, float]]:
 
 
 def growths(grown: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What grew beyond its limit, in words."""
+    """A sentence for each measure that grew beyond its limit."""
     found = []
     for name, limit in _LIMITS.items():
         seen = grown.get(name)

@@ -1,8 +1,8 @@
-"""A busy shop while every process is killed at random: python -m bench.soak.run --minutes 30.
+"""A soak test: a busy shop while every process is killed at random: python -m bench.soak.run --minutes 30.
 
-Ends with every row of every store compared with the source, and writes what was done to the pipeline, how long it took
-to recover, and what grew to bench/results/soak.json. Exit code 0 only if nothing differs, nothing stays behind and
-nothing grows. The same seed injects the same faults in the same order, though not at the same instants.
+At the end it compares every row of every store with the source and writes the faults, the recovery times and the growth
+to bench/results/soak.json. Exit code 0 only if nothing differs, no process is left over and nothing grows. The same
+seed injects the same faults in the same order, but not at exactly the same times.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import psycopg
 import yaml
 
-from bench.capture.contest import RESULTS, machine, write
+from bench.comparison import RESULTS, machine, write
 from bench.cpu_meter import load, tree, wait
 from bench.soak import watch
 from bench.soak.result import Fault, growths, summary
@@ -77,7 +77,7 @@ class Soak:
     # -- the pipeline
 
     def settings(self) -> Settings:
-        """The demo's shop and pipeline, with short retention, so that a run sees what retention does."""
+        """The demo's shop and pipeline, with a short retention, so that the run includes retention."""
         config = pipeline.provision(self.servers, self.servers.status()["opensearch"].port)
         facts = yaml.safe_load(config.read_text(encoding="utf-8"))
         facts["log"] = {"kind": "segments", "retention_hours": 0.05, "hot_segments": 64}
@@ -101,7 +101,7 @@ class Soak:
         return self._daemon.wait(90)
 
     def pid(self, settings: Settings, part: str) -> int:
-        """Of a part that runs; 0 if it does not say so."""
+        """The pid of a running process; 0 if its status has none."""
         if part == "daemon":
             return self._daemon.pid if self._daemon and self._daemon.poll() is None else 0
         found = status.read(settings.state, part).get("pid")
@@ -109,7 +109,7 @@ class Soak:
         return pid if pid in watch.marked(self.mark) else 0
 
     def clean_up(self) -> None:
-        """For servers that live on: drop the shop, its slot, the pipeline's state and the lake."""
+        """For servers that keep running: drop the shop, its slot, the pipeline's state and the lake."""
         settings = settings_from(pipeline.config_path(self.servers.home))
         with pipeline.connect(self.servers, "postgres") as admin:
             admin.execute(
@@ -117,13 +117,13 @@ class Soak:
                 (settings.source.slot,),
             )
             admin.execute("drop database if exists shop with (force)")
-        for place in (settings.state, self.servers.home / "lake"):
-            shutil.rmtree(place, ignore_errors=True)
+        for path in (settings.state, self.servers.home / "lake"):
+            shutil.rmtree(path, ignore_errors=True)
 
     # -- faults
 
     def inject(self, settings: Settings, kind: str) -> Fault:
-        """Do it; returns when whatever must be started by hand has been."""
+        """Inject a fault; returns once everything that does not restart by itself was started again."""
         fault = Fault(kind, round(time.monotonic() - self.began, 1))
         verb, _, what = kind.partition(" ")
         if what in ("capture", "apply"):
@@ -162,10 +162,10 @@ class Soak:
         self.servers.down([server], {"kill": signal.SIGKILL, "crash": signal.SIGQUIT}.get(verb))
         self.servers.up([server])
 
-    # -- looking
+    # -- observing
 
     def settle(self, positions: Positions) -> float:
-        """Wait until every store has what is committed now; returns the seconds. Raises TimeoutError."""
+        """Wait until every sink has everything that is committed now; returns the seconds. Raises TimeoutError."""
         begun = time.monotonic()
         with self._owner() as owner:
             row = owner.execute("select pg_current_wal_lsn()::text").fetchone()
@@ -181,7 +181,7 @@ class Soak:
         return round(time.monotonic() - begun, 1)
 
     def look(self, settings: Settings) -> None:
-        """One sample."""
+        """Take one sample."""
         pids = {name: pid for name in ("daemon", "capture", "apply") if (pid := self.pid(settings, name))}
         if len(pids) < 3:
             return
@@ -195,7 +195,7 @@ class Soak:
     # -- the run
 
     def run(self) -> dict[str, Any]:
-        """Faults until the time is over, then the comparison; returns what goes into the result."""
+        """Inject faults until the time is over, then compare; returns the result."""
         settings = self.settings()
         positions = Positions(settings)
         chance = random.Random(self.seed)
@@ -223,7 +223,7 @@ class Soak:
             done = [self.inject(settings, kind) for kind in kinds]
             self.faults += done
             if chance.random() < 0.15:
-                continue  # the next one strikes while this one is being mended
+                continue  # inject the next fault during the recovery from this one
             took = self.settle(positions)
             for fault in done:
                 fault.recovery_seconds = took
@@ -231,7 +231,7 @@ class Soak:
             self.look(settings)
 
     def _had_all(self) -> bool:
-        """Whether every kind of fault has struck: on a slow machine a short run would miss some."""
+        """Whether every kind of fault was injected: on a slow machine a short run would miss some."""
         return set(self.kinds) <= {fault.kind for fault in self.faults}
 
     def _judged(self, settings: Settings, committed: int, seconds: float, trouble: str) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class Soak:
 
 
 class _Order:
-    """Faults in random order, each kind once before any comes again: a short run must not miss one for long."""
+    """Faults in random order, each kind once before any is repeated, so that a short run includes all of them."""
 
     def __init__(self, chance: random.Random, kinds: Sequence[str]) -> None:
         self._chance = chance

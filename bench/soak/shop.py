@@ -1,6 +1,6 @@
-"""The shop that a soak keeps busy: customers on several connections, and now and then what databases are hard on.
+"""The workload of a soak test: customers on several connections, and sometimes transactions that are hard to capture.
 
-Bounded on purpose: what is added is taken away again, so that whatever grows during a soak grows by fault.
+Rows that are added are removed again, so that any growth during a soak test is a defect.
 """
 
 import random
@@ -38,7 +38,7 @@ Connect = Callable[[], psycopg.Connection]
 
 
 class Crowd:
-    """Customers at work in threads of their own; whoever loses the connection opens another."""
+    """Customers in separate threads; each reconnects when it loses its connection."""
 
     def __init__(self, connect: Connect, customers: int = 3, pause: float = 0.03, seed: int = 1) -> None:
         self._connect = connect
@@ -59,7 +59,7 @@ class Crowd:
 
     @contextmanager
     def at_work(self) -> Iterator["Crowd"]:
-        """From here to the end of the block."""
+        """Run the customers until the end of the block."""
         for thread in self._threads:
             thread.start()
         try:

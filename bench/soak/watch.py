@@ -1,4 +1,4 @@
-"""What a soak looks at: memory, files, the slot, and processes that should be gone."""
+"""What a soak test measures: memory, files, the slot, and processes that should have ended."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ import psycopg
 from bench.cpu_meter import processes, rss_mb, tree
 
 MARK = "MILLRACE_SOAK"
-"""In the environment of the daemon, and so of everything that it starts: none of it can hide."""
+"""An environment variable of the daemon and so of every process that it starts: it finds all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One quiet moment. Memory is of all processes of a part, the JVM included."""
+    """One sample. Memory is that of all processes of capture or apply, including the JVM."""
 
     seconds: float
     daemon_mb: float
@@ -48,7 +48,9 @@ def sample(seconds: float, pids: Mapping[str, int], state: Path, slot_bytes: int
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
-    """Of each measure: the median of the second fifth of the run (the first warms up), of the last fifth, the most."""
+    """For each measure: the median of the second fifth of the run (the first is warm-up), of the last fifth, the
+    maximum.
+    """
     if not samples:
         return {}
     fifth = max(1, len(samples) // 5)
@@ -72,7 +74,7 @@ def open_files(pid: int) -> int:
 
 
 def marked(value: str) -> list[int]:
-    """Live processes whose environment carries the mark."""
+    """Running processes whose environment has the mark."""
     wanted = f"{MARK}={value}".encode()
     found = []
     for pid in processes():
@@ -83,18 +85,18 @@ def marked(value: str) -> list[int]:
 
 
 def contents(folder: Path) -> tuple[int, int]:
-    """Files and bytes below a folder that somebody writes to."""
+    """Number of files and bytes below a folder, while other processes write there."""
     files = size = 0
-    for place, _, names in os.walk(folder):
+    for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                size += Path(place, name).stat().st_size
+                size += Path(path, name).stat().st_size
                 files += 1
     return files, size
 
 
 def retained_bytes(connection: psycopg.Connection, slot: str) -> int:
-    """WAL that the slot holds back."""
+    """Bytes of WAL that the slot retains."""
     row = connection.execute(
         "select pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) from pg_replication_slots where slot_name = %s",
         (slot,),

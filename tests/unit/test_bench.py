@@ -8,28 +8,28 @@ import pytest
 
 from bench import row_path, snapshot
 from bench.capture import run
-from bench.capture.contest import RESULTS, Contest
 from bench.capture.run import Sizes
+from bench.comparison import RESULTS, Comparison
 from bench.sinks import delta_batches
 
-both = pytest.mark.parametrize("contest", [run.CONTEST, snapshot.CONTEST], ids=lambda contest: contest.name)
+both = pytest.mark.parametrize("contest", [run.COMPARISON, snapshot.COMPARISON], ids=lambda comparison: comparison.name)
 
 
 @both
-def test_without_a_choice_everybody_is_measured_but_the_variants(contest: Contest) -> None:
-    assert contest.chosen("") == list(contest.contenders)
+def test_without_a_choice_everybody_is_measured_but_the_variants(comparison: Comparison) -> None:
+    assert comparison.chosen("") == list(comparison.contenders)
 
 
 @both
-def test_chosen_contenders_run_in_the_usual_order(contest: Contest) -> None:
-    every = [*contest.contenders, *contest.variants]
-    assert contest.chosen(f"{every[-1]}, {every[0]}") == [every[0], every[-1]]
+def test_chosen_contenders_run_in_the_usual_order(comparison: Comparison) -> None:
+    every = [*comparison.contenders, *comparison.variants]
+    assert comparison.chosen(f"{every[-1]}, {every[0]}") == [every[0], every[-1]]
 
 
 @both
-def test_an_unknown_contender_is_refused_by_name(contest: Contest) -> None:
-    with pytest.raises(SystemExit, match=f"'maxwell' is none of {contest.contenders[0]}, "):
-        contest.chosen("maxwell")
+def test_an_unknown_contender_is_refused_by_name(comparison: Comparison) -> None:
+    with pytest.raises(SystemExit, match=f"'maxwell' is none of {comparison.contenders[0]}, "):
+        comparison.chosen("maxwell")
 
 
 def test_sizes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,15 +39,15 @@ def test_sizes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @both
-def test_ratios_are_to_the_limit_and_to_the_peer(contest: Contest) -> None:
-    figures = (f"{contest.unit}s_per_s", f"cpu_us_per_{contest.unit}", "peak_rss_mb")
+def test_ratios_are_to_the_limit_and_to_the_peer(comparison: Comparison) -> None:
+    figures = (f"{comparison.unit}s_per_s", f"cpu_us_per_{comparison.unit}", "peak_rss_mb")
     found = {
-        contest.limit: dict(zip(figures, (100.0, 2.0, 10.0), strict=True)),
+        comparison.limit: dict(zip(figures, (100.0, 2.0, 10.0), strict=True)),
         "millrace_segments": dict(zip(figures, (80.0, 5.0, 250.0), strict=True)),
         "debezium_kafka": dict(zip(figures, (20.0, 80.0, 1000.0), strict=True)),
     }
-    assert contest.ratios(found)["millrace_segments"] == {
-        f"rate_of_{contest.limit}": 0.8,
+    assert comparison.ratios(found)["millrace_segments"] == {
+        f"rate_of_{comparison.limit}": 0.8,
         "speed_of_debezium": 4.0,
         "debezium_cpu": 16.0,
         "debezium_memory": 4.0,
@@ -55,9 +55,9 @@ def test_ratios_are_to_the_limit_and_to_the_peer(contest: Contest) -> None:
 
 
 @both
-def test_published_ratios_follow_from_the_published_figures(contest: Contest) -> None:
-    published = json.loads((RESULTS / f"{contest.name}.json").read_text())
-    for name, ratios in contest.ratios(published["contenders"]).items():
+def test_published_ratios_follow_from_the_published_figures(comparison: Comparison) -> None:
+    published = json.loads((RESULTS / f"{comparison.name}.json").read_text())
+    for name, ratios in comparison.ratios(published["contenders"]).items():
         for ratio, value in ratios.items():
             assert math.isclose(published["ratios"][name][ratio], value, abs_tol=0.02), (name, ratio)
 

@@ -1,4 +1,4 @@
-"""The others: pg_recvlogical into nothing, and Debezium in Kafka Connect into Kafka."""
+"""The other contenders: pg_recvlogical to /dev/null, and Debezium in Kafka Connect to Kafka."""
 
 import contextlib
 import json
@@ -19,11 +19,11 @@ from deploy.local.server import Running
 
 _CONNECTION = {"hostname": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}
 _WARM_CHANGES = 20_000
-"""What a JVM is given to do before it is measured: Connect's process goes on running, so its code stays compiled."""
+"""Changes that Debezium processes before it is measured, so that its JVM has compiled the code."""
 
 
 class RecvLogical:
-    """Postgres's own client, output to /dev/null: what decoding and sending cost at least."""
+    """Postgres's own client with output to /dev/null: the minimum cost of decoding and sending."""
 
     name = "pg_recvlogical"
     slot = "bench_recvlogical"
@@ -43,11 +43,11 @@ class RecvLogical:
         )
 
     def resume(self, target: int) -> None:
-        """It ends by itself behind that LSN."""
+        """Start it; it ends by itself after that LSN."""
         self._process = self._started("/dev/null", "--endpos", format_lsn(Lsn(target)))
 
     def reached(self, churned: Churned, target: int) -> bool:
-        """It has ended: it confirms its end position first."""
+        """Whether it has ended; it confirms its end position before that."""
         if self._process is None:
             return True
         self._look()
@@ -61,7 +61,7 @@ class RecvLogical:
         return True
 
     def check(self, churned: Churned) -> None:
-        """Nothing is kept that could be counted."""
+        """It stores nothing that could be counted."""
 
     def cpu(self) -> float:
         """Of the process that ran last."""
@@ -95,7 +95,7 @@ class RecvLogical:
         return subprocess.Popen(command, stdout=subprocess.PIPE if output == "-" else None, bufsize=0)
 
     def _look(self) -> None:
-        """rusage's peak would count what the child shared with us before it became the program."""
+        """rusage's peak would include memory that the child shared with this process before exec."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._peak = max(self._peak, peak_rss_mb(self._process.pid))
@@ -115,12 +115,12 @@ class Debezium:
         self._watcher: TopicWatcher | None = None
 
     def begin(self) -> None:
-        """Start it, have its code compiled by some work, wait until its position is stored, stop it."""
+        """Start it, warm it up with some work, wait until its position is stored, stop it."""
         self._rest("POST", "/connectors", {"name": self.slot, "config": self._config()})
         wait(self._active, "the connector's slot", 120, 0.2)
         done = churn(self._database.dsn, _WARM_CHANGES, 1000)
         wait(lambda: self._end.now() >= done.changes + done.deletes, "the connector's first messages", 120, 0.2)
-        time.sleep(3)  # the worker stores positions once a second, and says nothing when it has
+        time.sleep(3)  # the worker stores positions once a second and does not report it
         self._rest("PUT", f"/connectors/{self.slot}/stop")
         wait(lambda: not self._active(), "the connector to stop", 60, 0.2)
         self._base = self._end.now()
@@ -131,19 +131,19 @@ class Debezium:
         self._rest("POST", "/connectors", {"name": self.slot, "config": config})
 
     def messages(self) -> int:
-        """How many its topic holds."""
+        """The number of messages in its topic."""
         return self._end.now()
 
     def resume(self, target: int) -> None:
-        """The worker is up; its connector goes on."""
+        """Resume the connector; the worker runs already."""
         self._rest("PUT", f"/connectors/{self.slot}/resume")
 
     def reached(self, churned: Churned, target: int) -> bool:
-        """Deletes bring a tombstone each."""
+        """Whether its topic has all changes, and a tombstone for each delete."""
         return self._end.now() >= self._base + churned.changes + churned.deletes
 
     def check(self, churned: Churned) -> None:
-        """Not one message too many."""
+        """Count the messages of its topic."""
         if (found := self._end.now() - self._base) != churned.changes + churned.deletes:
             raise RuntimeError(f"{self.name}: {found} messages for {churned.changes} changes")
 
@@ -171,8 +171,8 @@ class Debezium:
 
     def _active(self) -> bool:
         with psycopg.connect(self._database.dsn) as connection:
-            asked = "select 1 from pg_replication_slots where slot_name = %s and active"
-            return connection.execute(asked, (self.slot,)).fetchone() is not None
+            stream_start = "select 1 from pg_replication_slots where slot_name = %s and active"
+            return connection.execute(stream_start, (self.slot,)).fetchone() is not None
 
     def _config(self) -> dict[str, str]:
         return {

@@ -1,7 +1,7 @@
-"""Servers, one captured table and the two processes of a pipeline, for the measurements of the sinks.
+"""The servers, the captured table and the two processes of a pipeline for the measurements of the sinks.
 
-How far a store is, is read off the positions that the log keeps: they are written behind the store's own answer, so
-what is measured is never earlier than what a client of the store can read by key.
+A sink's progress is read from the consumer positions in the log. They are written after the store's answer, so a
+measured time is never earlier than the time at which a client of the store can read the row by key.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import yaml
 
 import cdc.log
 from bench import cpu_meter
-from bench.environment import Database, ground, roomy_postgres
+from bench.environment import Database, benchmark_postgres, workspace
 from bench.workload import TABLE
 from cdc.ports import LogReader
 from cdc.service.daemon import process as part
@@ -29,13 +29,13 @@ from deploy.local.opensearch import OpenSearch
 from deploy.local.redis import Redis
 from deploy.local.server import Running
 
-_LOOK = 0.005
+_POLL_SECONDS = 0.005
 STORES = ("delta", "opensearch", "redis")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """What runs for the whole measurement."""
+class SinkEnvironment:
+    """The folder, database and servers of the whole measurement."""
 
     home: Path
     database: Database
@@ -48,7 +48,7 @@ class Stage:
         return {"kind": "kafka", "bootstrap": self.servers["kafka"].address, "prefix": "bench", "partitions": 1}
 
     def sink(self, kind: str, name: str) -> dict[str, Any]:
-        """The section of a sink whose rows lie apart from those of any other name."""
+        """The section of a sink; sinks with different names store their rows separately."""
         own: dict[str, dict[str, Any]] = {
             "delta": {"path": str(self.home / "lake" / name)},
             "opensearch": {"url": self.servers["opensearch"].address, "prefix": f"{name}-", "replicas": 0},
@@ -62,26 +62,26 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(kafka: bool) -> Iterator[Stage]:
-    """Everything of our own, gone afterwards."""
-    with ground("sinks", roomy_postgres(), Redis(), OpenSearch(), Kafka()) as place:
+def sink_environment(kafka: bool) -> Iterator[SinkEnvironment]:
+    """Start the servers; stop and remove them at the end."""
+    with workspace("sinks", benchmark_postgres(), Redis(), OpenSearch(), Kafka()) as place:
         running = place.up("postgres", "redis", "opensearch", *(("kafka",) if kafka else ()))
-        yield Stage(place.home, place.database(), running)
+        yield SinkEnvironment(place.home, place.database(), running)
 
 
 @dataclass(slots=True)
 class Process:
-    """A part of the daemon, as the supervisor would run it."""
+    """A process of the daemon, as the supervisor would run it."""
 
     name: str
     config: Path
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; what it says goes beside its configuration."""
-        with self.config.with_suffix(f".{self.name}.log").open("ab") as said:
+        """Start it; its output goes to a file beside its configuration."""
+        with self.config.with_suffix(f".{self.name}.log").open("ab") as output:
             command = [sys.executable, "-m", f"cdc.service.{self.name}.process", "--config", str(self.config)]
-            self.process = subprocess.Popen(command, stdout=said, stderr=said)
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
 
     def end(self) -> float:
         """Ask it to stop; returns how many seconds that took."""
@@ -98,7 +98,7 @@ class Process:
         return True
 
     def cpu(self) -> float:
-        """CPU seconds of the process and everything below it, also of what has ended there."""
+        """CPU seconds of the process and all its descendants, also of those that have ended."""
         return 0.0 if self.process is None else cpu_meter.tree_cpu(self.process.pid)
 
 
@@ -106,7 +106,7 @@ class Process:
 class Pipeline:
     """One state folder: a capture process, and at any time at most one apply process on some of the sinks."""
 
-    stage: Stage
+    environment: SinkEnvironment
     kind: str
     folder: Path
     sinks: Sequence[dict[str, Any]] = ()
@@ -127,9 +127,9 @@ class Pipeline:
         return cdc.log.open_reader(part.settings_from(self.folder / "capture.yaml"))
 
     def captured(self) -> int:
-        """Wait until the log holds everything that is committed now; returns the LSN that it brings a reader to."""
-        target = self.stage.database.wal_end()
-        cpu_meter.wait(lambda: int(str(self._said("capture").get("watermark", 0))) >= target, "capture", 900, 0.1)
+        """Wait until the log has everything that is committed now; returns the LSN up to which the log is complete."""
+        target = self.environment.database.wal_end()
+        cpu_meter.wait(lambda: int(str(self._status("capture").get("watermark", 0))) >= target, "capture", 900, 0.1)
         return int(self.log().head()[1])
 
     def end(self) -> None:
@@ -138,19 +138,20 @@ class Pipeline:
             if name in self._processes:
                 self._processes[name].end()
 
-    def _said(self, name: str) -> dict[str, object]:
+    def _status(self, name: str) -> dict[str, object]:
         facts, process = status.read(self.folder / "state", name), self._processes[name].process
         if process is not None and process.poll() not in (None, 0):
             raise RuntimeError(f"{name} ended with {process.returncode}; see {self.folder}")
         return facts if process is not None and facts.get("pid") == process.pid else {}
 
     def _sections(self) -> dict[str, Any]:
-        source = {**self.stage.database.source, "slot": f"bench_{self.kind}", "publication": f"bench_{self.kind}",
+        slot = f"bench_{self.kind}"
+        source = {**self.environment.database.source, "slot": slot, "publication": slot,
                   "heartbeat_seconds": 1.0, "tables": [TABLE]}  # fmt: skip
         return {
             "state": str(self.folder / "state"),
             "source": source,
-            "log": self.stage.log(self.kind),
+            "log": self.environment.log(self.kind),
             "sinks": list(self.sinks),
             "spark": dict(self.spark),
         }
@@ -158,7 +159,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A sink's position when it was first seen, by both clocks."""
+    """A sink's position and when it was first seen, by both clocks."""
 
     monotonic: float
     wall: float
@@ -166,7 +167,7 @@ class Step:
 
 
 class Positions:
-    """Notes every step of the sinks' positions while it is open."""
+    """Records every change of the sinks' positions while it is open."""
 
     def __init__(self, log: LogReader, names: Sequence[str]) -> None:
         self.steps: dict[str, list[Step]] = {name: [] for name in names}
@@ -183,11 +184,11 @@ class Positions:
         self._thread.join()
 
     def reached(self) -> int:
-        """How far the last of them is."""
+        """The position of the slowest sink."""
         return min((steps[-1].reached if steps else 0) for steps in self.steps.values())
 
     def _run(self) -> None:
-        while not self._stop.wait(_LOOK):
+        while not self._stop.wait(_POLL_SECONDS):
             found = {item.name: int(item.reached) for item in self._log.consumers()}
             for name, steps in self.steps.items():
                 reached = found.get(name, 0)

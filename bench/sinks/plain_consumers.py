@@ -1,11 +1,11 @@
-"""The others: consumers of the same topics as people usually write them.
+"""Consumers of the same topics as people usually write them, for comparison.
 
-    python -m bench.sinks.peers redis|opensearch|delta --settings JSON
+    python -m bench.sinks.plain_consumers redis|opensearch|delta --settings JSON
 
-`redis` and `opensearch` take one change at a time, as a Kafka Connect sink without batching does: parse the envelope,
-write or delete the row, commit offsets every 500 changes. `delta` is the textbook: Spark's Kafka source, `from_json`,
-the newest change of each key by a window, and MERGE in foreachBatch. Prints one line of JSON. None of them keeps a row
-from going back when a change is repeated.
+`redis` and `opensearch` apply one change at a time, like a Kafka Connect sink without batching: parse the envelope,
+write or delete the row, commit offsets every 500 changes. `delta` is the textbook solution: Spark's Kafka source,
+`from_json`, the newest change of each key by a window, and MERGE in foreachBatch. Prints one line of JSON. None of them
+prevents an older change from overwriting a newer row when changes are repeated.
 """
 
 import argparse
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _COMMIT_EVERY = 500
 _WARM = 500
-"""Changes that are not counted: connections, first plans."""
+"""First changes that are not counted: they include connecting and first query plans."""
 _ROW = (
     "id bigint, qty int, amount decimal(12,2), note string, updated_at timestamp, attrs string, active boolean,"
     " ref string, due date, score double"
@@ -37,7 +37,7 @@ Write = Callable[[str, str | None], None]
 
 
 def one_at_a_time(settings: Mapping[str, Any], write: Write) -> dict[str, float]:
-    """Consume so many changes from an offset; a tombstone behind a delete is not one."""
+    """Consume so many changes from an offset, not counting tombstones."""
     consumer = Consumer(
         {"bootstrap.servers": settings["bootstrap"], "group.id": f"peer-{os.getpid()}", "enable.auto.commit": False}
     )
@@ -93,7 +93,7 @@ def into_opensearch(settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def into_delta(settings: Mapping[str, Any]) -> dict[str, float]:
-    """MERGE in foreachBatch. The rows that were there before come from the topic's beginning, unmeasured."""
+    """MERGE in foreachBatch. The existing rows are loaded from the beginning of the topic and not measured."""
     from cdc.artifacts.jars import spark_jars
     from sinks.spark.session import spark_session
 

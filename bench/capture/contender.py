@@ -1,4 +1,4 @@
-"""What a contender must be able to do, and what is measured of it."""
+"""The interface of a contender, and what is measured."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from bench.workload import Churned
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Catching up with changes that were waiting in the WAL, while `busy` of the machine's cores worked."""
+    """Catching up with a backlog of changes in the WAL; `busy_cores` is the CPU use of the whole machine."""
 
     changes_per_s: float
     cpu_us_per_change: float
@@ -17,34 +17,35 @@ class Throughput:
     busy_cores: float
 
 
-class Rival(Protocol):
-    """One way from the WAL into a log. Calls come in this order; the clock is the caller's, the same for all."""
+class Contender(Protocol):
+    """A program that copies changes from the WAL into a log. Methods are called in this order; the caller measures."""
 
     @property
     def name(self) -> str:
-        """As in the results."""
+        """The name in the results."""
 
     @property
     def slot(self) -> str:
-        """Which slot it reads: the clock starts with that one's sender."""
+        """The slot that it reads: the clock starts when the slot's WAL sender starts."""
 
     def begin(self) -> None:
-        """Make slot and publication, stream once, stop with a saved position."""
+        """Create slot and publication, stream once, stop with a saved position."""
 
     def resume(self, target: int) -> None:
-        """Start again, towards the LSN `target`; returns at once and goes on running."""
+        """Start again, up to the LSN `target`; returns at once and runs in the background."""
 
     def reached(self, churned: Churned, target: int) -> bool:
-        """Whether the last of these changes is durable (for one that keeps nothing: written out). Asked every 10 ms."""
+        """Whether the last of these changes is durable (or written, for one that stores nothing). Called every 10
+        ms."""
 
     def check(self, churned: Churned) -> None:
-        """Raise RuntimeError unless exactly these changes came, each once."""
+        """Raise RuntimeError unless exactly these changes arrived, each once."""
 
     def cpu(self) -> float:
         """CPU seconds that its process has used so far."""
 
     def peak_rss_mb(self) -> float:
-        """The most memory that its process held."""
+        """The peak memory of its process."""
 
     def watch(self) -> None:
         """Begin to record the latency of each change from its commit to a consumer."""
