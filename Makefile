@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path clean
+.PHONY: help setup demo test test-quick test-durations soak soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -20,6 +20,9 @@ test: .venv/ready lint ## Lint, then run the whole suite against real servers, i
 	@$(BIN)/python -m tests.spark_classes
 	@$(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --junitxml build/tests.xml
 
+test-quick: .venv/ready ## Only what needs no server, without lint: under two minutes
+	@$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/properties
+
 test-durations: .venv/ready ## Keep how long each test file took in the last `make test`: the longest begin first
 	@$(BIN)/python -m tests.durations build/tests.xml
 
@@ -33,6 +36,9 @@ lint: .venv/ready ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+structure: .venv/ready ## Modules per folder, modules with one importer, duplicate class names (CHECKOUT)
+	@$(BIN)/python -m tests.structure $(CHECKOUT)
 
 format: .venv/ready ## Format the code
 	@$(BIN)/ruff format .

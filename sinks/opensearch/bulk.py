@@ -1,6 +1,6 @@
-"""Bulk requests: bodies made of the log's own bytes, and the outcome of each item.
+"""Bulk requests, made of the bytes that are in the log, and the outcome of each item.
 
-An item that was written before answers 409, and that is success: the stored version is at least the given one.
+Status 409 is success: the stored version is the same or newer.
 """
 
 import re
@@ -14,9 +14,9 @@ from cdc.json_text.members import quote
 from sinks.opensearch.client import Blocked, Client, RequestRefused, TimedOut, path_of
 
 _FIELD = re.compile(r"field \[([^\]]*)\] of type \[([^\]]*)\]")
-_ROUNDS = 4
+_STALLED_ROUNDS = 4
 _PAUSE = 0.2
-_SMALLEST = 4096  # a few documents: each goes to one shard, and so asks for little room at once
+_SMALLEST = 4096  # bytes: a few documents, which ask each shard for little memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +30,26 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An item that will never be taken, and why, without values."""
+    """An item that OpenSearch refuses permanently, and the reason, without row values."""
 
     item: Item
     reason: str
 
 
 class IndexGone(Exception):
-    """The alias that is written to does not exist."""
+    """The alias of the write does not exist."""
 
 
 def item(key: str, version: int, identity: bytes, source: bytes, routing: str | None = None) -> Item:
-    """`source` is a JSON object; a raw line break in it can only be white space, and would end the line."""
-    to = b"" if routing is None else b',"routing":' + quote(routing).encode()
-    action = b'{"index":{"_id":%b,"version":%d,"version_type":"external"%b}}\n' % (identity, version, to)
+    """`source` is a JSON object. A raw line break in it is white space, and would end the line: it becomes a space."""
+    routed = b"" if routing is None else b',"routing":' + quote(routing).encode()
+    action = b'{"index":{"_id":%b,"version":%d,"version_type":"external"%b}}\n' % (identity, version, routed)
     return Item(key, version, action + (source.replace(b"\n", b" ") if b"\n" in source else source) + b"\n")
 
 
 class Bulk:
-    """Sends items to one alias. `limit` is the size of a request in bytes: an overloaded server gets smaller ones, and
-    larger ones again as it takes them."""
+    """Sends items to an alias. `limit` is the size of a request in bytes: it shrinks while the server is overloaded and
+    grows again when requests succeed."""
 
     def __init__(self, client: Client, limit: int, refresh: str, wait: Callable[[float], None]) -> None:
         self.client = client
@@ -59,26 +59,27 @@ class Bulk:
         self._wait = wait
 
     def send(self, alias: str, items: Sequence[Item]) -> list[Refusal]:
-        """On return every item is stored or refused for ever. Raises Busy, Lost or IndexGone.
+        """Return when every item is stored or permanently refused. Raises Busy, Lost or IndexGone.
 
-        What the server has no room for is sent again, and only that, for as long as some of it is taken each time:
-        to begin again with all items would never end where all of them are too many.
+        Items that the server rejects because of load are sent again, and only those, while each round stores some of
+        them: repeating all items would never end if together they are too many.
         """
         refusals: list[Refusal] = []
         waiting, stalled = list(items), 0
         while waiting:
-            again: list[Item] = []
+            retried: list[Item] = []
             for chunk in self._chunks(waiting, self.limit):
-                again += self._send(alias, chunk, refusals)
-            if not again:
+                retried += self._send(alias, chunk, refusals)
+            if not retried:
                 self.limit = min(self._largest, self.limit * 5 // 4 + 1)
                 break
             self.limit = max(_SMALLEST, self.limit // 2)
-            stalled = stalled + 1 if len(again) == len(waiting) else 0
-            if stalled == _ROUNDS:
-                raise Busy(f"OpenSearch has no room for {len(again)} document(s) of {alias}.", "It is tried again.")
+            stalled = stalled + 1 if len(retried) == len(waiting) else 0
+            if stalled == _STALLED_ROUNDS:
+                message = f"OpenSearch is overloaded and rejects {len(retried)} document(s) of {alias}."
+                raise Busy(message, "Millrace retries.")
             self._wait(_PAUSE * 2**stalled)
-            waiting = again
+            waiting = retried
         return refusals
 
     def _chunks(self, items: Sequence[Item], limit: int) -> Iterator[list[Item]]:
@@ -94,7 +95,7 @@ class Bulk:
             yield chunk
 
     def _send(self, alias: str, chunk: list[Item], refusals: list[Refusal]) -> list[Item]:
-        """One request; returns what is worth sending again."""
+        """Send one request; returns the items to send again."""
         params = {"require_alias": "true", "filter_path": "errors,items.*.status,items.*.error"}
         if self._refresh:
             params["refresh"] = self._refresh
@@ -105,17 +106,19 @@ class Bulk:
             raise
         except Busy:
             return chunk
-        except TimedOut as late:  # not as a loss: a new connection would begin again with requests as large as this one
+        except TimedOut as late:  # not Lost: after a reconnect the requests would be as large as this one
             self.limit = max(_SMALLEST, self.limit // 2)
-            raise Busy(late.message, "It is tried again with smaller requests.") from None
+            raise Busy(late.message, "Millrace retries with smaller requests.") from None
         except RequestRefused as refused:
-            return self._refused(alias, chunk, refused, refusals)
+            return self._send_halves(alias, chunk, refused, refusals)
         if not answer["errors"]:
             return []
         return self._outcomes(alias, chunk, [found["index"] for found in answer["items"]], refusals)
 
-    def _refused(self, alias: str, chunk: list[Item], refused: RequestRefused, refusals: list[Refusal]) -> list[Item]:
-        """The whole request was turned down: too large (413), or unreadable. Halves tell because of which item."""
+    def _send_halves(
+        self, alias: str, chunk: list[Item], refused: RequestRefused, refusals: list[Refusal]
+    ) -> list[Item]:
+        """The whole request was refused: too large (413) or unreadable. Send halves to find the item at fault."""
         if refused.kind == "index_not_found_exception":
             raise IndexGone
         if len(chunk) == 1:
@@ -127,7 +130,7 @@ class Bulk:
     def _outcomes(
         self, alias: str, chunk: list[Item], outcomes: list[dict[str, object]], refusals: list[Refusal]
     ) -> list[Item]:
-        again: list[Item] = []
+        retried: list[Item] = []
         for one, outcome in zip(chunk, outcomes, strict=True):
             status, error = int(str(outcome["status"])), outcome.get("error")
             kind = str(error.get("type", "error")) if isinstance(error, dict) else "error"
@@ -140,14 +143,14 @@ class Bulk:
             if kind == "index_closed_exception":
                 raise self.client.closed(alias)
             if status == 429 or status >= 500:
-                again.append(one)
+                retried.append(one)
             else:
                 refusals.append(Refusal(one, reason_of(error)))
-        return again
+        return retried
 
 
 def reason_of(error: object) -> str:
-    """The types of an error and its causes, and the field it names. Sentences are left out: they quote values."""
+    """The types of an error and its causes, and the field it names. Reason texts are left out: they quote values."""
     kinds: list[str] = []
     field = ""
     while isinstance(error, dict):

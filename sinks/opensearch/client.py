@@ -1,7 +1,7 @@
-"""Requests to OpenSearch as text in and text out, and what its errors mean.
+"""Requests to OpenSearch with JSON as text, and what its errors mean.
 
-The client library does connections, TLS and credentials; bodies are ours, since parsing and printing would damage
-numbers. Error messages name an error's type and status, never its sentence: those quote values.
+opensearch-py handles connections, TLS and credentials. Bodies stay text, because parsing and printing JSON would damage
+numbers. Messages contain an error's type and status, never its reason text, which quotes values.
 """
 
 import ssl
@@ -20,28 +20,28 @@ _TIMEOUT = 60.0
 _OVERLOADED = {429, 502, 503, 504}
 
 
-class _AsText(JSONSerializer):
-    """Leaves a JSON answer as it came."""
+class _Unparsed(JSONSerializer):
+    """Returns a JSON answer as text."""
 
     def loads(self, s: str) -> str:
         return s
 
 
 class RequestRefused(SinkError):
-    """An answer that the caller may know how to take: its status and the error's type."""
+    """An error answer that the caller may handle: its status and the error's type."""
 
     def __init__(self, status: int, kind: str) -> None:
-        super().__init__(f"OpenSearch answered {status} {kind}.", "Look at its log.")
+        super().__init__(f"OpenSearch answered {status} {kind}.", "See the OpenSearch log.")
         self.status = status
         self.kind = kind
 
 
 class Blocked(Busy):
-    """An index that takes no writes for now."""
+    """An index that rejects writes for now."""
 
 
 class TimedOut(Lost):
-    """No answer in time: the server may be working on it still."""
+    """No answer in time: the server may still execute the request."""
 
 
 class Client:
@@ -57,14 +57,14 @@ class Client:
             http_auth=(username, password.reveal()) if username else None,
             use_ssl=secure,
             ssl_context=context,
-            serializer=_AsText(),
+            serializer=_Unparsed(),
             http_compress=False,
             timeout=_TIMEOUT,
-            max_retries=0,  # the query decides when to try again
+            max_retries=0,  # the sink's query retries
         )
 
     def text(self, method: str, path: str, body: bytes | object = None, **params: str) -> str:
-        """The raw answer. Raises RequestRefused for a 4xx that is not about load or rights, else one of ours."""
+        """The answer as text. Raises RequestRefused for a 4xx other than overload or missing privilege."""
         data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
         headers = {"content-type": "application/x-ndjson" if path.endswith("_bulk") else "application/json"}
         try:
@@ -74,7 +74,7 @@ class Client:
         return str(answer or "")
 
     def json(self, method: str, path: str, body: bytes | object = None, **params: str) -> dict[str, Any]:
-        """The parsed answer, for what holds no rows."""
+        """The parsed answer. Not for answers with rows: parsing damages their numbers."""
         return dict(orjson.loads(self.text(method, path, body, **params) or "{}"))
 
     def close(self) -> None:
@@ -91,39 +91,39 @@ class Client:
         if kind == "index_closed_exception":
             return self.closed(path)
         if status in _OVERLOADED:
-            return Busy(f"{name} is overloaded ({status} {kind}).", "It is tried again.")
+            return Busy(f"{name} is overloaded ({status} {kind}).", "Millrace retries.")
         if status in (401, 403):
-            kind_of_error = StoreRefused if status == 401 else SinkError  # rights may be lacking for one index
-            return kind_of_error(
+            error_class = StoreRefused if status == 401 else SinkError  # 403 may concern one index only
+            return error_class(
                 f"{name} refuses these credentials ({status} {kind}).",
                 "The user needs create_index, manage, read and write on the prefix.",
             )
         return RequestRefused(status, kind)
 
-    def blocked(self, place: str) -> Blocked:
-        """The error for an index that takes no writes."""
+    def blocked(self, index: str) -> Blocked:
+        """The error for an index that rejects writes."""
         return Blocked(
-            f"sink {self._sink!r}: OpenSearch blocks writes to {place}.",
-            "Where its disk is full, free space; then remove index.blocks.read_only_allow_delete, or the block that "
-            "was set by hand (index.blocks.read_only, index.blocks.write).",
+            f"sink {self._sink!r}: OpenSearch blocks writes to {index}.",
+            "If its disk is full, free space. Then remove index.blocks.read_only_allow_delete, or the block that was "
+            "set by hand (index.blocks.read_only, index.blocks.write).",
             retry_after=5.0,
         )
 
     def closed(self, alias: str) -> Blocked:
-        """The error for an index that was closed."""
-        return Blocked(f"sink {self._sink!r}: the index behind {alias} is closed.", "Open it.", retry_after=1.0)
+        """The error for a closed index."""
+        return Blocked(f"sink {self._sink!r}: the index behind {alias} is closed.", "Open the index.", retry_after=1.0)
 
 
 def _unreachable(name: str, error: ConnectionError) -> MillraceError:
     if isinstance(error, SSLError):
         return StoreRefused(f"{name} is not trusted: its certificate failed verification.", "Set ca_file.")
     if isinstance(error, ConnectionTimeout):
-        return TimedOut(f"{name} did not answer in {_TIMEOUT:g} s.", "It is tried again.")
-    return Lost(f"{name} cannot be reached ({type(error).__name__}).", "It is tried again.")
+        return TimedOut(f"{name} did not answer in {_TIMEOUT:g} s.", "Millrace retries.")
+    return Lost(f"{name} cannot be reached ({type(error).__name__}).", "Millrace retries.")
 
 
 def error_type(info: object) -> str:
-    """The type of an error answer."""
+    """The error's type in an error answer."""
     error = info.get("error") if isinstance(info, Mapping) else None
     return str(error.get("type", "error")) if isinstance(error, Mapping) else "error"
 

@@ -1,7 +1,7 @@
-"""What OpenSearch shows of the index behind an alias: whose it is, whether it is open, and how much was written to it.
+"""The fingerprint of the index behind an alias: its id, whether it is open, and how many operations it counted.
 
-The id in the mapping's `_meta` is ours; an index that takes the place of another in a rebuild names the id of that one.
-A primary shard counts its operations (`max_seq_no`): an index restored from a snapshot has counted fewer.
+Millrace keeps the id in the mapping's `_meta`; an index that replaced another in a rebuild also names the id of that
+one. A primary shard counts its operations (`max_seq_no`): an index restored from a snapshot has counted fewer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from typing import Any
 from sinks.fingerprints import Difference, Mark
 from sinks.opensearch.client import Client, path_of
 
-_AT_ONCE = 20  # aliases in one path: a server takes 4 kB of it
+_ALIASES_PER_REQUEST = 20  # OpenSearch accepts a path of 4 kB
 _SETTINGS = ("uuid", "number_of_shards", "verified_before_close")
-_SHOWN = ",".join(["*.aliases", "*.mappings._meta", *(f"*.settings.index.{name}" for name in _SETTINGS)])
-_COUNTED = "indices.*.shards.*.routing.primary,indices.*.shards.*.seq_no.max_seq_no"
+_INDEX_FIELDS = ",".join(["*.aliases", "*.mappings._meta", *(f"*.settings.index.{name}" for name in _SETTINGS)])
+_STATS_FIELDS = "indices.*.shards.*.routing.primary,indices.*.shards.*.seq_no.max_seq_no"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFingerprint:
-    """One index. `written` is 0 while a primary shard of it is missing."""
+    """One index. `written` is 0 while one of its primary shards is missing."""
 
     name: str
     uuid: str
@@ -29,32 +29,34 @@ class IndexFingerprint:
     written: int = 0
 
     def mark(self) -> Mark:
-        """To be kept."""
+        """What Millrace stores to compare with later."""
         return {"id": self.id, "uuid": self.uuid, "written": self.written}
 
-    def against(self, known: Mark) -> Mark | Difference:
-        """The mark now, or in what it differs."""
+    def compared_with(self, known: Mark) -> Mark | Difference:
+        """The present mark, or how the index differs from the known one."""
         if self.closed:
-            again = f"Open it: POST /{self.name}/_open"
-            return Difference(f"its index {self.name} is closed", again, refill=False)
+            remedy = f"Open it: POST /{self.name}/_open"
+            return Difference(f"its index {self.name} is closed", remedy, refill=False)
         ours = self.id == known["id"] and self.uuid == known["uuid"]
         if not ours and self.replaces != known["id"]:
-            return Difference(f"its alias leads to {self.name}, which is not the index that was written", _BACK)
+            return Difference(f"its alias points to {self.name}, not to the index that Millrace wrote", _RESTORE_ALIAS)
         if ours and self.written and self.written < int(known["written"]):
-            return Difference(f"its index {self.name} is an older copy of what was written", _BACK)
+            return Difference(
+                f"its index {self.name} is an older copy of the index that Millrace wrote", _RESTORE_ALIAS
+            )
         return self.mark() if self.written or not ours else known
 
 
-_BACK = "If the index that was written still exists, lead the alias to it."
-_GONE = Difference("its index was deleted, or its alias", _BACK)
+_RESTORE_ALIAS = "If the index that Millrace wrote still exists, point the alias to it."
+_MISSING = Difference("its index was deleted, or its alias", _RESTORE_ALIAS)
 
 
-def shown(client: Client, aliases: Sequence[str]) -> Mapping[str, Sequence[IndexFingerprint]]:
-    """What stands behind each alias; nothing where there is no such alias."""
+def fingerprints(client: Client, aliases: Sequence[str]) -> Mapping[str, Sequence[IndexFingerprint]]:
+    """The indexes behind each alias; none if the alias does not exist."""
     found: dict[str, list[IndexFingerprint]] = {alias: [] for alias in aliases}
-    for start in range(0, len(aliases), _AT_ONCE):
-        options = {"ignore_unavailable": "true", "filter_path": _SHOWN}
-        indexes = client.json("GET", path_of(",".join(aliases[start : start + _AT_ONCE])), **options)
+    for start in range(0, len(aliases), _ALIASES_PER_REQUEST):
+        options = {"ignore_unavailable": "true", "filter_path": _INDEX_FIELDS}
+        indexes = client.json("GET", path_of(",".join(aliases[start : start + _ALIASES_PER_REQUEST])), **options)
         written = _written(client, {name: facts for name, facts in indexes.items() if not _closed(facts)})
         for name, facts in indexes.items():
             for alias in found.keys() & facts.get("aliases", {}).keys():
@@ -63,13 +65,13 @@ def shown(client: Client, aliases: Sequence[str]) -> Mapping[str, Sequence[Index
 
 
 def compared(found: Sequence[IndexFingerprint], known: Mark) -> Mark | Difference:
-    """The mark that an alias shows now, or why it is not what was written."""
+    """The present mark of an alias, or how its index differs from the one that Millrace wrote."""
     if not found:
-        return _GONE
+        return _MISSING
     if len(found) > 1:
         several = ", ".join(sorted(one.name for one in found))
-        return Difference(f"its alias leads to several indexes ({several})", _BACK, refill=False)
-    return found[0].against(known)
+        return Difference(f"its alias points to several indexes ({several})", _RESTORE_ALIAS, refill=False)
+    return found[0].compared_with(known)
 
 
 def _of(name: str, facts: Mapping[str, Any], written: int) -> IndexFingerprint:
@@ -83,10 +85,10 @@ def _closed(facts: Mapping[str, Any]) -> bool:
 
 
 def _written(client: Client, indexes: Mapping[str, Any]) -> Mapping[str, int]:
-    """Operations that the primary shards of each index have counted; left out where one of them is not at work."""
+    """Operations that the primary shards of each index counted; an index with an inactive primary is left out."""
     if not indexes:
         return {}
-    options = {"level": "shards", "ignore_unavailable": "true", "filter_path": _COUNTED}
+    options = {"level": "shards", "ignore_unavailable": "true", "filter_path": _STATS_FIELDS}
     stats = client.json("GET", path_of(",".join(indexes), "_stats", "docs"), **options)
     counts: dict[str, int] = {}
     for name, facts in stats.get("indices", {}).items():

@@ -1,9 +1,9 @@
-"""A table's index behind its alias: created, widened, rebuilt where a field must change its type.
+"""A table's index: create it, add fields, rebuild it when a field changes its type.
 
-Readers use the alias `<prefix><schema>.<table>`, which hides tombstones; the index behind it is numbered, so that it
-can be replaced in one step. The mapping's `_meta` keeps the version of the newest truncate, the schema's id, the
-column of the routing and an id of the index. A template beside it gives the same mapping to an index that somebody
-else makes.
+Readers use the alias `<prefix><schema>.<table>`, which filters tombstones out. The index behind it has a number, so
+that another can replace it in one step. The mapping's `_meta` keeps the version of the newest truncate, the schema's
+id, the routing column and an id of the index. An index template gives the same mapping to an index that another
+program creates, for instance a restore.
 """
 
 import re
@@ -17,16 +17,16 @@ from cdc.errors import SinkError
 from cdc.model import TableSchema
 from sinks.fingerprints import new_id
 from sinks.opensearch.client import Client, RequestRefused, path_of
-from sinks.opensearch.mapping import index_name, mapping, unfit
+from sinks.opensearch.mapping import column_problem, index_name, mapping
 from sinks.opensearch.settings import OpenSearchSettings
 
 _POLL = 0.2
-_PRIORITY = 200  # above what OpenSearch and its plugins bring
+_PRIORITY = 200  # above the templates of OpenSearch and its plugins
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Where a table lives now."""
+    """The present index of a table."""
 
     alias: str
     name: str
@@ -34,14 +34,14 @@ class Index:
     schema_id: int = 0
     routing: str = ""
     id: str = ""
-    """Ours alone; empty in an index that an older version made."""
+    """Chosen by Millrace; empty in an index that an older version of Millrace created."""
     replaces: str = ""
-    """The id of the index that it took the place of in a rebuild."""
+    """The id of the index that this one replaced in a rebuild."""
 
 
 @dataclass(frozen=True, slots=True)
 class Indexes:
-    """Makes and changes indexes."""
+    """Creates and changes indexes."""
 
     client: Client
     settings: OpenSearchSettings
@@ -52,23 +52,23 @@ class Indexes:
         return self.settings.name
 
     def open(self, schema: TableSchema) -> Index:
-        """The table's index, created or brought up to this schema; one made for a newer schema stays as it is."""
+        """The table's index, created or updated to this schema. An index of a newer schema stays unchanged."""
         for column in schema.columns:
-            if why := unfit(column, self.settings.metadata):
-                raise SinkError(f"sink {self._sink!r}: column {column.name!r} of {schema.table} {why}.")
+            if problem := column_problem(column, self.settings.metadata):
+                raise SinkError(f"sink {self._sink!r}: column {column.name!r} of {schema.table} {problem}.")
         alias = index_name(self.settings.prefix, schema.table)
         routing = self.settings.routing.get(str(schema.table), "")
-        name = self.behind(alias)
+        name = self.index_of(alias)
         if name is None:
-            self._describe(schema, alias)
+            self._put_template(schema, alias)
             return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id, routing, new_id()))
-        found = self._found(alias, name)
+        found = self._read(alias, name)
         self._refuse_other_routing(found, routing)
         if found.schema_id > schema.id:
             return found
-        self._describe(schema, alias)
+        self._put_template(schema, alias)
         index = replace(found, schema_id=schema.id)
-        self._adjust(index)
+        self._update_settings(index)
         try:
             self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, _meta(index)))
         except RequestRefused as refused:
@@ -77,18 +77,19 @@ class Indexes:
             return self._rebuild(schema, index)
         return index
 
-    def _adjust(self, index: Index) -> None:
-        """Have an index that was made under other settings take over those that can change."""
+    def _update_settings(self, index: Index) -> None:
+        """Set the dynamic settings of an existing index to the configured values."""
         try:
-            self.client.json("PUT", path_of(index.name, "_settings"), {"index": self.settings.follows()})
+            self.client.json("PUT", path_of(index.name, "_settings"), {"index": self.settings.dynamic_settings()})
         except RequestRefused as refused:
             raise self._failed(index.name, refused) from None
 
-    def _describe(self, schema: TableSchema, alias: str) -> None:
-        """Keep the table's template. A longer name wins where patterns overlap: equal priorities are refused."""
+    def _put_template(self, schema: TableSchema, alias: str) -> None:
+        """Write the table's index template. The longer name has the higher priority: OpenSearch refuses overlapping
+        patterns of equal priority."""
         if not self.settings.template:
             return
-        content = {"settings": self.settings.shape(), "mappings": self._mappings(schema, {})}
+        content = {"settings": self.settings.index_settings(), "mappings": self._mappings(schema, {})}
         body = {"index_patterns": [f"{alias}-*"], "priority": _PRIORITY + len(alias), "template": content}
         try:
             self.client.json("PUT", path_of("_index_template", alias), body)
@@ -99,94 +100,95 @@ class Indexes:
         if found.routing != routing:
             raise SinkError(
                 f"sink {self._sink!r}: {found.name} was filled with routing by {found.routing or 'id'!r}, not "
-                f"by {routing or 'id'!r}; rows would be there twice.",
+                f"by {routing or 'id'!r}; rows would exist twice.",
                 f"Delete the index {found.name}, then read the table again: millrace backfill.",
             )
 
-    def behind(self, alias: str) -> str | None:
-        """The index that an alias stands for, if there is one."""
+    def index_of(self, alias: str) -> str | None:
+        """The index that an alias points to; None if there is none."""
         found = orjson.loads(self.client.text("GET", path_of("_cat", "aliases", alias), format="json", h="index"))
         return str(found[0]["index"]) if found else None
 
-    def remember_truncate(self, index: Index, version: int) -> Index:
-        """Note the version below which no row may come back."""
-        noted = replace(index, truncated=version)
-        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(noted)})
-        return noted
+    def record_truncate(self, index: Index, version: int) -> Index:
+        """Store the truncate's version: rows with a lower one must not be written again."""
+        changed = replace(index, truncated=version)
+        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(changed)})
+        return changed
 
-    def signed(self, index: Index) -> Index:
-        """With an id, which an index that an older version made does not have."""
+    def with_id(self, index: Index) -> Index:
+        """Give the index an id if it has none: an older version of Millrace created it."""
         if index.id:
             return index
-        signed = replace(index, id=new_id())
-        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(signed)})
-        return signed
+        changed = replace(index, id=new_id())
+        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(changed)})
+        return changed
 
     def renew(self, schema: TableSchema) -> None:
-        """A new index, empty, takes the alias over; those that had it, or once had it, stay as they are."""
+        """Create an empty index and move the alias to it. Earlier indexes stay, without the alias."""
         alias = index_name(self.settings.prefix, schema.table)
-        self._describe(schema, alias)
+        self._put_template(schema, alias)
         wanted = {"expand_wildcards": "all", "filter_path": "*.aliases"}
-        before = self.client.json("GET", path_of(f"{alias}-*"), **wanted) | self._of_alias(alias)
+        before = self.client.json("GET", path_of(f"{alias}-*"), **wanted) | self._behind(alias)
         numbers = [int(name[-6:]) for name in before if re.fullmatch(re.escape(alias) + r"-\d{6}", name)]
         routing = self.settings.routing.get(str(schema.table), "")
         name = f"{alias}-{max(numbers, default=0) + 1:06d}"
         self._create(schema, Index(alias, name, 0, schema.id, routing, new_id()), aliased=False)
         holders = [index for index, facts in before.items() if alias in facts.get("aliases", {})]
         actions: list[dict[str, Any]] = [{"remove": {"index": index, "alias": alias}} for index in holders]
-        actions.append({"add": {"index": name, "alias": alias, "filter": self._shown()}})
+        actions.append({"add": {"index": name, "alias": alias, "filter": self.live_rows()}})
         self.client.json("POST", "/_aliases", {"actions": actions})
 
-    def _of_alias(self, alias: str) -> dict[str, Any]:
+    def _behind(self, alias: str) -> dict[str, Any]:
         return self.client.json("GET", path_of(alias), ignore_unavailable="true", filter_path="*.aliases")
 
-    def hidden(self) -> dict[str, Any]:
-        """The query for tombstones."""
+    def tombstones(self) -> dict[str, Any]:
+        """The query that finds tombstones."""
         return {"term": {f"{self.settings.metadata}.deleted": True}}
 
     def _create(self, schema: TableSchema, index: Index, aliased: bool = True) -> Index:
-        aliases = {index.alias: {"filter": self._shown()}} if aliased else {}
+        aliases = {index.alias: {"filter": self.live_rows()}} if aliased else {}
         mappings = self._mappings(schema, _meta(index))
-        body = {"settings": self.settings.shape(), "mappings": mappings, "aliases": aliases}
+        body = {"settings": self.settings.index_settings(), "mappings": mappings, "aliases": aliases}
         try:
             self.client.json("PUT", path_of(index.name), body)
         except RequestRefused as refused:
             if refused.kind == "resource_already_exists_exception":
                 raise SinkError(
-                    f"sink {self._sink!r}: the index {index.name} exists, but no alias {index.alias} leads to it.",
+                    f"sink {self._sink!r}: the index {index.name} exists, but no alias {index.alias} points to it.",
                     "Delete that index or choose another `prefix`.",
                 ) from None
             raise self._failed(index.name, refused) from None
         return index
 
-    def _shown(self) -> dict[str, Any]:
-        return {"bool": {"must_not": [self.hidden()]}}
+    def live_rows(self) -> dict[str, Any]:
+        """The query that leaves tombstones out."""
+        return {"bool": {"must_not": [self.tombstones()]}}
 
     def _mappings(self, schema: TableSchema, meta: dict[str, Any]) -> dict[str, Any]:
         overrides = self.settings.fields.get(str(schema.table), {})
         properties = mapping(schema, overrides, self.settings.metadata)
         return {"dynamic": False, "_meta": meta, "properties": properties}
 
-    def _found(self, alias: str, name: str) -> Index:
+    def _read(self, alias: str, name: str) -> Index:
         answer = self.client.json("GET", path_of(name, "_mapping"))
         meta = answer[name]["mappings"].get("_meta", {})
         truncated, schema_id = int(meta.get("truncated", 0)), int(meta.get("schema_id", 0))
-        own, replaces = str(meta.get("id", "")), str(meta.get("replaces", ""))
-        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")), own, replaces)
+        index_id, replaces = str(meta.get("id", "")), str(meta.get("replaces", ""))
+        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")), index_id, replaces)
 
     def _rebuild(self, schema: TableSchema, old: Index) -> Index:
-        """Copy into a new index with the new fields, versions kept, then turn the alias over in one step."""
+        """Copy rows and versions into an index with the new fields, then move the alias in one step."""
         name = f"{old.alias}-{int(old.name.rpartition('-')[2]) + 1:06d}"
         new = replace(old, name=name, id=new_id(), replaces=old.id)
         self._drop_leftover(new.name)
         self._create(schema, new, aliased=False)
         self._copy(old.name, new.name)
-        add = {"index": new.name, "alias": new.alias, "filter": self._shown()}
+        add = {"index": new.name, "alias": new.alias, "filter": self.live_rows()}
         self.client.json("POST", "/_aliases", {"actions": [{"add": add}, {"remove_index": {"index": old.name}}]})
         return new
 
     def _drop_leftover(self, name: str) -> None:
-        """What a rebuild left that was cut short: no alias leads to it."""
+        """Delete the index that an interrupted rebuild left behind: no alias points to it."""
         try:
             self.client.json("DELETE", path_of(name))
         except RequestRefused as refused:
@@ -208,14 +210,14 @@ class Indexes:
                 f"Delete the index {old}, then read the table again: millrace backfill.",
             )
 
-    def _failed(self, place: str, refused: RequestRefused) -> SinkError:
+    def _failed(self, target: str, refused: RequestRefused) -> SinkError:
         return SinkError(
-            f"sink {self._sink!r}: OpenSearch refuses {place} ({refused.status} {refused.kind}).",
-            "See its log.",
+            f"sink {self._sink!r}: OpenSearch refuses {target} ({refused.status} {refused.kind}).",
+            "See the OpenSearch log.",
         )
 
 
 def _meta(index: Index) -> dict[str, Any]:
     routing = {"routing": index.routing} if index.routing else {}
-    own = {name: value for name, value in (("id", index.id), ("replaces", index.replaces)) if value}
-    return {"truncated": index.truncated, "schema_id": index.schema_id, **routing, **own}
+    ids = {name: value for name, value in (("id", index.id), ("replaces", index.replaces)) if value}
+    return {"truncated": index.truncated, "schema_id": index.schema_id, **routing, **ids}

@@ -1,7 +1,7 @@
 """How a table becomes an index: its name, its fields, its documents' ids.
 
-`_source` always keeps the row exactly; the mapping only decides what can be searched. So a value that its field cannot
-hold (NaN, infinity, a date BC) is kept and not indexed, instead of refusing the row.
+`_source` keeps the row exactly; the mapping only decides what can be searched. So a value that its field does not
+accept (NaN, infinity, a date BC) is stored and not indexed, instead of refusing the row.
 """
 
 import hashlib
@@ -19,7 +19,10 @@ from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
 
 Field = Mapping[str, Any]
 
-_KEYWORD: Field = {"type": "keyword", "ignore_above": 8191}  # a term of more than 32766 bytes refuses the document
+_KEYWORD: Field = {
+    "type": "keyword",
+    "ignore_above": 8191,
+}  # OpenSearch refuses a document with a term of more than 32766 bytes
 _TEXT: Field = {"type": "text", "fields": {"keyword": _KEYWORD}}
 _DATE: Field = {"type": "date", "format": "strict_date_optional_time_nanos", "ignore_malformed": True}
 _OPAQUE: Field = {"type": "object", "enabled": False}
@@ -30,7 +33,7 @@ _FIELDS: Mapping[str, Field] = {
     "oid": {"type": "long"},
     "float4": {"type": "float", "ignore_malformed": True},
     "float8": {"type": "double", "ignore_malformed": True},
-    # every digit as a keyword; the double beside it is for ranges and sums
+    # the keyword has every digit; the double is for ranges and sums
     "numeric": {**_KEYWORD, "fields": {"number": {"type": "double", "ignore_malformed": True}}},
     "bool": {"type": "boolean"},
     "date": _DATE,
@@ -40,7 +43,7 @@ _FIELDS: Mapping[str, Field] = {
     "varchar": _TEXT,
     "citext": _TEXT,
     "bytea": {"type": "binary"},
-    # any JSON at all: flat_object would refuse scalars, dynamic objects the first change of a type
+    # accepts any JSON: flat_object refuses scalars, a dynamic object refuses a change of type
     "json": _OPAQUE,
     "jsonb": _OPAQUE,
 }
@@ -51,9 +54,9 @@ _HASHED = "sha256:"
 
 
 def index_name(prefix: str, table: TableId) -> str:
-    """A name that OpenSearch takes. Whatever had to be changed is told apart by a hash of the true name.
+    """A name that OpenSearch accepts. A hash of the true name makes a name unique that had to be changed.
 
-    So is a table of a schema with a dot: `"a.b".c` would be taken for `a."b.c"`.
+    The same for a schema with a dot: `"a.b".c` would have the name of `a."b.c"`.
     """
     plain = f"{prefix}{table.schema}.{table.name}"
     true = plain if "." not in table.schema else f"{prefix}{table}"
@@ -64,7 +67,7 @@ def index_name(prefix: str, table: TableId) -> str:
 
 
 def mapping(schema: TableSchema, overrides: Mapping[str, Field], metadata: str) -> dict[str, Any]:
-    """The properties of a table's index; `overrides` are by column."""
+    """The properties of a table's index; `overrides` has fields by column."""
     fields = {column.name: dict(overrides.get(column.name) or field_of(column.type)) for column in schema.columns}
     return {**fields, metadata: _METADATA}
 
@@ -76,18 +79,18 @@ _METADATA: Field = {
 
 
 def field_of(kind: PgType) -> Field:
-    """The field for a Postgres type. An array's field is its element's: OpenSearch fields hold many values."""
+    """The field for a Postgres type. An array has the field of its element: a field can have many values."""
     if kind.kind in (TypeKind.ARRAY, TypeKind.DOMAIN) and kind.element:
         return field_of(kind.element)
     return _FIELDS.get(kind.name, _KEYWORD)
 
 
-def unfit(column: Column, metadata: str) -> str:
+def column_problem(column: Column, metadata: str) -> str:
     """Why a column cannot be a field of a document; empty if it can."""
     if column.name == metadata:
-        return f"is called like the field that holds the version; choose another `metadata` than {metadata!r}"
+        return f"has the name of the field with the version; choose another `metadata` than {metadata!r}"
     if column.name in _RESERVED:
-        return "has a name that OpenSearch reserves; leave it out with the table's `columns`"
+        return "has a name that OpenSearch reserves; exclude it with the table's `columns`"
     return ""
 
 
@@ -95,9 +98,9 @@ _RESERVED = {"_id", "_index", "_source", "_routing", "_version", "_seq_no", "_ig
 
 
 def document_id(key: str) -> str:
-    """A document's `_id`: the key itself for one column, a JSON array for several, a hash where that is too long.
+    """A document's `_id`: the value of a single key column, a JSON array of several, a hash if that is too long.
 
-    A null, which only the key of a table without one can be, is not the text 'null'.
+    A null differs from the text 'null'; only a table without a key, where the whole row is the key, has nulls in it.
     """
     values = list(members(key).values())
     if values == ["null"]:
@@ -133,6 +136,6 @@ def raw_document_id(key: str) -> bytes:
     return quote(document_id(key)).encode() if text.startswith(_HASHED) else f'"{text}"'.encode()
 
 
-# One column, a short text without escapes or a whole number: what almost every key is, at a tenth of the cost. 128
-# characters are 512 bytes at most.
+# One column with a short text without escapes or an integer, as almost every key has: a tenth of the cost. 128
+# characters are at most 512 bytes.
 _PLAIN_KEY = re.compile(r'\{"[^"\\]*":(?:"([^"\\]{1,128})"|(-?[0-9]{1,40}))\}')

@@ -1,4 +1,5 @@
-"""Tables whose copies can lie on several shards (see sinks.opensearch.routing): look, write, look again, clear away."""
+"""Writes a table whose keys may have copies on several shards (see sinks.opensearch.routing): read, write, read again,
+hide older copies."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from sinks.opensearch.routing import Copy, Route, copies
 from sinks.rows.images import STORED_ROW_MISSING, columns
 from sinks.rows.read_sizes import Pieces
 
-_READ = 500
+_CHANGES_PER_READ = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MultiShardWriter:
-    """Writes one table."""
+    """Writes one table. Every shard is asked for copies before and after the write."""
 
     client: Client
     bulk: Bulk
@@ -43,10 +44,10 @@ class MultiShardWriter:
     pieces: Pieces
 
     def write(self, rows: pa.Table, table: str) -> list[RejectedItem]:
-        """Every key ends with one live document at most, the newest; returns what is refused for ever."""
+        """Leave at most one live document for each key, the newest; returns the rows that are refused permanently."""
         refused: list[RejectedItem] = []
-        for start in range(0, rows.num_rows, _READ):
-            part = rows.slice(start, _READ)
+        for start in range(0, rows.num_rows, _CHANGES_PER_READ):
+            part = rows.slice(start, _CHANGES_PER_READ)
             changes = list(starmap(Change, zip(*columns(part, *Change.__slots__), strict=True)))
             refused += self._write(changes, table)
         return refused
@@ -56,66 +57,62 @@ class MultiShardWriter:
         self._send([change for change in changes if not change.unchanged], table, refused)
         for piece in self.pieces.of([change for change in changes if change.unchanged]):
             self._send(piece, table, refused)
-        parked = {one.key for one in refused}
-        self._clear([document_id(change.key) for change in changes if change.key not in parked])
+        failed = {one.key for one in refused}
+        self._hide_older([document_id(change.key) for change in changes if change.key not in failed])
         return refused
 
     def _send(self, changes: Sequence[Change], table: str, refused: list[RejectedItem]) -> None:
-        """Changes that are all partial or all whole: of whole ones only the marks of stored documents are read."""
+        """Send changes that are all partial or all whole. For whole ones only the metadata of the copies is read."""
         ids = {change.key: document_id(change.key) for change in changes}
         whole = not any(change.unchanged for change in changes)
-        held = self._look(ids.values(), self._marks) if whole else self._look(ids.values())
+        stored = self._copies(ids.values(), self.documents.metadata if whole else "")
         if not whole:
-            read = (len(copy.source) for found in held.values() for copy in found)
+            read = (len(copy.source) for found in stored.values() for copy in found)
             self.pieces.weighed(len(changes), sum(read))
         items: list[Item] = []
         for change in changes:
-            items += self._items(change, held.get(ids[change.key], ()), table, refused)
+            items += self._items(change, stored.get(ids[change.key], ()), table, refused)
         for refusal in self.bulk.send(self.index.alias, items):
             refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
 
-    @property
-    def _marks(self) -> str:
-        return self.documents.metadata
-
-    def _look(self, ids: Iterable[str], only: str = "") -> Mapping[str, Sequence[Copy]]:
+    def _copies(self, ids: Iterable[str], only: str = "") -> Mapping[str, Sequence[Copy]]:
         return copies(self.client, self.index.name, self.route, ids, only)
 
-    def _items(self, change: Change, held: Sequence[Copy], table: str, refused: list[RejectedItem]) -> Iterator[Item]:
-        if any(copy.version > change.version for copy in held):
+    def _items(self, change: Change, stored: Sequence[Copy], table: str, refused: list[RejectedItem]) -> Iterator[Item]:
+        if any(copy.version > change.version for copy in stored):
             return
         identity = raw_document_id(change.key)
         if change.op == "d":
-            for routing in {copy.routing for copy in held} or {None}:
-                yield item(change.key, change.version, identity, self.documents.gone(change.version), routing)
+            for routing in {copy.routing for copy in stored} or {None}:
+                yield item(change.key, change.version, identity, self.documents.tombstone(change.version), routing)
             return
-        image = self._whole(change, held)
+        image = self._whole(change, stored)
         if image is None:
             refused.append(RejectedItem(table, change.key, change.version, STORED_ROW_MISSING))
         elif image:
             source = self.documents.live(image.encode(), change.version)
             yield item(change.key, change.version, identity, source, self.route.of(change.key, image))
 
-    def _whole(self, change: Change, held: Sequence[Copy]) -> str | None:
-        """The row with its gaps filled; empty if it is stored already, None if what it keeps is gone."""
+    def _whole(self, change: Change, stored: Sequence[Copy]) -> str | None:
+        """The row with its unchanged columns; empty if it is stored already, None if those columns are not stored."""
         after = change.after or "{}"
         if not change.unchanged:
             return after
-        newest = max((copy.version for copy in held), default=0)
+        newest = max((copy.version for copy in stored), default=0)
         if newest == change.version:
             return ""
-        rows = [self.documents.row(copy.source) for copy in held if copy.version == newest]
-        stored = next((row for row in rows if row is not None), None)
-        whole, lacking = splice(after, stored, change.unchanged) if stored else ("", change.unchanged)
-        return None if lacking else whole
+        rows = [self.documents.row(copy.source) for copy in stored if copy.version == newest]
+        row = next((row for row in rows if row is not None), None)
+        whole, missing = splice(after, row, change.unchanged) if row else ("", change.unchanged)
+        return None if missing else whole
 
-    def _clear(self, ids: Sequence[str]) -> None:
-        """Hide every copy that is older than the newest one."""
+    def _hide_older(self, ids: Sequence[str]) -> None:
+        """Turn every copy that is older than the newest one into a tombstone."""
         items = []
-        for one, found in self._look(ids, self._marks).items():
+        for one, found in self._copies(ids, self.documents.metadata).items():
             newest = max(copy.version for copy in found)
             for copy in found:
                 if copy.version < newest and self.documents.row(copy.source) is not None:
-                    source = self.documents.gone(newest)
+                    source = self.documents.tombstone(newest)
                     items.append(item("", newest, quote(one).encode(), source, copy.routing))
         self.bulk.send(self.index.alias, items)

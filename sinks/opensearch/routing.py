@@ -1,9 +1,9 @@
-"""Routing: which shard a document lies on, where a column and not its id decides.
+"""Routing: the shard of a document, when a column and not the id decides.
 
-An id is unique only within a shard, so a row whose routing value changed would be there twice: its old copy must go.
-Where the column belongs to the key nothing can change, and with one shard nothing can be elsewhere. In all other cases
-the copies of a key are looked for on every shard, before the write (is it stale?) and after it (which copies are older
-now?); the second look also finds what a replay beside us wrote in between.
+An id is unique only within a shard, so a row whose routing value changed would exist twice: its old copy must be
+hidden. That cannot happen if the column belongs to the key or the index has one shard. In all other cases every shard
+is asked for copies of the key, before the write (is the change stale?) and after it (which copies are older now?). The
+second read also finds what a replay that runs at the same time wrote in between.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,19 +17,19 @@ from sinks.opensearch.client import Client, path_of
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How the documents of one table are routed; `probes` has a routing value for each shard."""
+    """How the documents of one table are routed; `shard_values` has one routing value that leads to each shard."""
 
     column: str = ""
     in_key: bool = False
-    probes: tuple[str, ...] = ()
+    shard_values: tuple[str, ...] = ()
 
     @property
-    def scattered(self) -> bool:
-        """Whether copies of a key can lie on several shards."""
-        return bool(self.column) and not self.in_key and len(self.probes) > 1
+    def multi_shard(self) -> bool:
+        """Whether copies of a key can be on several shards."""
+        return bool(self.column) and not self.in_key and len(self.shard_values) > 1
 
     def of(self, key: str, image: str) -> str | None:
-        """The routing of a row; None is OpenSearch's own, by the id. The image of a deleted row is empty."""
+        """The routing value of a row; None for OpenSearch's default, the id. `image` is empty for a deleted row."""
         if not self.column or not (self.in_key or image):
             return None
         raw = members(key if self.in_key else image).get(self.column, "null")
@@ -38,7 +38,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One document of a key; `source` is its JSON."""
+    """One document of a key; `source` is JSON."""
 
     version: int
     routing: str | None
@@ -56,12 +56,18 @@ def route_of(client: Client, sink: str, schema: TableSchema, column: str, index:
         )
     if column in {known.name for known in schema.key}:
         return Route(column, in_key=True)
+    return Route(column, shard_values=_shard_values(client, index))
+
+
+def shard_count(client: Client, index: str) -> int:
+    """How many primary shards an index has."""
     answer = client.json("GET", path_of(index, "_settings", "index.number_of_shards"))
-    shards = int(next(iter(answer.values()))["settings"]["index"]["number_of_shards"])
-    return Route(column, probes=_probes(client, index, shards))
+    return int(next(iter(answer.values()))["settings"]["index"]["number_of_shards"])
 
 
-def _probes(client: Client, index: str, shards: int) -> tuple[str, ...]:
+def _shard_values(client: Client, index: str) -> tuple[str, ...]:
+    """Try routing values until one was found for each shard."""
+    shards = shard_count(client, index)
     found: dict[int, str] = {}
     number = 0
     while len(found) < shards:
@@ -74,16 +80,16 @@ def _probes(client: Client, index: str, shards: int) -> tuple[str, ...]:
 def copies(
     client: Client, index: str, route: Route, ids: Iterable[str], only: str = ""
 ) -> Mapping[str, Sequence[Copy]]:
-    """Every document of these ids on every shard, as it is now (not as of the last refresh).
+    """Every document of these ids on every shard, including writes since the last refresh.
 
-    `only` leaves every other field out of them. The trap: the server then prints them anew, which damages numbers.
+    `only` names the one field to read. The trap: the server then prints the document anew, which damages numbers.
     """
-    documents = [{"_id": one, "routing": probe} for one in ids for probe in route.probes]
+    documents = [{"_id": one, "routing": value} for one in ids for value in route.shard_values]
     found: dict[str, list[Copy]] = {}
     if not documents:
         return found
-    more = {"_source_includes": only} if only else {}
-    answer = members(client.text("POST", path_of(index, "_mget"), {"docs": documents}, **more))
+    options = {"_source_includes": only} if only else {}
+    answer = members(client.text("POST", path_of(index, "_mget"), {"docs": documents}, **options))
     for document in map(members, elements(answer["docs"])):
         if document.get("found") == "true":
             routing = unquote(document["_routing"]) if "_routing" in document else None

@@ -18,37 +18,37 @@ class OpenSearchSettings(SinkSettings):
     username: str = ""
     password: SecretField = Secret("")
     ca_file: str = ""
-    """Certificate authority for https, if not the system's."""
+    """Certificate authority for https; empty: the system's."""
     prefix: str = Field("", pattern=r"^([a-z0-9][a-z0-9._-]{0,80})?$")
-    """Put before every alias and index."""
+    """Prefix of every alias and index."""
     shards: int = Field(1, ge=1)
     replicas: int = Field(1, ge=0)
     routing: dict[str, str] = Field(default_factory=dict)
-    """Column whose value chooses the shard of a table's documents: `public.order_lines: order_id`."""
+    """Column whose value selects the shard of a table's documents: `public.order_lines: order_id`."""
     refresh: Literal["", "wait_for", "true"] = ""
-    """Empty: rows can be searched within the index's refresh interval (a second)."""
+    """The `refresh` parameter of bulk requests. Empty: rows become searchable at the index's next refresh."""
     refresh_interval: str = Field("", pattern=r"^(-1|[0-9]+(ms|s|m))?$")
-    """How often what was written becomes searchable, for instance 5s; empty: OpenSearch's own, a second."""
+    """How often written rows become searchable, for instance 5s; empty: OpenSearch's default, a second."""
     index: dict[str, Any] = Field(default_factory=dict)
-    """Further settings for indices that are made (analysis, codec, …)."""
+    """Further settings for new indexes (analysis, codec, …)."""
     template: bool = True
-    """Keep an index template for each table, so that an index made by a restore or by hand gets its mapping."""
+    """Write an index template for each table, so that an index created by a restore or by hand has its mapping."""
     bulk_mb: float = Field(5.0, gt=0, le=90)
     """Size of a bulk request; OpenSearch refuses more than 100 MB."""
     tombstone_days: float = Field(7.0, gt=0)
-    """How long a deleted row is remembered: longer than any replay reaches back."""
+    """How long tombstones of deleted rows are kept: longer than any replay reaches back."""
     metadata: str = Field("millrace", pattern=r"^[a-z][a-z0-9_]{0,40}$")
-    """Field of a document that holds its version."""
+    """Field of a document with its version."""
     fields: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     """Mapping of single columns: `public.users: {bio: {type: text, analyzer: english}}`."""
 
-    def shape(self) -> dict[str, Any]:
-        """The settings of an index that is made."""
+    def index_settings(self) -> dict[str, Any]:
+        """The settings of a new index."""
         own = {"number_of_shards": self.shards, "number_of_replicas": self.replicas}
-        return {**self.index, **own, **self.follows()}
+        return {**self.index, **own, **self.dynamic_settings()}
 
-    def follows(self) -> dict[str, Any]:
-        """The settings that an index which is there already takes over."""
+    def dynamic_settings(self) -> dict[str, Any]:
+        """The settings that also change in an existing index."""
         interval = {"refresh_interval": self.refresh_interval} if self.refresh_interval else {}
         return {"number_of_replicas": self.replicas, **interval}
 
@@ -56,9 +56,9 @@ class OpenSearchSettings(SinkSettings):
     @classmethod
     def _no_password(cls, url: str) -> str:
         if "@" in url:
-            raise ValueError("the url holds credentials; use username and password instead")
+            raise ValueError("the url contains credentials; use username and password instead")
         if not url.startswith(("http://", "https://")):
-            raise ValueError("the url begins with neither http:// nor https://")
+            raise ValueError("the url must begin with http:// or https://")
         return url
 
     @field_validator("routing")

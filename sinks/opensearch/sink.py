@@ -1,8 +1,8 @@
-"""OpenSearch: a row is a document whose external version is the change's, written by bulk requests of raw bytes.
+"""The OpenSearch sink: a row is a document whose external version is that of the change, written by bulk requests.
 
-A document is the row as the log has it, plus one field `millrace` with its version. A deleted row stays as a
-tombstone document that the alias hides: OpenSearch itself forgets deletes after a minute and at every restart, and an
-older write would bring the row back. Search through the alias, never the index behind it.
+A document is the JSON of the row in the log plus one field `millrace` with its version. A deleted row stays as a
+tombstone document that the alias filters out: OpenSearch forgets deletes after a minute and at every restart, and then
+an older write would bring the row back. Search through the alias, never in the index behind it.
 """
 
 import logging
@@ -24,7 +24,7 @@ from sinks.opensearch import key_ranges
 from sinks.opensearch.bulk import Bulk, IndexGone, Item, item
 from sinks.opensearch.client import Client, RequestRefused, path_of
 from sinks.opensearch.documents import Documents
-from sinks.opensearch.fingerprint import compared, shown
+from sinks.opensearch.fingerprint import compared, fingerprints
 from sinks.opensearch.index import Index, Indexes
 from sinks.opensearch.mapping import document_id, document_ids, index_name, raw_document_id
 from sinks.opensearch.multi_shard import MultiShardWriter
@@ -38,7 +38,7 @@ from sinks.rows.stored_key import StoredKey
 
 _PAGE = 2000
 _PURGED_PER_SECOND = "5000"
-"""Tombstones that a purge removes beside the batches: a million in some minutes, once a day."""
+"""Tombstones that a purge deletes while batches go on: a million in some minutes, once a day."""
 _log = logging.getLogger(__name__)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ SETTINGS = OpenSearchSettings
 
 
 def open_sink(settings: OpenSearchSettings, context: SinkContext) -> Sink:
-    """Connect and ask for the cluster's name, so that wrong credentials show at the start."""
+    """Connect and send one request, so that wrong credentials fail at the start."""
     client = Client(settings.name, settings.url, settings.username, settings.password, settings.ca_file)
     client.json("GET", "/")
     return OpenSearchSink(settings, client, context)
@@ -84,7 +84,7 @@ class OpenSearchSink:
             if isinstance(error, RequestRefused) and error.status != 404:
                 raise
             raise Lost(
-                f"sink {self.name!r}: the index of {batch.schema.table} is gone.", "It is looked for again."
+                f"sink {self.name!r}: the index of {batch.schema.table} is gone.", "Millrace reconnects and checks it."
             ) from None
         self._purge_daily(batch.schema)
         if refused:
@@ -96,11 +96,11 @@ class OpenSearchSink:
             self._remove(index, removal)
         rows, table = not_before(batch.rows, index.truncated), str(batch.schema.table)
         pieces = self._pieces[batch.schema.table]
-        if route.scattered:
+        if route.multi_shard:
             return MultiShardWriter(self._client, self._bulk, self._documents, index, route, pieces).write(rows, table)
         partial, whole = partial_first(rows)
         refused: list[RejectedItem] = []
-        filled = self._filled(index, route, partial, pieces, refused)
+        filled = self._fill(index, route, partial, pieces, refused)
         for items in chain([list(self._items(whole, route))], filled):
             for refusal in self._bulk.send(index.alias, items):
                 refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
@@ -110,33 +110,35 @@ class OpenSearchSink:
         afters = rows.column("after").cast(pa.binary()).to_pylist()
         for key, op, version, after in zip(*columns(rows, "key", "op", "version"), afters, strict=True):
             image = b"" if op == "d" else after or b"{}"
-            source = self._documents.live(image, version) if image else self._documents.gone(version)
+            source = self._documents.live(image, version) if image else self._documents.tombstone(version)
             routing = route.of(key, image.decode()) if route.column else None
             yield item(key, version, raw_document_id(key), source, routing)
 
-    def _filled(
+    def _fill(
         self, index: Index, route: Route, rows: pa.Table, pieces: Pieces, refused: list[RejectedItem]
     ) -> Iterator[list[Item]]:
-        """Partial rows with the stored columns put in, piece by piece: send one before the next is asked for. There is
-        one writer, so nothing happens in between; and if it did, a newer version would win."""
+        """Partial rows with their stored columns, in pieces. The trap: send a piece before taking the next.
+
+        Nothing is written between the read and the write, since there is one writer; otherwise the newer version wins.
+        """
         partial = list(zip(*columns(rows, "table", "key", "version", "after", "unchanged"), strict=True))
         for piece in pieces.of(partial):
             items: list[Item] = []
-            held = self._held(index, route, [key for _, key, *_ in piece], pieces)
-            for table, key, version, after, missing in piece:
-                stored, source = held.get(document_id(key), (0, None))
-                if stored >= version:
+            stored = self._stored(index, route, [key for _, key, *_ in piece], pieces)
+            for table, key, version, after, unchanged in piece:
+                stored_version, row = stored.get(document_id(key), (0, None))
+                if stored_version >= version:
                     continue
-                whole, lacking = splice(after, source, missing) if source else ("", missing)
-                if lacking:
+                whole, missing = splice(after, row, unchanged) if row else ("", unchanged)
+                if missing:
                     refused.append(RejectedItem(table, key, version, STORED_ROW_MISSING))
                     continue
                 body = self._documents.live(whole.encode(), version)
                 items.append(item(key, version, raw_document_id(key), body, route.of(key, whole)))
             yield items
 
-    def _held(self, index: Index, route: Route, keys: list[str], pieces: Pieces) -> dict[str, tuple[int, str | None]]:
-        """Stored version and row by document; the row is None for a tombstone."""
+    def _stored(self, index: Index, route: Route, keys: list[str], pieces: Pieces) -> dict[str, tuple[int, str | None]]:
+        """Stored version and row by document id; the row is None for a tombstone."""
         documents = [{"_id": document_id(key), "routing": route.of(key, "") or document_id(key)} for key in keys]
         text = self._client.text("POST", path_of(index.name, "_mget"), {"docs": documents})
         pieces.weighed(len(keys), len(text))
@@ -149,40 +151,42 @@ class OpenSearchSink:
         return found
 
     def _truncate(self, index: Index, batch: Batch) -> Index:
-        """Turn every older row into a tombstone of the truncate's version, page by page."""
+        """Turn every older row into a tombstone with the truncate's version, page by page."""
         if batch.truncated <= index.truncated:
             return index
         below = {"range": {f"{self._settings.metadata}.version": {"lt": batch.truncated}}}
-        query = {"bool": {"filter": [below], "must_not": [self._indexes.hidden()]}}
+        query = {"bool": {"filter": [below], "must_not": [self._indexes.tombstones()]}}
         body = {"size": _PAGE, "_source": False, "query": query}
         while True:
             self._client.text("POST", path_of(index.name, "_refresh"))
             hits = self._client.json("POST", path_of(index.name, "_search"), body)["hits"]["hits"]
             if not hits:
                 break
-            source = self._documents.gone(batch.truncated)
+            source = self._documents.tombstone(batch.truncated)
             older = [(orjson.dumps(hit["_id"]), hit.get("_routing")) for hit in hits]
             items = [item("", batch.truncated, identity, source, routing) for identity, routing in older]
             if self._bulk.send(index.alias, items):
-                raise SinkError(f"sink {self.name!r}: OpenSearch refuses to empty {index.alias}.", "Look at its log.")
-        self._open[batch.schema.table] = self._indexes.remember_truncate(index, batch.truncated)
+                raise SinkError(
+                    f"sink {self.name!r}: OpenSearch refuses to empty {index.alias}.", "See the OpenSearch log."
+                )
+        self._open[batch.schema.table] = self._indexes.record_truncate(index, batch.truncated)
         return self._open[batch.schema.table]
 
     def _remove(self, index: Index, removal: Removal) -> None:
-        """Turn the older rows of a range into tombstones of its version. Every copy of a routed row is a hit."""
+        """Turn the older rows of a range into tombstones with its version. Every copy of a routed row is a hit."""
         below = {"range": {f"{self._settings.metadata}.version": {"lt": removal.version}}}
-        near = key_ranges.filters(self._client, index.name, removal.range)
-        query = {"bool": {"filter": [below, *near], "must_not": [self._indexes.hidden()]}}
-        tombstone = self._documents.gone(removal.version)
-        asked = {"query": query, "_source": key_ranges.source_of(removal.range)}
-        for hits in self._pages(index.name, asked):
+        conditions = key_ranges.filters(self._client, index.name, removal.range)
+        query = {"bool": {"filter": [below, *conditions], "must_not": [self._indexes.tombstones()]}}
+        tombstone = self._documents.tombstone(removal.version)
+        search = {"query": query, "_source": key_ranges.source_of(removal.range)}
+        for hits in self._pages(index.name, search):
             found = [members(hit) for hit in hits]
             texts = key_ranges.texts([hit["_source"] for hit in found], removal.range.columns)
-            gone = [found[place] for place in removal.range.holds(texts).nonzero()[0]]
-            items = [item("", removal.version, hit["_id"].encode(), tombstone, _routing(hit)) for hit in gone]
+            removed = [found[number] for number in removal.range.holds(texts).nonzero()[0]]
+            items = [item("", removal.version, hit["_id"].encode(), tombstone, _routing(hit)) for hit in removed]
             if self._bulk.send(index.alias, items):
                 raise SinkError(
-                    f"sink {self.name!r}: OpenSearch refuses a delete in {index.alias}.", "Look at its log."
+                    f"sink {self.name!r}: OpenSearch refuses a delete in {index.alias}.", "See the OpenSearch log."
                 )
 
     def _purge_daily(self, schema: TableSchema) -> None:
@@ -192,51 +196,55 @@ class OpenSearchSink:
             try:
                 self.purge(schema, now - timedelta(days=self._settings.tombstone_days))
             except SinkError as error:
-                _log.warning("sink %s: old tombstones of %s stay for a day: %s", self.name, schema.table, error)
+                _log.warning(
+                    "sink %s: old tombstones of %s could not be deleted; next try in a day: %s",
+                    self.name,
+                    schema.table,
+                    error,
+                )
 
     def purge(self, schema: TableSchema, before: datetime) -> None:
-        """Have the server forget rows whose deletes were written before a time; nothing older may be replayed
-        afterwards. It works on that by itself, a thousand at a time: batches do not wait for it."""
-        name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
+        """Start the deletion of tombstones written before a time; nothing older may be replayed afterwards. The server
+        works in the background, a thousand at a time: batches do not wait."""
+        name = self._indexes.index_of(index_name(self._settings.prefix, schema.table))
         if name is None:
             return
         old = {"range": {f"{self._settings.metadata}.at": {"lt": before.isoformat()}}}
-        query = {"query": {"bool": {"filter": [self._indexes.hidden(), old]}}}
+        query = {"query": {"bool": {"filter": [self._indexes.tombstones(), old]}}}
         options = {"refresh": "true", "conflicts": "proceed", "wait_for_completion": "false"}
-        pace = {"scroll_size": "1000", "requests_per_second": _PURGED_PER_SECOND}
-        self._client.json("POST", path_of(name, "_delete_by_query"), query, **options, **pace)
+        speed = {"scroll_size": "1000", "requests_per_second": _PURGED_PER_SECOND}
+        self._client.json("POST", path_of(name, "_delete_by_query"), query, **options, **speed)
 
     def stored(self, schema: TableSchema) -> pa.Table:
         return in_key_order(self.stored_pieces(schema))
 
     def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """See cdc.ports.StoredPieces. A row is known by the id of its document."""
-        name = self._indexes.behind(index_name(self._settings.prefix, schema.table))
+        """See cdc.ports.StoredPieces. `keys` are document ids."""
+        name = self._indexes.index_of(index_name(self._settings.prefix, schema.table))
         if name is None:
             return
         self._client.text("POST", path_of(name, "_refresh"))
-        live = {"bool": {"must_not": [self._indexes.hidden()]}}
-        rows = DocumentRows(self._client, schema, name, self._documents, live)
+        rows = DocumentRows(self._client, schema, name, self._documents, self._indexes.live_rows())
         yield from rows.all() if keys is None else rows.of(keys)
 
     def held(self, schema: TableSchema, key: str) -> StoredKey:
-        """See sinks.rows.stored_key.KeyReader. Found by its id in whichever shard its routing put it."""
-        name, identity = self._indexes.behind(index_name(self._settings.prefix, schema.table)), document_id(key)
+        """See sinks.rows.stored_key.KeyReader. A search by id finds the document on any shard."""
+        name, identity = self._indexes.index_of(index_name(self._settings.prefix, schema.table)), document_id(key)
         if name is None:
             return StoredKey("absent", 0, index_name(self._settings.prefix, schema.table))
         self._client.text("POST", path_of(name, "_refresh"))
-        mark = [f"{self._settings.metadata}.deleted"]
-        body = {"size": 1, "version": True, "_source": mark, "query": {"ids": {"values": [identity]}}}
+        deleted = [f"{self._settings.metadata}.deleted"]
+        body = {"size": 1, "version": True, "_source": deleted, "query": {"ids": {"values": [identity]}}}
         hits = self._client.json("POST", path_of(name, "_search"), body)["hits"]["hits"]
         if not hits:
             return StoredKey("absent", 0, f"{name}/{identity}")
         gone = hits[0].get("_source", {}).get(self._settings.metadata, {}).get("deleted")
         return StoredKey("deleted" if gone else "there", int(hits[0]["_version"]), f"{name}/{identity}")
 
-    def _pages(self, name: str, asked: Mapping[str, object]) -> Iterator[list[str]]:
-        """What a query finds, as of now, page by page."""
+    def _pages(self, name: str, search: Mapping[str, object]) -> Iterator[list[str]]:
+        """The hits of a search, after a refresh, page by page."""
         self._client.text("POST", path_of(name, "_refresh"))
-        body = {"size": _PAGE, "sort": ["_doc"], **asked}
+        body = {"size": _PAGE, "sort": ["_doc"], **search}
         answer = self._client.text("POST", path_of(name, "_search"), body, scroll="2m")
         while hits := list(elements(members(members(answer)["hits"])["hits"])):
             yield hits
@@ -249,25 +257,25 @@ class OpenSearchSink:
 
     def sign(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""
-        index = self._indexes.signed(self._open[schema.table])
+        index = self._indexes.with_id(self._open[schema.table])
         self._open[schema.table] = index
-        found = shown(self._client, [index.alias])[index.alias]
+        found = fingerprints(self._client, [index.alias])[index.alias]
         if [one.id for one in found] != [index.id]:
-            raise Lost(f"sink {self.name!r}: the index {index.name} is gone.", "It is looked for again.")
+            raise Lost(f"sink {self.name!r}: the index {index.name} is gone.", "Millrace reconnects and checks it.")
         return found[0].mark()
 
     def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """See sinks.fingerprints.Fingerprinted."""
         aliases = {table: index_name(self._settings.prefix, table) for table in known}
-        found = shown(self._client, sorted(aliases.values()))
+        found = fingerprints(self._client, sorted(aliases.values()))
         return {table: compared(found[aliases[table]], mark) for table, mark in known.items()}
 
     def renew(self, schema: TableSchema) -> None:
-        """See sinks.fingerprints.Fingerprinted. The index of before stays, without the alias."""
+        """See sinks.fingerprints.Fingerprinted. The earlier index stays, without the alias."""
         self._indexes.renew(schema)
 
     def facts(self) -> Mapping[str, str]:
-        """What an operator should know."""
+        """The health of the cluster, for the operator."""
         try:
             return {"health": str(self._client.json("GET", "/_cluster/health")["status"])}
         except SinkError:

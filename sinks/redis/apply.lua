@@ -1,30 +1,30 @@
--- Writes rows, each guarded by its version. Versions are 16 hexadecimal digits and are compared as text: Lua's numbers
--- are doubles, in which two LSNs above 2^53 can be equal.
+-- Writes each row that is newer than the stored one. Versions are 16 hexadecimal digits, compared as text: Lua's
+-- numbers are doubles, in which two LSNs above 2^53 can be equal.
 --
 -- KEYS  row, version, row, version, ...
--- ARGV  form (json | hash), lifetime of a row, of its version, of a tombstone (milliseconds, 0 for ever), channel (empty:
---       none), then for each row: version, op (u | d), what the version key must still hold (empty: anything older),
---       the sets that the row belongs to (one on each line), value
--- The version key holds the version; behind it a `d` when the row is deleted, or a line for each set that the row is
--- in. So a row leaves its old sets in the call that writes it; in a cluster they share its slot.
--- Returns the places of the rows whose version key had changed in between; they were not written.
+-- ARGV  format (json | hash), lifetime of a row, of its version, of a tombstone (milliseconds, 0: for ever), channel
+--       (empty: none), then for each row: version, op (u | d), required value of the version key (empty: any older
+--       version), the sets of the row (one on each line), value
+-- The version key contains the version, followed by a `d` if the row is deleted, or by a line for each set of the row.
+-- So the call that writes a row also removes it from its old sets; in a cluster they are in the same slot.
+-- Returns the numbers of the rows whose version key did not have the required value; they were not written.
 
-local form, row_life, version_life, tombstone_life, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local format, row_ttl, version_ttl, tombstone_ttl, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
-local function remember(key, value, life)
-  if life == '0' then
+local function set(key, value, ttl)
+  if ttl == '0' then
     redis.call('SET', key, value)
   else
-    redis.call('SET', key, value, 'PX', life)
+    redis.call('SET', key, value, 'PX', ttl)
   end
 end
 
 local function write(key, value)
-  if form == 'json' then
-    remember(key, value, row_life)
+  if format == 'json' then
+    set(key, value, row_ttl)
     return
   end
-  -- every value of the object is a string here, so cjson has no number to damage
+  -- every value of the object is a string, so cjson cannot round numbers
   local fields = {}
   for name, text in pairs(cjson.decode(value)) do
     fields[#fields + 1] = name
@@ -34,58 +34,57 @@ local function write(key, value)
   for first = 1, #fields, 200 do
     redis.call('HSET', key, unpack(fields, first, math.min(first + 199, #fields)))
   end
-  if row_life ~= '0' then
-    redis.call('PEXPIRE', key, row_life)
+  if row_ttl ~= '0' then
+    redis.call('PEXPIRE', key, row_ttl)
   end
 end
 
-local function sets_of(held)
-  return held and string.sub(held, 18) or ''
+local function sets_of(stored)
+  return stored and string.sub(stored, 18) or ''
 end
 
-local function move(row, old, new)
+local function change_sets(row, old, new)
   if old == '' and new == '' then
-    return -- nearly always: a table without lookups
+    return -- as in every table without lookups
   end
   local kept = {}
-  for set in string.gmatch(new, '[^\n]+') do
-    kept[set] = true
-    redis.call('SADD', set, row)
+  for name in string.gmatch(new, '[^\n]+') do
+    kept[name] = true
+    redis.call('SADD', name, row)
   end
-  for set in string.gmatch(old, '[^\n]+') do
-    if not kept[set] then
-      redis.call('SREM', set, row)
+  for name in string.gmatch(old, '[^\n]+') do
+    if not kept[name] then
+      redis.call('SREM', name, row)
     end
   end
 end
 
-local call = redis.call
-local missed = {}
-for place = 1, #KEYS / 2 do
-  local row, mark = KEYS[2 * place - 1], KEYS[2 * place]
-  local at = 5 * place
+local conflicts = {}
+for number = 1, #KEYS / 2 do
+  local row, version_key = KEYS[2 * number - 1], KEYS[2 * number]
+  local at = 5 * number
   local version, op, expected, sets = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local held = call('GET', mark)
-  local wanted = not held or string.sub(held, 1, 16) < version
-  if not wanted and op ~= 'd' and string.sub(held, 1, 17) ~= version .. 'd' and string.sub(held, 1, 16) == version then
-    -- evicted, expired, or written before the lookups were asked for: a repeat brings it back
-    wanted = sets_of(held) ~= sets or redis.call('EXISTS', row) == 0
+  local stored = redis.call('GET', version_key)
+  local due = not stored or string.sub(stored, 1, 16) < version
+  if not due and op ~= 'd' and string.sub(stored, 1, 17) ~= version .. 'd' and string.sub(stored, 1, 16) == version then
+    -- the same version again: write it if the row was evicted or has expired, or if its lookups are new
+    due = sets_of(stored) ~= sets or redis.call('EXISTS', row) == 0
   end
-  if wanted and expected ~= '' and held ~= expected then
-    missed[#missed + 1] = place
-  elseif wanted then
+  if due and expected ~= '' and stored ~= expected then
+    conflicts[#conflicts + 1] = number
+  elseif due then
     if op == 'd' then
       redis.call('DEL', row)
-      move(row, sets_of(held), '')
-      remember(mark, version .. 'd', tombstone_life)
+      change_sets(row, sets_of(stored), '')
+      set(version_key, version .. 'd', tombstone_ttl)
     else
-      write(row, ARGV[at + 5]) -- the row first: a version without its row would be believed
-      move(row, sets_of(held), sets)
-      remember(mark, sets == '' and version or version .. '\n' .. sets, version_life)
+      write(row, ARGV[at + 5]) -- the row first: if the script fails here, no version claims a row that is missing
+      change_sets(row, sets_of(stored), sets)
+      set(version_key, sets == '' and version or version .. '\n' .. sets, version_ttl)
     end
     if channel ~= '' then
       redis.call('PUBLISH', channel, row)
     end
   end
 end
-return missed
+return conflicts

@@ -1,8 +1,8 @@
-"""The key by which Redis shows that it still holds what was written: an id of ours, and the sink's position.
+"""The key that shows whether Redis still has what Millrace wrote: an id, and the sink's position.
 
-`<prefix>~store:<sink>` holds `<id> <position>`. Redis replicates one stream of commands, so a replica or a saved copy
-that has the key with a position has every row up to there. In a cluster the key lies in one slot, and speaks for the
-server that has it.
+`<prefix>~store:<sink>` contains `<id> <position>`. Redis replicates one stream of commands, so a replica or a saved
+copy that has the key with a position has every row up to that position. In a cluster the key is in one slot, and only
+covers the server of that slot.
 """
 
 from collections.abc import Mapping
@@ -15,70 +15,73 @@ from cdc.model import Lsn, TableId, format_lsn
 from sinks.fingerprints import Difference, Mark, new_id
 from sinks.redis.keys import RESERVED
 
-_EXCHANGE = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end redis.call('set', KEYS[1], ARGV[2]) return 1"
-_EMPTY = Difference("it holds nothing of what was written: it was flushed, or an empty server took its place")
-_OTHER = Difference("it is not the Redis that was written to", "Point the url to that one.")
+_SET_IF_EQUAL = (
+    "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end redis.call('set', KEYS[1], ARGV[2]) return 1"
+)
+_EMPTY = Difference("nothing that Millrace wrote is there: Redis was flushed, or replaced by an empty server")
+_OTHER = Difference("it is not the Redis that Millrace wrote to", "Point the url to that one.")
 
 
 @dataclass(slots=True)
 class StoreMark:
-    """The key of one sink; where that `keeps_rows`, an empty Redis lacks something."""
+    """The key of one sink. If the sink `keeps_rows`, an empty Redis has lost rows."""
 
     client: "redis.Redis"
     prefix: str
     sink: str
     keeps_rows: bool
-    _held: bytes | None = field(default=None, init=False)
-    """What the key holds, as far as we know; None where it is not ours to change."""
+    _value: bytes | None = field(default=None, init=False)
+    """The last known value of the key; None if Millrace must not change it."""
 
     @property
     def key(self) -> str:
-        """Its name."""
+        """The name of the key."""
         return f"{self.prefix}{RESERVED}store:{self.sink}"
 
     def sign(self) -> Mark:
-        """The id that the store has, or gets now."""
+        """The id of the store; a store without one gets one."""
         self.client.set(self.key, new_id(), nx=True)
-        self._held = self._get()
-        return {"id": (self._held or b"").split(b" ")[0].decode()}
+        self._value = self._get()
+        return {"id": (self._value or b"").split(b" ")[0].decode()}
 
     def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
-        """Compare the id and the position. One key speaks for every table."""
-        held = self._get()
-        if held is None and not (self.keeps_rows and not self._evicted()):
-            held = str(next(iter(known.values()))["id"]).encode()  # nothing that must be there is missing
-            self.client.set(self.key, held)
-        self._held = held
-        return {table: self._compared(held, mark, reached) for table, mark in known.items()}
+        """Compare the id and the position. One key covers every table."""
+        value = self._get()
+        if value is None and not (self.keeps_rows and not self._evicts()):
+            value = str(next(iter(known.values()))["id"]).encode()  # no row that must be there is missing
+            self.client.set(self.key, value)
+        self._value = value
+        return {table: self._compared(value, mark, reached) for table, mark in known.items()}
 
     def passed(self, reached: Lsn) -> None:
-        """Note the position, unless the key is not what it was. Raises Lost then: a look will say why."""
-        if self._held is None:
+        """Store the position. Raises Lost if the key has changed; `look` then finds the reason."""
+        if self._value is None:
             return
-        moved = b"%b %016x" % (self._held.split(b" ")[0], reached)
-        if moved != self._held and not self.client.eval(_EXCHANGE, 1, self.key, self._held, moved):
-            self._held = None
-            raise Lost(f"sink {self.sink!r}: Redis does not hold what was noted last.", "It is looked at again.")
-        self._held = moved
+        new = b"%b %016x" % (self._value.split(b" ")[0], reached)
+        if new != self._value and not self.client.eval(_SET_IF_EQUAL, 1, self.key, self._value, new):
+            self._value = None
+            message = f"sink {self.sink!r}: Redis does not have the position that Millrace stored last."
+            raise Lost(message, "Millrace reconnects and checks it.")
+        self._value = new
 
-    def _compared(self, held: bytes | None, known: Mark, reached: Lsn) -> Mark | Difference:
-        if held is None:
+    def _compared(self, value: bytes | None, known: Mark, reached: Lsn) -> Mark | Difference:
+        if value is None:
             return _EMPTY
-        identity, _, position = held.decode().partition(" ")
+        identity, _, position = value.decode().partition(" ")
         if identity != known["id"]:
             return _OTHER
         if position and int(position, 16) < reached:
             copied = Lsn(int(position, 16))
-            said = f"it is an older copy, of {format_lsn(copied)}, without writes that it had acknowledged"
-            return Difference(said, whole_up_to=copied)
+            message = f"it is an older copy, of {format_lsn(copied)}, without writes that it had acknowledged"
+            return Difference(message, whole_up_to=copied)
         return known
 
     def _get(self) -> bytes | None:
-        held = self.client.get(self.key)
-        return held.encode() if isinstance(held, str) else held
+        value = self.client.get(self.key)
+        return value.encode() if isinstance(value, str) else value
 
-    def _evicted(self) -> bool:
-        """Whether the key may be gone because Redis, full, removes whatever it likes."""
+    def _evicts(self) -> bool:
+        """Whether Redis may have evicted the key because its memory is full."""
         policy = str(self.client.info("memory").get("maxmemory_policy", ""))
         evicted = int(self.client.info("stats").get("evicted_keys", 0))
         return policy.startswith("allkeys") and evicted > 0 and bool(self.client.info("keyspace"))

@@ -1,4 +1,4 @@
-"""Calls of the script that writes rows: a few hundred rows each, several calls on their way at once."""
+"""Calls of the script that writes rows: a few hundred rows per call, several calls per pipeline."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,18 +13,18 @@ from redis.exceptions import NoScriptError, RedisError
 from sinks.redis.keys import Names
 
 _SCRIPT = files("sinks.redis").joinpath("apply.lua").read_bytes()
-_SHA = hashlib.sha1(_SCRIPT).hexdigest()  # noqa: S324  Redis names scripts by it
-_CALL_BYTES = 16 << 20  # a client's whole query is limited to 1 GB, and the server stands still during a call
-_FLIGHT_BYTES = 32 << 20  # held twice, as rows and as the request
-_FLIGHT_ROWS = 5000
-_FLIGHTS = 2
-"""Under way at once, each on a connection of its own: the next is put together while the server works on one."""
+_SHA = hashlib.sha1(_SCRIPT).hexdigest()  # noqa: S324  Redis names scripts by their SHA-1
+_CALL_BYTES = 16 << 20  # Redis limits a request to 1 GB, and serves no other client during a call
+_PIPELINE_BYTES = 32 << 20  # in memory twice, as rows and as the request
+_PIPELINE_ROWS = 5000
+_PARALLEL_PIPELINES = 2
+"""Each on its own connection: the client builds one while the server executes the other."""
 
 
 class Write(NamedTuple):
-    """One row for the script; `expected` is what its version key must still hold, `sets` are by lines.
+    """One row for the script; `expected` is the required value of its version key, `sets` has one set on each line.
 
-    A plain tuple: there is one for every row, and a frozen dataclass takes three times as long to make.
+    A tuple, since there is one for every row: a frozen dataclass takes three times as long to create.
     """
 
     name: str
@@ -37,37 +37,37 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The script with what is the same for every row of a sink."""
+    """The script with the arguments that are the same for every row of a sink."""
 
     client: "redis.Redis"
     settings: tuple[str | int, ...]
-    """Form, three lifetimes in milliseconds, channel."""
+    """Row format, three lifetimes in milliseconds, channel."""
     chunk: int
     cluster: bool
 
     def write(self, names: Names, writes: Sequence[Write]) -> list[int]:
-        """Write the rows; returns the places of those whose expectation failed. Raises RedisError, and then any of
-        them may have been written."""
-        flights = self._flights(names, writes)
-        missed: list[int] = []
-        if self.cluster or len(writes) <= _FLIGHT_ROWS:
-            for flight in flights:
-                missed += self._flown(names, writes, flight)
-            return missed
-        with ThreadPoolExecutor(_FLIGHTS, thread_name_prefix="redis-flight") as pool:
-            for found in pool.map(lambda flight: self._flown(names, writes, flight), flights):
-                missed += found
-        return missed
+        """Write the rows; returns the indexes of those whose version key was not as `expected`, which were not written.
+        Raises RedisError; then any of the rows may have been written."""
+        pipelines = self._pipelines(names, writes)
+        conflicts: list[int] = []
+        if self.cluster or len(writes) <= _PIPELINE_ROWS:
+            for calls in pipelines:
+                conflicts += self._send(names, writes, calls)
+            return conflicts
+        with ThreadPoolExecutor(_PARALLEL_PIPELINES, thread_name_prefix="redis-write") as pool:
+            for found in pool.map(lambda calls: self._send(names, writes, calls), pipelines):
+                conflicts += found
+        return conflicts
 
-    def _flown(self, names: Names, writes: Sequence[Write], flight: Sequence[Sequence[int]]) -> list[int]:
-        """Send the calls of a flight; returns the places of the rows whose expectation failed."""
-        calls = [self._arguments(names, [writes[place] for place in places]) for places in flight]
-        missed: list[int] = []
-        for places, failed in zip(flight, self._sent(calls), strict=True):
-            missed += [places[place - 1] for place in failed]
-        return missed
+    def _send(self, names: Names, writes: Sequence[Write], calls: Sequence[Sequence[int]]) -> list[int]:
+        """Send one pipeline; returns the indexes of the conflicts."""
+        arguments = [self._arguments(names, [writes[index] for index in call]) for call in calls]
+        conflicts: list[int] = []
+        for call, numbers in zip(calls, self._execute(arguments), strict=True):
+            conflicts += [call[number - 1] for number in numbers]
+        return conflicts
 
-    def _sent(self, calls: Sequence[Sequence[object]]) -> Iterator[list[int]]:
+    def _execute(self, calls: Sequence[Sequence[object]]) -> Iterator[list[int]]:
         pipeline = self.client.pipeline(transaction=False)
         for arguments in calls:
             pipeline.execute_command("EVALSHA", _SHA, *arguments)  # type: ignore[no-untyped-call]
@@ -85,38 +85,39 @@ class Script:
             values += (row.version, row.op, row.expected, row.sets, row.value)
         return [len(keys), *keys, *self.settings, *values]
 
-    def _flights(self, names: Names, writes: Sequence[Write]) -> Iterator[list[list[int]]]:
-        """Calls that are sent together: what they hold is bounded, for the client's memory and the server's."""
-        flight: list[list[int]] = []
+    def _pipelines(self, names: Names, writes: Sequence[Write]) -> Iterator[list[list[int]]]:
+        """Calls that are sent together, limited in rows and bytes for the memory of client and server."""
+        calls: list[list[int]] = []
         size = rows = 0
-        for places in self._calls(names, writes):
-            flight.append(places)
-            rows += len(places)
-            size += sum(len(writes[place].value) for place in places)
-            if rows >= _FLIGHT_ROWS or size >= _FLIGHT_BYTES:
-                yield flight
-                flight, size, rows = [], 0, 0
-        if flight:
-            yield flight
+        for call in self._calls(names, writes):
+            calls.append(call)
+            rows += len(call)
+            size += sum(len(writes[index].value) for index in call)
+            if rows >= _PIPELINE_ROWS or size >= _PIPELINE_BYTES:
+                yield calls
+                calls, size, rows = [], 0, 0
+        if calls:
+            yield calls
 
     def _calls(self, names: Names, writes: Sequence[Write]) -> Iterator[list[int]]:
-        for places in self._slots(names, writes):
-            chunk: list[int] = []
+        """The indexes of the rows of each call."""
+        for indexes in self._slots(names, writes):
+            call: list[int] = []
             size = 0
-            for place in places:
-                chunk.append(place)
-                size += len(writes[place].value)
-                if len(chunk) >= self.chunk or size >= _CALL_BYTES:
-                    yield chunk
-                    chunk, size = [], 0
-            if chunk:
-                yield chunk
+            for index in indexes:
+                call.append(index)
+                size += len(writes[index].value)
+                if len(call) >= self.chunk or size >= _CALL_BYTES:
+                    yield call
+                    call, size = [], 0
+            if call:
+                yield call
 
     def _slots(self, names: Names, writes: Sequence[Write]) -> Iterable[Sequence[int]]:
-        """A call's keys must share a cluster's slot."""
-        if not self.cluster or names.together:
+        """The indexes of the rows of each cluster slot: all keys of a call must be in one slot."""
+        if not self.cluster or names.one_slot:
             return [range(len(writes))]
         slots: dict[int, list[int]] = {}
-        for place, write in enumerate(writes):
-            slots.setdefault(names.slot(write.name), []).append(place)
+        for index, write in enumerate(writes):
+            slots.setdefault(names.slot(write.name), []).append(index)
         return slots.values()

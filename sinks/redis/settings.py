@@ -1,4 +1,4 @@
-"""The settings of a Redis sink, and which of them exclude each other."""
+"""The settings of a Redis sink, and which of them cannot be combined."""
 
 from typing import Literal
 
@@ -19,49 +19,51 @@ class RedisSettings(SinkSettings):
     username: str = ""
     password: SecretField = Secret("")
     ca_file: str = ""
-    """Certificate authority for rediss://, if not the system's."""
+    """Certificate authority for rediss://; empty: the system's."""
     cluster: bool = False
     prefix: str = ""
-    """Put before every key."""
+    """Prefix of every key."""
     key: str = "{schema}.{table}:{key}"
-    """Name of a row's key. Further braces are a cluster's hash tag: `{{schema}.{table}}:{key}`."""
+    """Name of a row's key. Further braces are a hash tag for Redis Cluster: `{{schema}.{table}}:{key}`."""
     keys: dict[str, str] = Field(default_factory=dict)
     """Names for single tables: `public.users: "user:{key}"`."""
     mode: Literal["rows", "invalidate"] = "rows"
-    """Keep every row, or only delete the keys of changed rows from a cache that the application fills."""
+    """Store every row, or only delete the keys of changed rows from a cache that the application fills."""
     form: Literal["json", "hash"] = "json"
     """A row as JSON text, or as a hash of text fields."""
     lookups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Columns to find rows by, each value a set of the rows' keys: `public.users: [email]`."""
+    """Columns to find rows by; for each value there is a set of the rows' keys: `public.users: [email]`."""
     channel: str = ""
     """Publish the key of every changed row on this channel; empty: nothing is published."""
     ttl_seconds: int = Field(0, ge=0)
-    """Rows expire after this long without a change; 0 keeps them."""
+    """Rows expire after this time without a change; 0: never."""
     tombstone_seconds: int = Field(7 * 24 * 3600, ge=0)
-    """How long a deleted row is remembered; 0 for ever."""
+    """How long the tombstone of a deleted row is kept; 0: for ever."""
     chunk: int = Field(500, ge=1, le=3000)
-    """Rows per script call. Redis serves nobody else meanwhile."""
+    """Rows per script call. Redis serves no other client during a call."""
 
     def template(self, table: TableId) -> str:
-        """The name of a table's rows."""
+        """The template for the names of a table's rows."""
         return self.keys.get(str(table), self.key)
 
     @field_validator("url")
     @classmethod
     def _no_password(cls, url: str) -> str:
         if "@" in url:
-            raise ValueError("the url holds credentials; use username and password instead")
+            raise ValueError("the url contains credentials; use username and password instead")
         if not url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("the url begins with neither redis:// nor rediss://")
+            raise ValueError("the url must begin with redis:// or rediss://")
         return url
 
     @field_validator("key")
     @classmethod
     def _has_key(cls, template: str) -> str:
         if template.count("{key}") != 1:
-            raise ValueError("the name of a row's key needs {key} once")
+            raise ValueError("the name of a row's key must contain {key} once")
         if template.startswith(RESERVED):
-            raise ValueError(f"the name of a row's key begins with {RESERVED}, as only Millrace's own keys do")
+            raise ValueError(
+                f"the name of a row's key begins with {RESERVED}, which is reserved for Millrace's own keys"
+            )
         return template
 
     @field_validator("keys")
@@ -79,7 +81,7 @@ class RedisSettings(SinkSettings):
         for template in (self.key, *self.keys.values()):
             tag_of(self.prefix + template)
         if self.lookups and self.mode == "invalidate":
-            raise ValueError("lookups find rows, and mode invalidate keeps none; drop one of the two")
+            raise ValueError("lookups need stored rows, and mode invalidate stores none; remove one of the two")
         if self.lookups and self.ttl_seconds:
-            raise ValueError("rows that expire would stay in their lookups; drop ttl_seconds or lookups")
+            raise ValueError("lookups would contain rows that have expired; remove ttl_seconds or lookups")
         return self

@@ -1,4 +1,4 @@
-"""OpenSearch in trouble: read-only, overloaded, its index gone, killed, cut off."""
+"""OpenSearch faults: read-only, overloaded, index deleted, killed, disconnected."""
 
 import threading
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def opened(opensearch_server: LocalServer, index_prefix: str) -> Open:
     return make
 
 
-def test_a_read_only_index_is_waited_for_and_deletes_wait_too(
+def test_writes_and_deletes_wait_for_a_read_only_index(
     opened: Open, opensearch_server: LocalServer, index_prefix: str
 ) -> None:
     sink = opened()
@@ -50,7 +50,7 @@ def test_a_read_only_index_is_waited_for_and_deletes_wait_too(
     check(sink, state_of(labelled(2, 20, "newer")))
 
 
-def test_a_closed_index_is_waited_for_and_no_row_becomes_a_dead_letter(
+def test_rows_wait_for_a_closed_index_and_become_no_dead_letters(
     opened: Open, opensearch_server: LocalServer, index_prefix: str
 ) -> None:
     sink = opened()
@@ -74,7 +74,7 @@ def test_a_tripped_breaker_makes_the_requests_smaller(opened: Open, opensearch_s
     check(sink, state_of(labelled(300, 10, "x" * 5000)))
 
 
-def test_an_index_that_vanished_is_lost_and_made_again_with_its_mapping_by_prepare_alone(
+def test_a_deleted_index_is_lost_and_only_prepare_creates_it_again(
     opened: Open, opensearch_server: LocalServer, index_prefix: str
 ) -> None:
     sink = opened()
@@ -90,7 +90,7 @@ def test_an_index_that_vanished_is_lost_and_made_again_with_its_mapping_by_prepa
     assert found[f"{index_prefix}public.items-000001"]["mappings"]["properties"]["good"] == {"type": "boolean"}
 
 
-def test_a_node_killed_in_the_middle_of_a_bulk_is_lost_and_right_after_its_return(
+def test_a_node_killed_during_a_bulk_request_is_lost_and_correct_after_a_repeat(
     opened: Open, opensearch_server: LocalServer, proxy: MakeProxy
 ) -> None:
     between = proxy(opensearch_server.port)
@@ -106,8 +106,8 @@ def test_a_node_killed_in_the_middle_of_a_bulk_is_lost_and_right_after_its_retur
         sink.apply(batch(ITEMS, newer))
     killer.join(60)
     opensearch_server.start()
-    held = {row["after"] for row in sink.stored(ITEMS).to_pylist()}
-    assert len(held & _arranged(sink, state_of(newer))) > 0, "nothing was written before it died"
+    stored = {row["after"] for row in sink.stored(ITEMS).to_pylist()}
+    assert len(stored & _arranged(sink, state_of(newer))) > 0, "nothing was written before the kill"
     sink.apply(batch(ITEMS, newer))
     sink.apply(batch(ITEMS, labelled(2000, 10)))
     expected = state_of(newer)
@@ -124,10 +124,10 @@ def _arranged(sink: OpenSearchSink, state: dict[str, str]) -> set[str]:
     return {str(row["after"]) for row in sink.expected(ITEMS, images(state)).to_pylist()}
 
 
-def test_items_that_a_full_queue_rejects_are_sent_again_alone_and_in_smaller_requests(
+def test_only_items_that_a_full_queue_rejects_are_sent_again_in_smaller_requests(
     private_opensearch: MakeOpenSearch,
 ) -> None:
-    """Beside them in the same requests: rows that are stored, rows that are stale, and one that is refused for ever."""
+    """The same requests have rows that are stored, stale rows, and one that is refused permanently."""
     server = private_opensearch({"thread_pool.write.size": 1, "thread_pool.write.queue_size": 1})
     fields = {"public.items": {"amount": {"type": "integer"}}}
     settings = OpenSearchSettings(url=server.url, replicas=0, shards=8, bulk_mb=2.0, fields=fields)

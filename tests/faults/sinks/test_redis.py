@@ -1,4 +1,4 @@
-"""Redis in trouble: full, busy, read-only, restarted, evicting, cut off."""
+"""Redis faults: full, busy, read-only, restarted, evicting, disconnected."""
 
 import random
 import threading
@@ -31,7 +31,7 @@ def opened(url: str, **settings: Any) -> Any:
     return sink
 
 
-def test_a_full_redis_is_waited_for_and_then_complete(private_redis: MakeRedis) -> None:
+def test_a_batch_waits_for_a_full_redis_and_is_then_complete(private_redis: MakeRedis) -> None:
     server = private_redis({"maxmemory": "4mb", "maxmemory-policy": "noeviction"})
     sink = opened(server.url)
     full = batch(ITEMS, labelled(20_000, 10, LARGE))
@@ -50,7 +50,7 @@ def test_a_flushed_script_is_loaded_again(redis_url: str) -> None:
     assert sink.stored(ITEMS).num_rows == 3
 
 
-def test_a_replica_refuses_writes_and_is_waited_for(private_redis: MakeRedis, redis_server: LocalServer) -> None:
+def test_a_batch_waits_for_a_read_only_replica(private_redis: MakeRedis, redis_server: LocalServer) -> None:
     server = private_redis()
     sink = opened(server.url)
     client = redis.Redis.from_url(server.url)
@@ -63,8 +63,10 @@ def test_a_replica_refuses_writes_and_is_waited_for(private_redis: MakeRedis, re
     assert sink.stored(ITEMS).num_rows == 3
 
 
-def test_a_connection_cut_while_idle_is_lost_before_anything_is_written(redis_url: str, proxy: MakeProxy) -> None:
-    """Behind it may be another server by now, without writes that were acknowledged."""
+def test_a_connection_that_ended_while_idle_is_lost_before_anything_is_written(
+    redis_url: str, proxy: MakeProxy
+) -> None:
+    """A new connection may lead to another server, which lacks acknowledged writes."""
     port, number = redis_url.rpartition(":")[2].split("/")
     between = proxy(int(port))
     sink = opened(f"redis://127.0.0.1:{between.port}/{number}")
@@ -75,7 +77,7 @@ def test_a_connection_cut_while_idle_is_lost_before_anything_is_written(redis_ur
     check(opened(redis_url), state_of(labelled(1, 10)))
 
 
-def test_an_endless_script_of_somebody_else_is_waited_for(private_redis: MakeRedis) -> None:
+def test_a_batch_waits_for_an_endless_script_of_another_client(private_redis: MakeRedis) -> None:
     server = private_redis({"busy-reply-threshold": "50"})
     sink = opened(server.url)
     endless = threading.Thread(target=_endless, args=(server.url,))
@@ -103,7 +105,7 @@ def _is_busy(client: redis.Redis) -> bool:
     return False
 
 
-def test_a_server_that_loads_its_data_is_waited_for(private_redis: MakeRedis) -> None:
+def test_a_batch_waits_for_a_server_that_loads_its_data(private_redis: MakeRedis) -> None:
     # a hundredth of a second for each key, and an answer to clients in between
     slow = {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
     server = private_redis({"appendonly": "no", **slow})
@@ -111,16 +113,16 @@ def test_a_server_that_loads_its_data_is_waited_for(private_redis: MakeRedis) ->
     sink.apply(batch(ITEMS, labelled(200, 10, LARGE)))
     redis.Redis.from_url(server.url).save()
     server.kill()
-    said: list[str] = []
-    applying = threading.Thread(target=_apply_at_last, args=(server.url, said))
+    messages: list[str] = []
+    applying = threading.Thread(target=_apply_at_last, args=(server.url, messages))
     applying.start()
     server.start()
     applying.join(60)
-    assert any("is loading its data (LOADING)" in message for message in said)
+    assert any("is loading its data (LOADING)" in message for message in messages)
     check(opened(server.url), state_of(labelled(200, 20, "newer")))
 
 
-def _apply_at_last(url: str, said: list[str]) -> None:
+def _apply_at_last(url: str, messages: list[str]) -> None:
     deadline, sink = time.monotonic() + 60, None
     while time.monotonic() < deadline:
         try:
@@ -128,7 +130,7 @@ def _apply_at_last(url: str, said: list[str]) -> None:
             sink.apply(batch(ITEMS, labelled(200, 20, "newer")))
         except (Busy, Lost) as error:
             sink = None if isinstance(error, Lost) else sink
-            said.append(str(error))
+            messages.append(str(error))
             time.sleep(0.02)
         else:
             return
@@ -144,7 +146,7 @@ def test_wrong_credentials_stop_with_a_remedy_and_without_the_secret(private_red
     assert "password" in caught.value.remedy
 
 
-def test_an_evicting_cache_says_so_and_a_replay_ends_in_the_state_of_the_source(private_redis: MakeRedis) -> None:
+def test_facts_show_eviction_and_a_replay_restores_the_state_of_the_source(private_redis: MakeRedis) -> None:
     server = private_redis({"maxmemory-policy": "allkeys-lru"})
     sink = opened(server.url)
     assert sink.facts() == {"eviction policy": "allkeys-lru"}
@@ -153,16 +155,16 @@ def test_an_evicting_cache_says_so_and_a_replay_ends_in_the_state_of_the_source(
     client = redis.Redis.from_url(server.url)
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 300_000)
     for part in whole:
-        _ignoring_gaps(sink, part)
+        _apply_without_evicted(sink, part)
     assert client.info("stats")["evicted_keys"] > 0
     client.config_set("maxmemory", "0")
     for part in whole:
-        _ignoring_gaps(sink, part)
+        _apply_without_evicted(sink, part)
     check(sink, history.state())
 
 
-def _ignoring_gaps(sink: Any, part: Any) -> None:
-    """A partial row whose stored row was evicted is rejected; the query would read it from the source."""
+def _apply_without_evicted(sink: Any, part: Any) -> None:
+    """A partial row whose stored row was evicted is rejected; the query then reads it from the source."""
     try:
         sink.apply(part)
     except Rejected as rejected:
@@ -183,7 +185,7 @@ def test_a_killed_redis_is_lost_and_complete_after_its_return(private_redis: Mak
     check(again, state_of(labelled(100, 20, "newer")))
 
 
-def test_a_failover_that_lost_writes_is_seen_and_healed_by_a_replay(private_redis: MakeRedis) -> None:
+def test_a_replay_restores_writes_that_a_failover_lost(private_redis: MakeRedis) -> None:
     primary, replica = private_redis(), private_redis()
     follower = redis.Redis.from_url(replica.url)
     follower.replicaof(primary.host, primary.port)

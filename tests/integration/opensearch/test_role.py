@@ -1,7 +1,7 @@
-"""deploy/opensearch/role.json: everything that the sink asks of a real server is in the role, on its own indices only.
+"""deploy/opensearch/role.json allows every action of the sink, on its own indexes only.
 
-There is no security plugin in the local distribution. So the server's list of tasks is asked instead: it names every
-action, and the role must allow each.
+The local distribution has no security plugin. So the test reads the server's log of tasks, which names every action,
+and the role must allow each of them.
 """
 
 import json
@@ -42,7 +42,7 @@ _TASK = re.compile(r"register \d+ \[transport\] \[([^\]]+)\]")
 
 @pytest.fixture
 def traced(opensearch_server: LocalServer) -> Iterator[LocalServer]:
-    """The server writes down every task."""
+    """The server logs every task."""
     logger = "logger.org.opensearch.tasks.TaskManager"
     opensearch_request(opensearch_server, "PUT", "/_cluster/settings", {"persistent": {logger: "TRACE"}})
     yield opensearch_server
@@ -50,7 +50,7 @@ def traced(opensearch_server: LocalServer) -> Iterator[LocalServer]:
 
 
 def exercise(server: LocalServer, prefix: str) -> None:
-    """Everything that a sink does in its life."""
+    """Every kind of request that the sink sends."""
     settings: dict[str, Any] = {"url": server.url, "prefix": prefix, "replicas": 0, "shards": 2}
     sink = open_sink(OpenSearchSettings(**settings, routing={"public.items": "label"}), SinkContext(Path("unused")))
     assert isinstance(sink, OpenSearchSink)
@@ -80,7 +80,7 @@ def allowed(action: str, permissions: list[str]) -> bool:
     return any(fnmatchcase(action, pattern) for pattern in patterns)
 
 
-def test_the_role_allows_everything_that_the_sink_asks_for(traced: LocalServer, index_prefix: str) -> None:
+def test_the_role_allows_every_action_of_the_sink(traced: LocalServer, index_prefix: str) -> None:
     start = traced.log.stat().st_size
     exercise(traced, index_prefix)
     with traced.log.open(encoding="utf-8") as log:
@@ -93,7 +93,7 @@ def test_the_role_allows_everything_that_the_sink_asks_for(traced: LocalServer, 
     assert {action for action in asked if not internal.match(action) and not allowed(action, own)} == set()
 
 
-def test_the_role_reaches_its_own_indices_only_and_no_further() -> None:
+def test_the_role_allows_nothing_on_other_indexes() -> None:
     assert set(ROLE) == {"cluster_permissions", "index_permissions"}
     (indices,) = ROLE["index_permissions"]
     assert set(indices) == {"index_patterns", "allowed_actions"}

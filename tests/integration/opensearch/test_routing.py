@@ -1,4 +1,4 @@
-"""Routing by a column: one live document per key wherever its value leads, and none left behind where it was."""
+"""Routing by a column: one live document per key, and no old copy on the shard of the value before."""
 
 import random
 import threading
@@ -54,7 +54,7 @@ def row(key: int, version: int, label: str | None = "one", op: str = "u") -> dic
     return change(op, f'{{"id":{key}}}', version, None if op == "d" else f'{{"id":{key},"label":{text}}}')
 
 
-def test_documents_lie_where_their_column_leads_and_a_routed_search_finds_them(
+def test_a_routed_search_finds_the_documents_of_its_value(
     opened: Open, hits: Hits, opensearch_server: LocalServer, index_prefix: str
 ) -> None:
     sink = opened(routing=BY_LABEL)
@@ -78,7 +78,7 @@ def test_a_changed_value_removes_the_document_under_the_old_one(opened: Open, hi
     assert [hit["_routing"] for hit in hits()] == [f"new-{key}" for key in range(20)]
 
 
-def test_a_delete_finds_its_document_and_stays(opened: Open, hits: Hits) -> None:
+def test_a_delete_finds_its_document_and_outlasts_older_writes(opened: Open, hits: Hits) -> None:
     sink = opened(routing=BY_LABEL)
     sink.apply(batch(ITEMS, [row(key, 10, f"at-{key}") for key in range(8)]))
     sink.apply(batch(ITEMS, [row(key, 20, op="d") for key in range(12)]))
@@ -94,11 +94,11 @@ def test_a_truncate_reaches_every_shard(opened: Open, hits: Hits) -> None:
     assert [hit["_id"] for hit in hits()] == ["15", "16", "17", "18", "19"]
 
 
-def test_a_crash_between_the_new_document_and_the_old_ones_end_is_made_good(opened: Open, hits: Hits) -> None:
+def test_a_repeat_after_a_crash_hides_the_old_documents(opened: Open, hits: Hits) -> None:
     sink = opened(routing=BY_LABEL)
     sink.apply(batch(ITEMS, [row(key, 10, "old") for key in range(10)]))
     half = opened(routing=BY_LABEL)
-    half._routes[ITEMS.table] = type(half._routes[ITEMS.table])("label")  # writes, and looks for no other copies
+    half._routes[ITEMS.table] = type(half._routes[ITEMS.table])("label")  # writes, and searches no other copies
     half.apply(batch(ITEMS, [row(key, 20, f"new-{key}") for key in range(10)]))
     assert len(hits()) > 10
     sink.apply(batch(ITEMS, [row(key, 20, f"new-{key}") for key in range(10)]))
@@ -127,7 +127,7 @@ def _replay(sink: OpenSearchSink, batches: list[Any]) -> None:
         sink.apply(one)
 
 
-def test_a_refused_row_keeps_its_old_document_where_it_was(opened: Open, hits: Hits) -> None:
+def test_a_refused_row_keeps_its_old_document(opened: Open, hits: Hits) -> None:
     fields = {"public.items": {"amount": {"type": "integer"}}}
     sink = opened(routing=BY_LABEL, fields=fields)
     sink.apply(batch(ITEMS, [row(1, 10, "old")]))
@@ -137,20 +137,20 @@ def test_a_refused_row_keeps_its_old_document_where_it_was(opened: Open, hits: H
     assert [(hit["_id"], hit["_routing"], hit["_source"]["label"]) for hit in hits()] == [("1", "old", "old")]
 
 
-def test_one_shard_needs_no_looking(opened: Open, hits: Hits) -> None:
+def test_with_one_shard_no_copies_are_searched(opened: Open, hits: Hits) -> None:
     sink = opened(routing=BY_LABEL, shards=1)
-    assert not sink._routes[ITEMS.table].scattered
+    assert not sink._routes[ITEMS.table].multi_shard
     sink.apply(batch(ITEMS, [row(1, 10, "a"), row(2, 10, "a")]))
     sink.apply(batch(ITEMS, [row(1, 20, "b"), row(2, 20, op="d")]))
     assert [(hit["_id"], hit["_routing"]) for hit in hits()] == [("1", "b")]
 
 
-def test_another_routing_than_the_index_was_filled_with_is_refused(opened: Open) -> None:
+def test_routing_that_differs_from_that_of_the_index_is_refused(opened: Open) -> None:
     opened().apply(batch(ITEMS, [row(1, 10)]))
     with pytest.raises(SinkError, match=r"filled with routing by 'id', not by 'label'.*backfill"):
         opened(routing=BY_LABEL)
 
 
-def test_routing_by_a_column_that_is_not_there_is_refused(opened: Open) -> None:
+def test_routing_by_an_unknown_column_is_refused(opened: Open) -> None:
     with pytest.raises(SinkError, match=r"column 'lable', which public\.items does not have"):
         opened(routing={"public.items": "lable"})

@@ -151,7 +151,7 @@ def test_rows_can_be_searched_when_apply_returns_if_asked_for(
     assert found["hits"]["total"]["value"] == 1
 
 
-def test_stale_refused_and_good_rows_of_one_request_go_their_own_ways(opened: Open) -> None:
+def test_one_request_may_have_stale_refused_and_good_rows(opened: Open) -> None:
     sink = opened(fields={"public.items": {"label": {"type": "integer"}}})
     sink.apply(batch(ITEMS, [row(1, 20, '"label":"1"')]))
     with pytest.raises(Rejected) as caught:
@@ -177,7 +177,7 @@ def test_a_changed_type_gets_a_new_index_with_all_rows_and_versions(opened: Open
     assert [hit["_index"][-6:] for hit in ask({"match_all": {}})["hits"]] == ["000002", "000002"]
 
 
-def test_deleted_rows_stay_away_though_the_server_forgets_deletes(
+def test_deleted_rows_stay_deleted_though_the_server_forgets_deletes(
     opened: Open, opensearch_server: LocalServer, index_prefix: str
 ) -> None:
     sink = opened()
@@ -204,7 +204,7 @@ def test_old_tombstones_are_purged_and_young_ones_are_not(opened: Open) -> None:
     assert sink.held(ITEMS, '{"id":1}').state == "deleted"
 
 
-def test_a_daily_purge_goes_on_beside_the_batches_and_one_that_fails_costs_none(
+def test_a_daily_purge_runs_in_the_background_and_its_failure_fails_no_batch(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = opened(tombstone_days=1e-9)
@@ -223,14 +223,14 @@ def test_a_daily_purge_goes_on_beside_the_batches_and_one_that_fails_costs_none(
 
     monkeypatch.setattr(sink._client, "json", watched)
     sink.apply(batch(ITEMS, [row(5000, 11)]))
-    assert list(answered[0]) == ["task"], "the server works on it by itself"
+    assert list(answered[0]) == ["task"], "the server purges in the background"
     wait_until(lambda: sink.held(ITEMS, '{"id":0}').state == "absent", 60, "the purge")
     sink._purged.clear()
     sink.apply(batch(ITEMS, [row(5001, 12)]))
     assert len(answered) == 2 and sink.held(ITEMS, '{"id":5001}').state == "there"
 
 
-def test_names_that_opensearch_refuses_are_told_apart() -> None:
+def test_names_that_opensearch_refuses_become_distinct_names() -> None:
     names = ["Items", "items", "it ems", "it*ems", "a/b", "x" * 300, "_lead", "ünïcode", ".."]
     made = [index_name("", TableId("public", name)) for name in names] + [index_name("", TableId("_s", "items"))]
     assert len(set(made)) == len(made)
@@ -250,7 +250,7 @@ def test_hostile_table_and_keys_cannot_smuggle_actions(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("name", ["millrace", "_id", "_source"])
-def test_a_column_that_no_document_can_have_is_refused_with_a_remedy(opened: Open, name: str) -> None:
+def test_a_reserved_column_name_is_refused_with_a_remedy(opened: Open, name: str) -> None:
     schema = TableSchema(ITEMS.table, (Column("id", INT4, key=True), Column(name, PgType(25, "text"))), id=1)
     with pytest.raises(SinkError, match=f"column '{name}' of public.items"):
         opened(schema)

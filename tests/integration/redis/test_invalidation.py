@@ -1,4 +1,4 @@
-"""Invalidation: a cache that the application fills is never staler than the pipeline, and never emptied for nothing."""
+"""Mode `invalidate`: a cache that the application fills is never staler than the pipeline; fresh entries stay."""
 
 import random
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ def test_a_partial_row_needs_no_stored_row(redis_url: str) -> None:
     assert not client.exists("public.items:1")
 
 
-def test_a_stale_or_repeated_invalidation_leaves_a_fresh_entry_alone(redis_url: str) -> None:
+def test_a_stale_or_repeated_invalidation_keeps_a_fresh_entry(redis_url: str) -> None:
     sink, client = opened(redis_url), redis.Redis.from_url(redis_url)
     sink.apply(batch(ITEMS, [row(1, 20)]))
     client.set("public.items:1", "fresh")
@@ -67,7 +67,7 @@ def test_a_truncate_empties_the_cache_of_the_table_only(redis_url: str) -> None:
     assert [client.exists(name) for name in ("public.items:1", "public.items:2", "public.other:1")] == [0, 0, 1]
 
 
-def test_a_truncate_leaves_keys_alone_that_no_row_of_the_table_can_have(redis_url: str) -> None:
+def test_a_truncate_keeps_keys_that_no_row_of_the_table_can_have(redis_url: str) -> None:
     sink, client = opened(redis_url, keys={"public.items": "item:{key}"}), redis.Redis.from_url(redis_url)
     others: list[str | bytes] = ["item:42:cart", "item:settings", b"item:\xff", "item:4 2", "items:1"]
     for name in ("item:42", "item:-7", *others):
@@ -89,18 +89,18 @@ def test_the_changed_keys_are_published_once_each(redis_url: str, mode: Any) -> 
     for _ in range(2):
         sink.apply(batch(ITEMS, [row(1, 10), row(2, 10, "d")]))
     sink.apply(batch(ITEMS, [row(3, 11)]))
-    heard: list[str] = []
+    published: list[str] = []
 
-    def last_heard() -> bool:
+    def last_is_published() -> bool:
         if message := listener.get_message(timeout=0.1):
-            heard.append(message["data"].decode())
-        return "public.items:3" in heard
+            published.append(message["data"].decode())
+        return "public.items:3" in published
 
-    wait_until(last_heard, 10)
-    assert sorted(heard) == ["public.items:1", "public.items:2", "public.items:3"]
+    wait_until(last_is_published, 10)
+    assert sorted(published) == ["public.items:1", "public.items:2", "public.items:3"]
 
 
-def test_there_is_nothing_to_verify_and_the_message_says_so(redis_url: str) -> None:
+def test_verify_is_refused_with_a_message(redis_url: str) -> None:
     with pytest.raises(SinkError, match=r"only invalidates.*verify --sink"):
         opened(redis_url).stored(ITEMS)
 

@@ -1,4 +1,4 @@
-"""Sets to find rows by another column: always those of the rows that are stored, whatever is repeated or torn."""
+"""Lookup sets, which find rows by another column, always match the stored rows, also after repeats and crashes."""
 
 import json
 import random
@@ -96,7 +96,7 @@ def test_a_long_value_is_named_by_its_hash(redis_url: str) -> None:
 
 
 class Suite:
-    """What `deliver` asks of a bench: this server with lookups."""
+    """The bench that `deliver` needs: this server with lookups."""
 
     def __init__(self, server: LocalServer, prefix: str, **settings: Any) -> None:
         self._server, self.prefix, self._settings = server, prefix, settings
@@ -150,7 +150,7 @@ def expected_sets(
     return found
 
 
-def test_a_policy_that_evicts_is_said_to_harm_lookups(private_redis: MakeRedis) -> None:
+def test_facts_warn_that_an_evicting_policy_harms_lookups(private_redis: MakeRedis) -> None:
     server = private_redis({"maxmemory-policy": "allkeys-lru"})
     assert "use noeviction" in opened(server.url, lookups=BY).facts()["lookups"]
     assert "lookups" not in opened(server.url).facts()
@@ -184,7 +184,7 @@ def test_in_a_cluster_lookups_without_a_tag_are_refused_with_the_remedy(private_
         opened(url, cluster=True, lookups=BY)
 
 
-def test_a_lookup_by_a_column_that_is_not_there_is_refused(redis_url: str) -> None:
+def test_a_lookup_by_an_unknown_column_is_refused(redis_url: str) -> None:
     with pytest.raises(SinkError, match=r"column 'lable', which public\.items does not have"):
         opened(redis_url, lookups={"public.items": ("lable",)})
 
@@ -192,12 +192,12 @@ def test_a_lookup_by_a_column_that_is_not_there_is_refused(redis_url: str) -> No
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"ttl_seconds": 5, "lookups": BY}, "expire"),
-        ({"mode": "invalidate", "lookups": BY}, "keeps none"),
+        ({"ttl_seconds": 5, "lookups": BY}, "expired"),
+        ({"mode": "invalidate", "lookups": BY}, "stores none"),
         ({"key": "{}:{key}"}, "hash tag"),
         ({"key": "{a}{b}:{key}"}, "hash tag"),
         ({"key": "a}:{key}"}, "hash tag"),
-        ({"key": "~v:{key}"}, "only Millrace"),
+        ({"key": "~v:{key}"}, "reserved for Millrace"),
         ({"lookups": {"users": ("a",)}}, "schema.name"),
     ],
 )

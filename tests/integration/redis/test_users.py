@@ -1,4 +1,4 @@
-"""deploy/redis/users.acl: a server loads it, the sink can do all it does under it, and its user nothing else."""
+"""deploy/redis/users.acl: Redis loads it, it allows every command of the sink, and nothing else."""
 
 import hashlib
 import os
@@ -45,13 +45,13 @@ def guarded(private_redis: MakeRedis, session_home: Path) -> Guarded:
         assert shipped.count(PLACEHOLDER) == 1
         hashed = hashlib.sha256(PASSWORD.encode()).hexdigest()
         write_private_file(folder / "users.acl", own + shipped.replace(PLACEHOLDER, hashed), account())
-        own_hands(server).acl_load()
+        unrestricted(server).acl_load()
         return server
 
     return make
 
 
-def own_hands(server: LocalServer) -> redis.Redis:
+def unrestricted(server: LocalServer) -> redis.Redis:
     return redis.Redis(host=server.host, port=server.port, username="tester", password="any")
 
 
@@ -84,7 +84,7 @@ def run_history(sink: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
-def test_the_sink_does_all_it_does_under_the_shipped_rules(guarded: Guarded, mode: str) -> None:
+def test_the_sink_works_under_the_shipped_rules(guarded: Guarded, mode: str) -> None:
     sink = opened(guarded(), **MODES[mode])
     run_history(sink)
     assert sink.facts() == {"eviction policy": "noeviction"}
@@ -92,14 +92,14 @@ def test_the_sink_does_all_it_does_under_the_shipped_rules(guarded: Guarded, mod
 
 def test_invalidation_works_under_the_shipped_rules(guarded: Guarded) -> None:
     server = guarded()
-    own_hands(server).set("millrace:public.items:1", "filled")
+    unrestricted(server).set("millrace:public.items:1", "filled")
     opened(server, mode="invalidate").apply(batch(ITEMS, [change("u", '{"id":1}', 10, '{"id":1}')]))
-    assert not own_hands(server).exists("millrace:public.items:1")
+    assert not unrestricted(server).exists("millrace:public.items:1")
 
 
 def test_a_cluster_works_under_the_shipped_rules(guarded: Guarded) -> None:
     server = guarded(**{"cluster-enabled": "yes"})
-    node = own_hands(server)
+    node = unrestricted(server)
     node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)  # type: ignore[no-untyped-call]
     wait_until(lambda: b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO"), 30)  # type: ignore[no-untyped-call]
     run_history(opened(server, url=f"redis://{server.host}:{server.port}", cluster=True))
@@ -127,17 +127,17 @@ FORBIDDEN = [
 ]
 
 
-def test_its_user_may_do_nothing_else(guarded: Guarded) -> None:
+def test_other_commands_and_keys_are_forbidden(guarded: Guarded) -> None:
     server = guarded()
-    own_hands(server).set("other:1", "not yours")
+    unrestricted(server).set("other:1", "not yours")
     client = redis.Redis(host=server.host, port=server.port, username="millrace", password=PASSWORD)
     for command in FORBIDDEN:
         with pytest.raises((NoPermissionError, ResponseError), match=r"(?i)no perm|ACL failure|can't run|can't access"):
             client.execute_command(*command)  # type: ignore[no-untyped-call]
-    assert own_hands(server).get("other:1") == b"not yours"
+    assert unrestricted(server).get("other:1") == b"not yours"
 
 
-def test_nobody_comes_in_without_a_password(guarded: Guarded) -> None:
+def test_a_password_is_required(guarded: Guarded) -> None:
     server = guarded()
     with pytest.raises(AuthenticationError):
         redis.Redis(host=server.host, port=server.port).ping()
@@ -145,8 +145,8 @@ def test_nobody_comes_in_without_a_password(guarded: Guarded) -> None:
         redis.Redis(host=server.host, port=server.port, username="millrace", password="wrong").ping()
 
 
-def test_the_file_is_refused_until_the_password_is_put_in(private_redis: MakeRedis) -> None:
-    """A placeholder that is forgotten must not become a password that everybody knows."""
+def test_redis_refuses_the_file_until_the_placeholder_is_replaced(private_redis: MakeRedis) -> None:
+    """A forgotten placeholder must not become a known password."""
     client = redis.Redis.from_url(private_redis().url)
     rules = next(line for line in ACL.read_text(encoding="utf-8").splitlines() if "millrace on" in line).split()[2:]
     with pytest.raises(ResponseError, match="Error in ACL SETUSER"):

@@ -227,7 +227,7 @@ def test_an_alias_that_leads_elsewhere_is_noticed_and_what_it_leads_to_is_left_a
     act("PUT", "/{}-elsewhere", {"aliases": {alias: {}}})
     act("POST", "/_aliases", {"actions": [{"remove": {"index": f"{alias}-000001", "alias": alias}}]})
     search.both("newer")
-    assert f"leads to {alias}-elsewhere" in search.said()["public.items"]
+    assert f"points to {alias}-elsewhere" in search.said()["public.items"]
     search.refilled()
     assert search.equal() and search.counts()
     act("POST", "/{}-elsewhere/_refresh")
