@@ -9,7 +9,7 @@ import pytest
 
 from tests import durations
 
-pytest_plugins = [f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py"))]
+pytest_plugins = ["tests.skips", *(f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py")))]
 # they import one another: marked first, none is imported without its assertions rewritten
 pytest.register_assert_rewrite(*pytest_plugins)
 
