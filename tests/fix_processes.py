@@ -13,11 +13,15 @@ from typing import Protocol, TypeVar
 import pytest
 
 from deploy.local.process import dies_with_parent
+from tests.fork_server import Forked, ForkServer
 
 T = TypeVar("T")
 _ROOT = Path(__file__).parents[1]
 _PATIENCE = 4
 """Deadlines are what a quiet machine needs with much to spare; on a busy one they are this much longer."""
+
+_STARTED = {"run", "demo", "cdc.service.apply"}
+"""What is started as users start it, and not by a fork."""
 
 
 def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "") -> T:
@@ -36,14 +40,19 @@ def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "")
 class Program:
     """A running child of this test: `python -m <module> …`. Standard output and error go to files."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], forks: ForkServer) -> None:
         self.output = folder / f"{time.monotonic_ns()}.out"
         self.errors = self.output.with_suffix(".err")
+        env = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", **env}
+        self._child: Forked | subprocess.Popen[bytes]
+        if arguments[0] == "-m" and not _STARTED.intersection(arguments):
+            self._child = forks.start(arguments, folder, env, self.output, self.errors)
+            return
         with self.output.open("wb") as out, self.errors.open("wb") as err:
             self._child = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", **env},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -115,15 +124,23 @@ class RunProgram(Protocol):
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program: ...
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Starts most of our programs with little CPU."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def run_program(tmp_path: Path) -> Iterator[RunProgram]:
+def run_program(tmp_path: Path, forks: ForkServer) -> Iterator[RunProgram]:
     """Starts children that end with the test, and with pytest if it is killed."""
     started: list[Program] = []
     folder = tmp_path / "programs"
     folder.mkdir()
 
     def run(*arguments: str, env: Mapping[str, str] | None = None) -> Program:
-        started.append(Program(arguments, folder, env or {}))
+        started.append(Program(arguments, folder, env or {}, forks))
         return started[-1]
 
     yield run
