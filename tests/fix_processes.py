@@ -20,7 +20,7 @@ _ROOT = Path(__file__).parents[1]
 _PATIENCE = 4
 """Deadlines are what a quiet machine needs with much to spare; on a busy one they are this much longer."""
 
-_STARTED = {"run", "demo", "cdc.service.apply"}
+_STARTED = {"run", "demo", "cdc.service.apply.process"}
 """What is started as users start it, and not by a fork."""
 
 
@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "")
             name = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"not within {_PATIENCE * deadline} s: {name}")
         time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
+        pause = min(0.25, pause * 1.5)
     return answer
 
 
@@ -135,8 +135,14 @@ def forks() -> Iterator[ForkServer]:
 @pytest.fixture
 def run_program(tmp_path: Path, forks: ForkServer) -> Iterator[RunProgram]:
     """Starts children that end with the test, and with pytest if it is killed."""
+    with programs(tmp_path / "programs", forks) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def programs(folder: Path, forks: ForkServer) -> Iterator[RunProgram]:
+    """Starts children that end with the block; what they say goes to files in `folder`."""
     started: list[Program] = []
-    folder = tmp_path / "programs"
     folder.mkdir()
 
     def run(*arguments: str, env: Mapping[str, str] | None = None) -> Program:

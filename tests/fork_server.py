@@ -21,7 +21,7 @@ from typing import Any
 from cdc import failpoint
 from deploy.local.process import dies_with_parent
 
-_LOADED = ("cdc.cli.main", "cdc.service.capture")
+_LOADED = ("cdc.cli.main", "cdc.service.capture.process", "tests.contract.log_child")
 _ROOT = Path(__file__).parents[1]
 
 
