@@ -20,9 +20,6 @@ _ROOT = Path(__file__).parents[1]
 _PATIENCE = 4
 """Deadlines are what a quiet machine needs with much to spare; on a busy one they are this much longer."""
 
-_STARTED = {"run", "demo", "cdc.service.apply.process"}
-"""What is started as users start it, and not by a fork."""
-
 
 def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "") -> T:
     """Ask until the answer is true, for some times `deadline` seconds; returns it. Errors of `condition` pass."""
@@ -43,9 +40,10 @@ class Program:
     def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], forks: ForkServer) -> None:
         self.output = folder / f"{time.monotonic_ns()}.out"
         self.errors = self.output.with_suffix(".err")
+        forked = _can_fork(arguments, env)
         env = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", **env}
         self._child: Forked | subprocess.Popen[bytes]
-        if arguments[0] == "-m" and not _STARTED.intersection(arguments):
+        if forked:
             self._child = forks.start(arguments, folder, env, self.output, self.errors)
             return
         with self.output.open("wb") as out, self.errors.open("wb") as err:
@@ -108,6 +106,12 @@ class Program:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._child.wait(30)
+
+
+def _can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """The daemon and Spark's driver start as users start them, and so does what a variable tells the interpreter."""
+    plain = {"run", "demo", "cdc.service.apply.process"}.intersection(arguments)
+    return arguments[0] == "-m" and not plain and all(name.startswith("MILLRACE_") for name in env)
 
 
 def _session(leader: int) -> Iterator[int]:

@@ -1,10 +1,9 @@
 """Starts our programs for tests as forks of a process that has imported everything: 0.1 s of CPU instead of 1.3.
 
-The child is a process of its own, with its own session, folder, environment and output, and runs the module as
-`python -m` does. What a fork cannot show are arguments and environment in /proc: those are the server's.
+The child is a process of its own, with its own session, folder, environment, umask and output, and runs the module as
+`python -m` does. Arguments and environment in /proc, and what the interpreter read when it started, are the server's.
 """
 
-import contextlib
 import json
 import os
 import runpy
@@ -44,8 +43,9 @@ class ForkServer:
 
     def start(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], out: Path, err: Path) -> "Forked":
         """Run `-m module …` in a fork; returns once it has its own session and output."""
+        os.umask(umask := os.umask(0))
         asked = {"arguments": [*arguments], "folder": str(folder), "env": dict(env), "out": str(out), "err": str(err)}
-        return Forked(int(self.ask(asked)), self)
+        return Forked(int(self.ask({**asked, "umask": umask})), self)
 
     def ask(self, request: object) -> Any:
         """One request and its answer."""
@@ -143,6 +143,7 @@ def _become(request: Mapping[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
+    os.umask(request["umask"])
     for number, path in ((1, request["out"]), (2, request["err"])):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(opened, number)
@@ -162,7 +163,9 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         _load()
         asked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    except KeyboardInterrupt:  # Ctrl-C ends pytest too
+        sys.exit(130)
     _run(asked)

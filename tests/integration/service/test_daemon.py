@@ -53,7 +53,7 @@ class Daemon:
         return status.read(self.state, part)
 
     def readyz(self) -> tuple[int, str]:
-        """Status code and body; 0 while nobody answers. Certificates are not loaded: that takes most of a call's CPU."""
+        """Status code and body; 0 while nobody answers. To load certificates would take most of a call's CPU."""
         try:
             answer = httpx.get(f"http://127.0.0.1:{self.port}/readyz", trust_env=False, verify=False, timeout=5)
         except httpx.HTTPError:
