@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean bench-row-path
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-tests lint format lock docs bench-capture bench-snapshot bench-sinks bench-verify clean bench-row-path
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -16,10 +16,13 @@ setup: .venv/ready ## Make the virtual environment and install everything into i
 demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove that all stores are equal
 	@$(BIN)/millrace demo
 
-test: .venv/ready lint ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
-	@$(BIN)/python -m tests.spark_classes
+test: .venv/ready ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
+	@$(MAKE) --no-print-directory -j2 -Otarget lint spark-classes
 	@$(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --junitxml build/tests.xml; \
 		status=$$?; $(BIN)/python -m tests.durations build/tests.xml; exit $$status
+
+spark-classes: .venv/ready
+	@$(BIN)/python -m tests.spark_classes
 
 test-quick: .venv/ready ## Only what needs no server, without lint: under two minutes
 	@$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/properties
