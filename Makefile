@@ -24,8 +24,8 @@ test: .venv/ready ## Lint, then run the whole suite against real servers, in WOR
 spark-classes: .venv/ready
 	@$(BIN)/python -m tests.spark_classes
 
-test-quick: .venv/ready ## Only what needs no server, without lint: under two minutes
-	@$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/properties
+test-quick: .venv/ready ## Only what needs neither a server nor Spark, without lint: under two minutes
+	@$(BIN)/pytest -q -n 2 --dist worksteal -m 'not soak and not spark' tests/unit tests/properties
 
 test-durations: .venv/ready ## Keep how long each file took in the last `make test` (build/durations.txt): the longest begin first
 	@$(BIN)/python -m tests.durations build/tests.xml --keep
@@ -35,6 +35,7 @@ soak: .venv/ready ## A busy shop while every process is killed at random; writes
 
 soak-tests: .venv/ready ## The long tests and the many seeds that CI leaves out: hours
 	@$(BIN)/pytest -m soak
+	@$(BIN)/pytest tests/properties --hypothesis-profile long
 
 lint: .venv/ready ## ruff and mypy --strict
 	@$(BIN)/ruff check .
