@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-durations soak soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path clean
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -16,21 +16,26 @@ setup: .venv/ready ## Make the virtual environment and install everything into i
 demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove that all stores are equal
 	@$(BIN)/millrace demo
 
-test: .venv/ready lint ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
+test: .venv/ready ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
+	@$(MAKE) --no-print-directory -j2 -Otarget lint spark-classes
+	@$(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --junitxml build/tests.xml; \
+		status=$$?; $(BIN)/python -m tests.durations build/tests.xml; exit $$status
+
+spark-classes: .venv/ready
 	@$(BIN)/python -m tests.spark_classes
-	@$(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --junitxml build/tests.xml
 
-test-quick: .venv/ready ## Only what needs no server, without lint: under two minutes
-	@$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/properties
+test-quick: .venv/ready ## Only what needs neither a server nor Spark, without lint: under two minutes
+	@$(BIN)/pytest -q -n 2 --dist worksteal -m 'not soak and not spark' tests/unit tests/properties
 
-test-durations: .venv/ready ## Keep how long each test file took in the last `make test`: the longest begin first
-	@$(BIN)/python -m tests.durations build/tests.xml
+test-durations: .venv/ready ## Keep how long each file took in the last `make test` (build/durations.txt): the longest begin first
+	@$(BIN)/python -m tests.durations build/tests.xml --keep
 
 soak: .venv/ready ## A busy shop while every process is killed at random; writes bench/results/soak.json (MINUTES, SEED)
 	@$(BIN)/python -m bench.soak.run --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
-soak-tests: .venv/ready ## The long tests that CI leaves out
+soak-tests: .venv/ready ## The long tests and the many seeds that CI leaves out: hours
 	@$(BIN)/pytest -m soak
+	@$(BIN)/pytest tests/properties --hypothesis-profile long
 
 lint: .venv/ready ## ruff and mypy --strict
 	@$(BIN)/ruff check .

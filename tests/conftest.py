@@ -9,12 +9,13 @@ import pytest
 
 from tests import durations
 
-pytest_plugins = [f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py"))]
+pytest_plugins = ["tests.skips", *(f"tests.{path.stem}" for path in sorted(Path(__file__).parent.glob("fix_*.py")))]
 # they import one another: marked first, none is imported without its assertions rewritten
 pytest.register_assert_rewrite(*pytest_plugins)
 
 # No test asserts a time: machines are shared. In CI the examples are the same in every run.
-hypothesis.settings.register_profile("millrace", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.register_profile("millrace", deadline=None, derandomize="CI" in os.environ, max_examples=50)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=1000)  # make soak-tests
 hypothesis.settings.load_profile("millrace")
 
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts.

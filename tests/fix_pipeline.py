@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,16 @@ from cdc.service.state import status
 from deploy.demo import shop
 from deploy.local import ports
 from sinks import registry
-from tests.fix_processes import Program, RunProgram, wait_until
-from tests.fix_servers import Database, LocalServer
+from tests.fix_processes import Program, RunProgram, programs, wait_until
+from tests.fix_servers import (
+    Database,
+    LocalServer,
+    PostgresServer,
+    fresh_database,
+    fresh_indexes,
+    fresh_redis,
+)
+from tests.fork_server import ForkServer
 
 
 @pytest.fixture
@@ -96,10 +105,40 @@ def pipeline(
     run_program: RunProgram,
 ) -> Pipeline:
     """A shop with its first rows, and a pipeline file for it; not started yet."""
+    stores = (redis_url, opensearch_server.url, index_prefix)
+    return _shop_pipeline(database, stores, state_dir, tmp_path, run_program)
+
+
+@pytest.fixture(scope="module")
+def shared_pipeline(
+    shared_postgres: PostgresServer,
+    shared_redis: LocalServer,
+    shared_opensearch: LocalServer,
+    forks: ForkServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pipeline]:
+    """The same for all tests of a file, which leave it as they found it: a start takes 25 seconds of CPU."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    state = folder / "state"
+    state.mkdir(mode=0o700)
+    for server in (shared_postgres, shared_redis, shared_opensearch):
+        server.start()
+    with ExitStack() as stack:
+        database = stack.enter_context(fresh_database(shared_postgres))
+        redis_url = stack.enter_context(fresh_redis(shared_redis))
+        prefix = stack.enter_context(fresh_indexes(shared_opensearch))
+        run_program = stack.enter_context(programs(folder / "programs", forks))
+        yield _shop_pipeline(database, (redis_url, shared_opensearch.url, prefix), state, folder, run_program)
+
+
+def _shop_pipeline(
+    database: Database, stores: tuple[str, str, str], state: Path, folder: Path, run_program: RunProgram
+) -> Pipeline:
+    redis_url, opensearch_url, prefix = stores
     with database.connect() as owner:
         shop.create(owner)
     sections = {
-        "state": str(state_dir),
+        "state": str(state),
         "source": {
             "host": database.server.host,
             "port": database.server.port,
@@ -110,12 +149,12 @@ def pipeline(
             "tables": [f"public.{name}" for name in shop.TABLES],
         },
         "sinks": [
-            {"kind": "delta", "path": str(tmp_path / "lake")},
-            {"kind": "opensearch", "url": opensearch_server.url, "prefix": index_prefix, "replicas": 0},
+            {"kind": "delta", "path": str(folder / "lake")},
+            {"kind": "opensearch", "url": opensearch_url, "prefix": prefix, "replicas": 0},
             {"kind": "redis", "url": redis_url},
         ],
         "http": {"port": ports.pick()},
     }
-    config = tmp_path / "millrace.yaml"
+    config = folder / "millrace.yaml"
     config.write_text(yaml.safe_dump(sections), encoding="utf-8")
     return Pipeline(config, database, run_program)

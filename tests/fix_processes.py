@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import pytest
 
 from deploy.local.process import dies_with_parent
+from tests.fork_server import Forked, ForkServer
 
 T = TypeVar("T")
 _ROOT = Path(__file__).parents[1]
@@ -29,21 +30,27 @@ def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "")
             name = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"not within {_PATIENCE * deadline} s: {name}")
         time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
+        pause = min(0.25, pause * 1.5)
     return answer
 
 
 class Program:
     """A running child of this test: `python -m <module> …`. Standard output and error go to files."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], forks: ForkServer) -> None:
         self.output = folder / f"{time.monotonic_ns()}.out"
         self.errors = self.output.with_suffix(".err")
+        forked = _can_fork(arguments, env)
+        env = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", **env}
+        self._child: Forked | subprocess.Popen[bytes]
+        if forked:
+            self._child = forks.start(arguments, folder, env, self.output, self.errors)
+            return
         with self.output.open("wb") as out, self.errors.open("wb") as err:
             self._child = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", **env},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -101,6 +108,12 @@ class Program:
         self._child.wait(30)
 
 
+def _can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """The daemon and Spark's driver start as users start them, and so does what a variable tells the interpreter."""
+    plain = {"run", "demo", "cdc.service.apply.process"}.intersection(arguments)
+    return arguments[0] == "-m" and not plain and all(name.startswith("MILLRACE_") for name in env)
+
+
 def _session(leader: int) -> Iterator[int]:
     """The processes of a session, whatever their groups."""
     for folder in Path("/proc").glob("[0-9]*"):
@@ -115,15 +128,29 @@ class RunProgram(Protocol):
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program: ...
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Starts most of our programs with little CPU."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def run_program(tmp_path: Path) -> Iterator[RunProgram]:
+def run_program(tmp_path: Path, forks: ForkServer) -> Iterator[RunProgram]:
     """Starts children that end with the test, and with pytest if it is killed."""
+    with programs(tmp_path / "programs", forks) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def programs(folder: Path, forks: ForkServer) -> Iterator[RunProgram]:
+    """Starts children that end with the block; what they say goes to files in `folder`."""
     started: list[Program] = []
-    folder = tmp_path / "programs"
     folder.mkdir()
 
     def run(*arguments: str, env: Mapping[str, str] | None = None) -> Program:
-        started.append(Program(arguments, folder, env or {}))
+        started.append(Program(arguments, folder, env or {}, forks))
         return started[-1]
 
     yield run

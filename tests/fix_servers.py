@@ -293,8 +293,15 @@ def opensearch_server(shared_opensearch: LocalServer) -> LocalServer:
     return shared_opensearch
 
 
+@pytest.fixture(scope="module")
+def kafka_until_the_end_of_the_file(session_servers: Servers) -> Iterator[None]:
+    """Stops it then: clients that tests leave open would keep it at a tenth of a core for the rest of the session."""
+    yield
+    session_servers.down(["connect", "kafka"])
+
+
 @pytest.fixture
-def kafka_server(shared_kafka: LocalServer) -> LocalServer:
+def kafka_server(shared_kafka: LocalServer, kafka_until_the_end_of_the_file: None) -> LocalServer:
     """The session's Kafka, running; `.url` is the bootstrap server."""
     shared_kafka.start()
     return shared_kafka
@@ -330,9 +337,16 @@ _redis_numbers = itertools.cycle(range(1, 64))
 @pytest.fixture
 def redis_url(redis_server: LocalServer) -> Iterator[str]:
     """An empty Redis database of the test's own."""
+    with fresh_redis(redis_server) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def fresh_redis(server: LocalServer) -> Iterator[str]:
+    """The same on any server."""
     import redis
 
-    url = f"redis://{redis_server.host}:{redis_server.port}/{next(_redis_numbers)}"
+    url = f"redis://{server.host}:{server.port}/{next(_redis_numbers)}"
     client = redis.Redis.from_url(url)
     client.flushdb()
     yield url
@@ -356,12 +370,19 @@ def topic_prefix() -> str:
 @pytest.fixture
 def index_prefix(opensearch_server: LocalServer) -> Iterator[str]:
     """An index prefix of the test's own; whatever begins with it is deleted afterwards."""
+    with fresh_indexes(opensearch_server) as prefix:
+        yield prefix
+
+
+@contextlib.contextmanager
+def fresh_indexes(server: LocalServer) -> Iterator[str]:
+    """The same on any server."""
     prefix = unique("test")
     yield prefix
-    opensearch_server.start()
-    for name in opensearch_request(opensearch_server, "GET", f"/{prefix}*/_alias?expand_wildcards=all"):
-        opensearch_request(opensearch_server, "DELETE", f"/{name}")
-    opensearch_request(opensearch_server, "DELETE", f"/_index_template/{prefix}*")
+    server.start()
+    for name in opensearch_request(server, "GET", f"/{prefix}*/_alias?expand_wildcards=all"):
+        opensearch_request(server, "DELETE", f"/{name}")
+    opensearch_request(server, "DELETE", f"/_index_template/{prefix}*")
 
 
 def opensearch_request(server: LocalServer, method: str, path: str, body: object = None) -> dict[str, Any]:

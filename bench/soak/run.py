@@ -67,6 +67,8 @@ class Soak:
     seed: int = 1
     kinds: Sequence[str] = KINDS
     patience: float = _PATIENCE
+    pause: float = 0.03
+    """Seconds between two actions of a customer."""
     say: Callable[[str], None] = print
     faults: list[Fault] = field(default_factory=list)
     samples: list[watch.Sample] = field(default_factory=list)
@@ -201,7 +203,7 @@ class Soak:
         chance = random.Random(self.seed)
         self.start()
         trouble = ""
-        crowd = Crowd(self._owner, seed=self.seed)
+        crowd = Crowd(self._owner, pause=self.pause, seed=self.seed)
         try:
             self.say(f"the pipeline caught up in {self.settle(positions)} s")
             self.began = time.monotonic()

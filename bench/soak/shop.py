@@ -86,7 +86,7 @@ class Crowd:
 
     def _storm(self, connection: psycopg.Connection, number: int, seed: int) -> None:
         chance = random.Random(seed)
-        while not self._stop.wait(chance.uniform(1, 4)):
+        while not self._stop.wait(chance.uniform(1, 4) + 10 * self._pause):
             with suppress(psycopg.errors.IntegrityError, psycopg.errors.TransactionRollback):
                 connection.execute(chance.choice(_STORMS).encode())
                 for statement in _TIDY:

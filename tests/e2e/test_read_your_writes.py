@@ -32,9 +32,10 @@ _DOCS = Path(__file__).parents[2] / "docs" / "http.md"
 Read = Callable[[int], int]
 
 
-@pytest.fixture
-def running(pipeline: Pipeline) -> Iterator[Pipeline]:
+@pytest.fixture(scope="module")
+def running(shared_pipeline: Pipeline) -> Iterator[Pipeline]:
     """The shop's pipeline, with a row for every writer and turn."""
+    pipeline = shared_pipeline
     with pipeline.database.connect() as owner:
         owner.execute(
             "insert into products (sku, title, price, stock)"

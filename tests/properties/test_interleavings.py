@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.capture.pgoutput.decoder import Decoder
@@ -186,7 +186,6 @@ def _replayed(history: list[Transaction]) -> dict[int, Values]:
     return state
 
 
-@settings(max_examples=120, deadline=None)
 @given(seeds)
 def test_a_store_ends_as_the_source_whatever_sessions_do_at_once(seed: int) -> None:
     server, rng = Server(seed), random.Random(seed)
@@ -197,7 +196,6 @@ def test_a_store_ends_as_the_source_whatever_sessions_do_at_once(seed: int) -> N
     assert _held(store) == _shown(server.state())
 
 
-@settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_after_every_entry_a_store_holds_what_was_committed_up_to_there(seed: int) -> None:
     server, store = Server(seed), Store()
@@ -208,7 +206,6 @@ def test_after_every_entry_a_store_holds_what_was_committed_up_to_there(seed: in
         assert _held(store) == _shown(_replayed(done))
 
 
-@settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_versions_follow_commit_order_and_are_above_every_lsn_of_the_transactions_before(seed: int) -> None:
     """So what a store has by the old rule, whose versions were the own LSNs, never stands in the way."""
@@ -221,7 +218,6 @@ def test_versions_follow_commit_order_and_are_above_every_lsn_of_the_transaction
             greatest = max(own[-1], whole.changes[-1].lsn)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_a_store_filled_by_changes_own_lsns_goes_on_without_a_rebuild(seed: int) -> None:
     """Versions were own LSNs once. What is changed from here on is right, also where the old rule had lost a row."""

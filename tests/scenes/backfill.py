@@ -101,7 +101,8 @@ def marks(rig: Rig) -> dict[str, str]:
 
 @contextlib.contextmanager
 def writers(rig: Rig, count: int = 2, seed: int = 0, keys: int = 60) -> Iterator[None]:
-    """Writers on few keys at full speed: inserts, updates that leave the large column, deletes, moved keys."""
+    """Writers on few keys, up to 200 writes a second each: inserts, updates that leave the large column, deletes, moved
+    keys. Faster ones would race no more, and on a busy machine they take the CPU from what they race with."""
     stop = threading.Event()
     threads = [threading.Thread(target=_write, args=(rig, seed * 10 + at, keys, stop)) for at in range(count)]
     for thread in threads:
@@ -132,7 +133,7 @@ def write_once(connection: psycopg.Connection[Any], rng: random.Random, keys: in
 def _write(rig: Rig, seed: int, keys: int, stop: threading.Event) -> None:
     rng = random.Random(seed)
     with rig.database.connect() as connection:
-        while not stop.is_set():
+        while not stop.wait(0.005):
             write_once(connection, rng, keys)
 
 

@@ -5,7 +5,6 @@ endpoint, the status files, and what the process list shows of every process tha
 """
 
 import json
-import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -280,30 +279,6 @@ def _commands(config: Path, run_program: RunProgram, commands: tuple[tuple[str, 
 
 def _config(config: Path, command: tuple[str, ...]) -> tuple[str, ...]:
     return () if command == ("version",) else ("--config", str(config))
-
-
-def test_what_lies_on_disk_is_for_us_alone(scene: Pipeline, planted: Planted) -> None:
-    """Log, dead letters and scratch hold values; so nobody else may read them, whatever the umask was."""
-    write(scene, planted, 0)
-    before = os.umask(0)
-    try:
-        daemon = scene.start()
-    finally:
-        os.umask(before)
-    scene.settle(500)
-    state = scene.settings.state
-    open_to_others = [
-        str(path.relative_to(state))
-        for path in state.rglob("*")
-        if not path.is_symlink() and path.is_file() and path.stat().st_mode & 0o077 and not _sheltered(path, state)
-    ]
-    assert open_to_others == []
-    assert daemon.terminate(60) == 0
-
-
-def _sheltered(path: Path, state: Path) -> bool:
-    """Whether a folder on the way to it is closed to others."""
-    return any(parent.stat().st_mode & 0o077 == 0 for parent in path.parents if parent.is_relative_to(state))
 
 
 def test_the_password_of_a_broker_that_does_not_answer_is_nowhere(

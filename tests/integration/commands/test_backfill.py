@@ -152,13 +152,13 @@ def test_whoever_stops_looking_is_told_that_the_backfill_goes_on(
 
 def test_a_terminal_shows_a_bar_with_rate_and_time_left(captured: tuple[Rig, Program]) -> None:
     rig, _ = captured
-    rig.database.execute("insert into items select g, 'v' from generate_series(1000, 1500000) g", "analyze items")
+    rig.database.execute("insert into items select g, 'v' from generate_series(1000, 500000) g", "analyze items")
     config = str(rig.state.parent / "millrace.yaml")
     arguments = [sys.executable, "-m", "cdc.cli.main", "backfill", "public.items", "--config", config]
     shown = on_a_terminal(arguments)
-    assert "public.items done" in shown and "1,499,301 rows" in shown
+    assert "public.items done" in shown and "499,301 rows" in shown
     assert "━" in shown
-    assert re.search(r"[\d,]+ of about 1,499,301 rows, [\d,]+ rows/s, \d:\d\d:\d\d left", shown)
+    assert re.search(r"[\d,]+ of about 499,301 rows, [\d,]+ rows/s, \d:\d\d:\d\d left", shown)
 
 
 def on_a_terminal(arguments: list[str]) -> str:

@@ -1,6 +1,7 @@
 """The fixtures that every other test leans on."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import textwrap
@@ -248,6 +249,21 @@ def test_program_can_be_paused_and_killed(run_program: RunProgram) -> None:
     wait_until(lambda: len(program.said()) > before)
     program.kill()
     assert not program.running()
+
+
+def test_a_forked_program_is_a_process_of_its_own(run_program: RunProgram, tmp_path: Path) -> None:
+    """Session, folder, environment, output and exit code are those of a program that was started plainly."""
+    done = run_program("-m", "cdc.cli.main", "version")
+    assert done.wait(60) == 0, done.said()
+    assert "millrace" in done.output.read_text()
+    wrong = run_program("-m", "cdc.cli.main", "validate", env={"MILLRACE_CONFIG": "nowhere.yaml"})
+    assert wrong.wait(60) == 2
+    assert "nowhere.yaml" in wrong.errors.read_text()
+    waiting = run_program("-m", "http.server", "--bind", "127.0.0.1", "0")
+    assert os.getsid(waiting.pid) == waiting.pid
+    assert Path(f"/proc/{waiting.pid}/cwd").readlink() == tmp_path / "programs"
+    waiting.kill()
+    assert waiting.wait(30) == -9
 
 
 def test_servers_die_with_a_pytest_that_is_killed(tmp_path: Path, run_program: RunProgram) -> None:

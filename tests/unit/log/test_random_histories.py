@@ -126,5 +126,5 @@ class LogMachine(RuleBasedStateMachine):
 
 TestAnyHistory = LogMachine.TestCase
 TestAnyHistory.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -1,5 +1,6 @@
 """Spark's workers connect back before they import anything, and the worker then uses that very connection."""
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -78,3 +79,17 @@ def test_without_a_port_it_is_an_ordinary_python(tmp_path: Path) -> None:
 def test_code_given_on_the_command_line_is_run(tmp_path: Path) -> None:
     command = [str(worker_python(tmp_path)), "-c", "import sys; print('%d' % sys.version_info[0])"]
     assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"3\n"
+
+
+def test_pyspark_comes_from_the_installed_package_and_not_from_sparks_archive(tmp_path: Path) -> None:
+    """The archive holds no compiled modules: each worker would compile them again."""
+    found = importlib.util.find_spec("pyspark")
+    assert found and found.origin
+    archives = sorted((Path(found.origin).parent / "python" / "lib").glob("*.zip"))
+    assert len(archives) == 2
+    (tmp_path / "shows.py").write_text("import pyspark, py4j\nprint(pyspark.__file__, py4j.__file__)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, archives))}
+    command = [str(worker_python(tmp_path)), "-m", "shows"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=60)
+    assert b".zip" not in done.stdout
+    assert done.stdout.count(b"__init__.py") == 2
