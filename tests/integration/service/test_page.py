@@ -154,7 +154,7 @@ def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) ->
     writer = cdc.log.open_writer(settings)
     writer.append(Entry(pa.Table.from_pylist([{**row, **rest}], schema=LOG_SCHEMA), Lsn(9)))
     writer.close()
-    BatchHistory(settings.state, "redis", lambda: ZERO_LSN).note(Lsn(9), ())
+    BatchHistory(settings.state, "redis", lambda: ZERO_LSN).record(Lsn(9), ())
     cdc.log.open_reader(settings).commit("redis", Lsn(9))
     httpx.get(f"{address(settings)}v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
     shown(tab, settings)
