@@ -83,13 +83,16 @@ that `millrace backfill` or the mode `incremental` is still reading.
 `kind`, `sink` (empty: every sink), `table` (empty: every table), `message`, `remedy` and `count`. In Python it is
 `Freshness.excepted`.
 
-| kind | what the sink lacks | |---|---| | `waiting` | a table that its store cannot take, that is paused or catching
-up; without `sink`: not followed by capture | | `skipped` | a table that the sink skips on request | | `refilling` |
-rows of a table that was skipped, until its backfill has ended | | `lost` | a table that its store has lost, until it is
-refilled | | `gap` | rows that a new sink never saw, because retention had removed their log entries | | `dead letters`
-| `count` changes of a table that the store refused | | `first snapshot` | the first snapshot is not complete: no
-position counts yet | | `backfill` | rows of a table that are read for the first time, or whose backfill failed or was
-cancelled |
+| kind | what the sink lacks |
+|---|---|
+| `waiting` | a table that its store cannot take, is paused or catching up; no `sink`: capture cannot follow it |
+| `skipped` | a table that the sink skips on request |
+| `refilling` | rows of a table that was skipped, until its backfill has ended |
+| `lost` | a table that its store has lost, until it is refilled |
+| `gap` | rows that a new sink never saw, because retention had removed their log entries |
+| `dead letters` | `count` changes of a table that the store refused |
+| `first snapshot` | the first snapshot is not complete: no position counts yet |
+| `backfill` | rows of a table that are read for the first time, or whose backfill failed or was cancelled |
 
 `wait` does wait for a `waiting` or `lost` table: its sink has reached no LSN beyond that table's position, unless
 `except_waiting=true` ignores such tables or `table=` names others. The other kinds are named, and not waited for. Dead
