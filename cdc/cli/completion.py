@@ -1,4 +1,4 @@
-"""`completion`: the script that makes a shell complete commands, options, sinks and tables."""
+"""`completion`: the script that lets a shell complete commands, options, sinks and tables."""
 
 from typing import Annotated, Literal
 
@@ -13,15 +13,15 @@ _ZSH_BOTH = f"""\
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
   _millrace_completion "$@"
 fi"""
-"""A file in `fpath` is first read when somebody presses Tab, and that Tab wants its answer too."""
+"""zsh loads a file in `fpath` at the first Tab; that Tab needs a completion too."""
 
 Shell = Literal["bash", "zsh", "fish"]
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")]) -> None:
-    """Print the completion script of a shell.
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the completion script for a shell.
 
-    It asks `millrace` itself, so it never grows old.
+    The script calls `millrace` for the completions, so it need not be updated.
 
     Examples:
 

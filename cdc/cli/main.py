@@ -1,4 +1,4 @@
-"""The command `millrace`. Exit codes: 0 done, 1 failed, 2 wrong configuration or usage, 3 a lack of the machine."""
+"""The command `millrace`. Exit codes: 0 success, 1 failure, 2 configuration or usage error, 3 environment fault."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from cdc.service.daemon import footprint
 
 app = typer.Typer(
     name="millrace",
-    help="Keeps the stores derived from a Postgres database right.",
+    help="Replicate Postgres into Delta Lake, OpenSearch and Redis, and verify the copies.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -59,7 +59,7 @@ for extension in entry_points(group="millrace.commands"):
 
 @app.command()
 def version(as_json: JsonOption = False) -> None:
-    """Show the version of Millrace and of what it runs on.
+    """Show the versions of Millrace and its main dependencies.
 
     Example: millrace version --json
     """
@@ -73,7 +73,7 @@ def version(as_json: JsonOption = False) -> None:
 
 
 def main() -> None:
-    """Run the command line; the one place where every error becomes a sentence and an exit code."""
+    """Run the command line. Turns every error into a message and an exit code."""
     try:
         app(prog_name="millrace")
     except MillraceError as error:
@@ -84,24 +84,26 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         ERR.print(f"error: {where}{error.strerror or type(error).__name__}.", style="red", markup=False)
-        ERR.print("Check that path and who may use it; MILLRACE_DEBUG=1 shows where.", markup=False)
-        _traced()
+        ERR.print("Check that path and its permissions; MILLRACE_DEBUG=1 shows the traceback.", markup=False)
+        _print_traceback()
         sys.exit(EnvironmentFault.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        _traced()
-        ERR.print(f"error: unexpected {type(error).__name__}; MILLRACE_DEBUG=1 shows where", style="red", markup=False)
+        _print_traceback()
+        ERR.print(
+            f"error: unexpected {type(error).__name__}; MILLRACE_DEBUG=1 shows the traceback", style="red", markup=False
+        )
         sys.exit(1)
 
 
 def program() -> None:
-    """`main` in a process of its own, which has no use for pandas: a sixth of the time that a start takes."""
+    """`main` without pandas, whose import takes a sixth of the start-up time."""
     footprint.do_without("pandas")
     main()
 
 
-def _traced() -> None:
+def _print_traceback() -> None:
     if os.environ.get("MILLRACE_DEBUG"):
         traceback.print_exc()
 

@@ -1,9 +1,9 @@
-"""How the commands speak: colour and tables in a terminal, plain lines in a pipe, JSON where asked."""
+"""Output of the commands: colours and tables in a terminal, plain lines in a pipe, JSON on request."""
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OUT = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 ERR = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-"""In a pipe a sentence is one line, whatever its length."""
+"""In a pipe, lines are not wrapped."""
 
 ConfigOption = Annotated[
     Path,
@@ -36,19 +36,19 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:\+00:00|Z
 
 
 def complete_target(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the sinks and tables of the pipeline file at hand. A file that is wrong completes nothing."""
+    """Shell completion: the sinks and tables of the pipeline file. Nothing for an invalid file."""
     return [name for name in (*complete_sink(context, ""), *_tables(context)) if name.startswith(incomplete)]
 
 
 def complete_sink(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the sinks of the pipeline file at hand."""
+    """Shell completion: the sinks of the pipeline file."""
     settings = _settings(context)
     names = [sink.name for sink in settings.sinks] if settings else []
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_table(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the tables of the pipeline file at hand."""
+    """Shell completion: the tables of the pipeline file."""
     return [name for name in _tables(context) if name.startswith(incomplete)]
 
 
@@ -72,7 +72,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people; tab-separated lines when nobody is looking."""
+    """A table in a terminal; tab-separated lines in a pipe."""
     if not OUT.is_terminal:
         for row in rows:
             sys.stdout.write("\t".join(str(cell) for cell in row) + "\n")
@@ -83,20 +83,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         numbers = bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells if cell)
         table.add_column(str(heading), overflow="fold", justify="right" if numbers else "left")
     for line in lines:
-        table.add_row(*map(Text, line))  # a key may hold what looks like markup
+        table.add_row(*map(Text, line))  # a key may contain what looks like markup
     OUT.print(table)
 
 
 def _short(cell: str) -> str:
-    """A time to the second, and today's without its date: the rest is for machines, which read a pipe or JSON."""
+    """Shortens a time to seconds, and without the date if it is today. A pipe and JSON have the full time."""
     found = _TIME.fullmatch(cell)
     if found is None:
         return cell
     today = datetime.now(UTC).date().isoformat()
     return f"{found[2]}Z" if found[1] == today else f"{found[1]} {found[2]}Z"
-
-
-def section(facts: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """A nested object of a status file, empty if it is missing or something else."""
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}

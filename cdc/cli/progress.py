@@ -1,4 +1,4 @@
-"""How far a backfill is, as people see it: a bar in a terminal, plain lines in a pipe. Pure but for the printing."""
+"""The progress of a backfill or a comparison: a bar in a terminal, plain lines in a pipe."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,53 +15,53 @@ Show = Callable[[Facts], None]
 
 
 @contextmanager
-def screen(quiet: bool) -> Iterator[Show]:
-    """A bar in a terminal, a line per change in a pipe, nothing when JSON is wanted."""
+def progress_display(quiet: bool) -> Iterator[Show]:
+    """A bar in a terminal, a line per change in a pipe, nothing if `quiet`."""
     if quiet:
         yield lambda facts: None
     elif OUT.is_terminal:
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[pace]}"))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[figures]}"))
         with Progress(*columns, console=OUT) as progress:
-            task = progress.add_task("waiting for the pipeline", total=None, pace="")
+            task = progress.add_task("waiting for the pipeline", total=None, figures="")
             yield lambda facts: progress.update(
-                task, description=_what(facts), completed=facts["rows"], total=_total(facts), pace=_pace(facts)
+                task, description=_title(facts), completed=facts["rows"], total=_total(facts), figures=_figures(facts)
             )
     else:
         yield _Lines().show
 
 
 class _Lines:
-    """Plain lines, each said once."""
+    """Plain lines; an unchanged line is not repeated."""
 
     def __init__(self) -> None:
         self._last = ""
 
     def show(self, facts: Facts) -> None:
-        line = told(facts)
+        line = progress_line(facts)
         if line != self._last:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
             self._last = line
 
 
-def told(facts: Facts) -> str:
-    """One line: what it does, how much of it is done, how fast, and how long it will take."""
-    return f"{_what(facts)}: {_pace(facts)}"
+def progress_line(facts: Facts) -> str:
+    """One line: table and state, rows done, rate, time left."""
+    return f"{_title(facts)}: {_figures(facts)}"
 
 
-def _what(facts: Facts) -> str:
+def _title(facts: Facts) -> str:
     waiting = f", waiting for {facts['waiting']}" if facts.get("waiting") else ""
     return f"{facts['table']} {facts['state']}{waiting}"
 
 
 def _total(facts: Facts) -> int | None:
-    """The estimate may be too small, and of one that is over it counts no more."""
+    """The estimate may be too small; once the job is done, its rows count."""
     if facts["state"] == "done":
         return max(1, int(facts["rows"]))
     return max(int(facts["rows"]), int(facts.get("estimate") or 0)) or None
 
 
-def _pace(facts: Facts) -> str:
+def _figures(facts: Facts) -> str:
     of = f" of about {facts['estimate']:,}" if facts.get("estimate") and facts["state"] != "done" else ""
     parts = [f"{facts['rows']:,}{of} rows"]
     if rate := facts.get("rows_per_second"):
@@ -72,12 +72,12 @@ def _pace(facts: Facts) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """As hours:minutes:seconds."""
     return str(timedelta(seconds=round(seconds)))
 
 
-def listed(job: Facts) -> list[object]:
-    """One row of the list of backfills."""
+def table_row(job: Facts) -> list[object]:
+    """One row of the table of backfills."""
     left, rate = job.get("eta_seconds"), job.get("rows_per_second")
     return [
         job["id"],

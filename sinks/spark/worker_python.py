@@ -4,8 +4,8 @@ Spark allows a worker ten seconds to connect and ten more to send its secret, wh
 imports half of PySpark: on a busy machine, say after a reboot, no query would ever start. PySpark is then kept from
 sending the secret a second time, and reads the JVM's answer itself.
 
-Spark also puts an archive of PySpark's sources before the installed package, and Python compiles an archive's modules at
-every start: 1.1 of a worker's 1.5 seconds of CPU. So the archives leave the path where the package is installed.
+Spark also puts an archive of PySpark's sources before the installed package, and Python compiles an archive's modules
+at every start: 1.1 of a worker's 1.5 seconds of CPU. So the archives leave the path where the package is installed.
 """
 
 import shlex

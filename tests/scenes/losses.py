@@ -11,8 +11,8 @@ from typing import Any
 from cdc.config.settings import Settings
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Sink
+from cdc.service.apply.held_back_tables import HeldBackTables, TableRequests
 from cdc.service.apply.lost_tables import LostTables
-from cdc.service.apply.paused_tables import PausedTables, TableRequests
 from cdc.service.observe.positions import Positions
 from cdc.service.state import status
 from cdc.service.state.skipped_tables import SkippedTables
@@ -34,10 +34,10 @@ BACKFILLED = 5
 class NoRefill:
     """No table of the scene is skipped."""
 
-    def beats(self, version: Lsn) -> bool:
+    def reads_newer_than(self, version: Lsn) -> bool:
         raise AssertionError(version)
 
-    def ask(self, table: TableId) -> str:
+    def request(self, table: TableId) -> str:
         raise AssertionError(table)
 
 
@@ -69,8 +69,8 @@ class LossScene:
             watch=self.losses,
         )
         skipped = SkippedTables(self.settings.state, sink.name)
-        self.holds = PausedTables(self.log.reader, self.applier, skipped, NoRefill(), TableRequests())
-        self.holds.restore()
+        self.held_back = HeldBackTables(self.log.reader, self.applier, skipped, NoRefill(), TableRequests())
+        self.held_back.restore()
         self.applier.greet()
 
     def write(self, *labels: str, schema: TableSchema = ITEMS) -> None:
@@ -103,9 +103,9 @@ class LossScene:
     def attend(self) -> None:
         """One round of whoever attends to the sink."""
         self.applier.look()
-        self.losses.tend(self.applier)
+        self.losses.repair(self.applier)
         with contextlib.suppress(TableLost):
-            self.holds.follow(self.losses.held(TableRequests()))
+            self.held_back.follow(self.losses.with_lost(TableRequests()))
 
     def _ask(self, asked: TableId) -> str:
         self.asked.append(asked)
@@ -149,8 +149,8 @@ class LossScene:
 
     def counts(self, *schemas: TableSchema) -> bool:
         """Whether the sink's position counts, for all tables or for these."""
-        place = Positions(self.settings, self.log.reader).places()[self.name]
-        return place.of([str(schema.table) for schema in schemas]) > ZERO_LSN
+        position = Positions(self.settings, self.log.reader).by_sink()[self.name]
+        return position.reached_for([str(schema.table) for schema in schemas]) > ZERO_LSN
 
     def labels(self, schema: TableSchema = ITEMS) -> list[str]:
         """As the store has them."""

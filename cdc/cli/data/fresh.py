@@ -1,4 +1,4 @@
-"""`fresh`: a Delta table with what the log holds beyond it."""
+"""`fresh`: a Delta table with the newer changes of the log."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,25 +16,27 @@ _FORMATS = (".parquet", ".csv")
 
 
 def fresh(
-    table: Annotated[str, typer.Argument(help="schema.name")],
+    table: Annotated[str, typer.Argument(help="A table as schema.name.")],
     *,
     config: ConfigOption = DEFAULT_CONFIG,
-    sink: Annotated[str, typer.Option(metavar="SINK", help="The Delta sink, where the pipeline has several.")] = "",
+    sink: Annotated[str, typer.Option(metavar="SINK", help="The Delta sink, if the pipeline has several.")] = "",
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the rows to this file: .parquet or .csv.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a Delta table as of the head of the log.
+    """Read a Delta table together with the newer changes of the log.
 
-    The table with what the log holds beyond it, without waiting for the merge.
+    Does not wait for the sink to write these changes. Prints the number of rows, or writes the rows to a file.
 
     Example: millrace fresh public.orders --output orders.parquet
     """
     from cdc.service.inspect.fresh import fresh
 
     if output is not None and output.suffix not in _FORMATS:
-        raise ConfigError(f"{output.name} is of no known kind.", f"Let its name end with {' or '.join(_FORMATS)}.")
+        raise ConfigError(
+            f"{output.name} has an unknown file format.", f"Use a name that ends with {' or '.join(_FORMATS)}."
+        )
     found = fresh(config, table, sink)
     rows = found.arrow()
     if output is not None:
@@ -45,7 +47,7 @@ def fresh(
     else:
         OUT.print(
             f"{table} at {facts['lsn']}: {rows.num_rows:,} rows; {found.changed.num_rows:,} keys changed "
-            "beyond the Delta table."
+            "since the Delta table's version."
         )
 
 

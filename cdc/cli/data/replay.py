@@ -1,4 +1,4 @@
-"""`replay`: read a range of the log again into chosen sinks."""
+"""`replay`: apply a range of the log again to chosen sinks."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +18,11 @@ def replay(
     *,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: Annotated[
-        list[str] | None, typer.Option(metavar="SINK", help="Into this sink; may be repeated. Default: all.")
+        list[str] | None, typer.Option(metavar="SINK", help="Only to this sink; may be repeated. Default: all.")
     ] = None,
     table: Annotated[
-        list[str] | None, typer.Option(metavar="TABLE", help="schema.name; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="Only this table, as schema.name; may be repeated. Default: all."),
     ] = None,
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help='Only this key, as JSON: {"id":42}; may be repeated.')
@@ -33,7 +34,9 @@ def replay(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be applied.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a range of the log again into the stores. No key ever goes back, and the live pipeline runs on.
+    """Apply a range of the log to the stores again.
+
+    The live pipeline keeps running. No key gets an older value: stores ignore changes older than their own.
 
     Example: millrace replay --sink redis --table public.orders --from 2026-01-31T10:00:00Z
     """
@@ -58,7 +61,7 @@ def replay(
         facts = {"entries": done.entries, "changes": done.changes, "lsn": format_lsn(done.at), "dry_run": dry_run}
         print_json(facts)
     else:
-        verb = "would be applied" if dry_run else "applied; older ones than the stores hold were ignored"
+        verb = "would be applied" if dry_run else "applied; the stores ignored those older than what they have"
         OUT.print(f"{done.changes:,} changes of {done.entries:,} log entries {verb}.")
 
 

@@ -1,13 +1,13 @@
-"""`resync`: begin again when what the slot missed cannot be read any more."""
+"""`resync`: start over with a new slot and a new snapshot when the old slot cannot be used."""
 
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
 
 
 def resync(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Have the next start take a new slot and a new snapshot.
+    """Take a new slot and a new snapshot at the next start.
 
-    What the source no longer has is removed from the stores. For a slot that was lost, moved or made anew. The
-    stores keep what they hold until the snapshot has brought the rest. Capture must not be running.
+    For a slot that was lost, moved or recreated. Stores keep their rows until the snapshot is complete; then rows that
+    the source no longer has are removed. Stop the pipeline first.
 
     Example: millrace resync && millrace run
     """

@@ -1,4 +1,4 @@
-"""`verify`: prove that the stores equal the source."""
+"""`verify`: compare the stores with the source."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -14,26 +14,27 @@ if TYPE_CHECKING:
 def verify(
     config: ConfigOption = DEFAULT_CONFIG,
     sink: Annotated[
-        list[str] | None, typer.Option(metavar="SINK", help="This sink; may be repeated. Default: all.")
+        list[str] | None, typer.Option(metavar="SINK", help="Only this sink; may be repeated. Default: all.")
     ] = None,
     table: Annotated[
-        list[str] | None, typer.Option(metavar="TABLE", help="schema.name; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="Only this table, as schema.name; may be repeated. Default: all."),
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a sink to catch up.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the stores with the source, row by row.
 
-    Also while they change. Exit code 0 only if they are equal. In a terminal a bar shows rate and time left.
+    Works while the source and the stores change. Exit code 0 only if they are equal.
 
     Example: millrace verify --sink delta --table public.orders --json
     """
-    from cdc.cli.progress import screen
+    from cdc.cli.progress import progress_display
     from cdc.service.daemon.process import settings_from
     from cdc.service.inspect.verification import differences
 
     settings = settings_from(config)
-    with screen(quiet=as_json or not OUT.is_terminal) as show:
+    with progress_display(quiet=as_json or not OUT.is_terminal) as show:
         found = list(differences(settings, tuple(sink or ()), tuple(table or ()), timeout, show))
     equal = all(item.equal for item in found)
     if as_json:

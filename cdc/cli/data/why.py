@@ -1,4 +1,4 @@
-"""`why`: the way of one row through the system."""
+"""`why`: the history of one row."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -21,34 +21,36 @@ _OPS = {
 
 
 def why(
-    table: Annotated[str, typer.Argument(help="schema.name", autocompletion=complete_table)],
+    table: Annotated[str, typer.Argument(help="A table as schema.name.", autocompletion=complete_table)],
     key: Annotated[str, typer.Argument(help='The key as a JSON object: {"id":42}')],
     config: ConfigOption = DEFAULT_CONFIG,
-    seconds: Annotated[float, typer.Option(min=1, help="How long to search the log.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit for the search, in seconds.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every event of a row, what became of it in each store, and what each store holds now. No values.
+    """Show the events of a row and their outcome in each store.
+
+    Also the version that each store has now. Shows no row values.
 
     Example: millrace why public.orders '{"id":42}'
     """
     from cdc.service.daemon.process import settings_from
-    from cdc.service.inspect.why import story
+    from cdc.service.inspect.why import row_history
     from cdc.service.observe.positions import Positions, open_log
 
     settings = settings_from(config)
     reader = open_log(settings)
-    places = Positions(settings, reader).places()
-    told = story(settings, reader, places, table, key, seconds=seconds)
+    positions = Positions(settings, reader).by_sink()
+    found = row_history(settings, reader, positions, table, key, seconds=seconds)
     if as_json:
-        print_json(asdict(told))
+        print_json(asdict(found))
     else:
-        _print(told)
+        _print(found)
 
 
-def _print(told: "RowHistory") -> None:
-    sinks = list(told.stored)
-    if not told.events:
-        OUT.print("The log holds no event of this key.")
+def _print(history: "RowHistory") -> None:
+    sinks = list(history.stored)
+    if not history.events:
+        OUT.print("The log has no event of this key.")
     rows = [
         (
             _OPS.get(one.event.op, one.event.op),
@@ -57,20 +59,20 @@ def _print(told: "RowHistory") -> None:
             one.event.commit_lsn,
             one.event.version,
             one.entry,
-            *(_fate(one, sink) for sink in sinks),
+            *(_outcome(one, sink) for sink in sinks),
         )
-        for one in told.events
+        for one in history.events
     ]
     if rows:
         print_table(("what", "at", "transaction", "commit", "version", "log entry", *sinks), rows)
-    held = [(name, one.state, one.version, one.place or one.trouble) for name, one in told.stored.items()]
-    print_table(("store", "holds", "version", "place"), held)
+    stored = [(name, one.state, one.version, one.place or one.trouble) for name, one in history.stored.items()]
+    print_table(("store", "state", "version", "place"), stored)
 
 
-def _fate(one: "EventOutcome", sink: str) -> str:
-    fate, batch = one.sinks[sink], one.batches[sink]
-    if fate != "applied":
-        return fate
+def _outcome(one: "EventOutcome", sink: str) -> str:
+    outcome, batch = one.sinks[sink], one.batches[sink]
+    if outcome != "applied":
+        return outcome
     if batch is None:
         return "applied, batch not recorded"
     number = str(batch.first) if batch.first == batch.last else f"{batch.first} to {batch.last}"

@@ -1,4 +1,4 @@
-"""`pause`, `resume`, `skip` and `reload`: steering a pipeline that runs, through its state folder."""
+"""`pause`, `resume`, `skip` and `reload`: control a running pipeline through its state folder."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc.config.settings import Settings
     from cdc.service.state.pauses import Paused
 
-_PATIENCE, _SOON = 60.0, 5.0
+_ANSWER_SECONDS, _SAME_REFUSAL_SECONDS = 60.0, 5.0
 _TABLES = "tables_outcome"
 Facts = dict[str, object]
 
@@ -32,11 +32,11 @@ TargetArgument = Annotated[
 
 
 def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Let a sink or a table stand still until it is resumed.
+    """Pause a sink or a table until it is resumed.
 
-    Also over restarts; nothing is lost. A sink stops after the batch in hand and keeps its position. A table is
-    held back from every sink. Capture goes on in either case: the log keeps what waits, and the replication slot
-    does not.
+    A pause survives restarts, and nothing is lost. A paused sink stops after its present batch and keeps its position.
+    A paused table is held back from every sink. Capture continues in either case: pending changes stay in the log, and
+    the replication slot keeps advancing.
 
     Examples:
 
@@ -47,8 +47,8 @@ def pause(target: TargetArgument, config: ConfigOption = DEFAULT_CONFIG, as_json
     from cdc.service.state import pauses
 
     settings = _settings(config)
-    _said(
-        settings, pauses.pause(settings, target), as_json, f"{target} is paused. Let it go on: millrace resume {target}"
+    _print(
+        settings, pauses.pause(settings, target), as_json, f"{target} is paused. Resume it: millrace resume {target}"
     )
 
 
@@ -56,14 +56,14 @@ def resume(
     target: TargetArgument,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: Annotated[
-        str, typer.Option(metavar="SINK", help="A table: only in this sink.", autocompletion=complete_sink)
+        str, typer.Option(metavar="SINK", help="For a table: only in this sink.", autocompletion=complete_sink)
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Let a paused sink or table go on where it stopped.
+    """Resume a sink, or a paused, waiting or skipped table.
 
-    What it missed is applied in order. A table that waits because a store cannot take it is tried again at once. One
-    that was skipped is removed from that store and filled again by a backfill.
+    Missed changes are applied in order. A table that waits because a store cannot take it is retried at once. The rows
+    of a skipped table are removed from that store, and a backfill fills it again.
 
     Examples:
 
@@ -77,36 +77,36 @@ def resume(
 
     settings = _settings(config)
     where = f" in {sink}" if sink else ""
-    _said(settings, pauses.resume(settings, target, sink), as_json, f"{target} goes on{where}. See: millrace status")
+    _print(
+        settings, pauses.resume(settings, target, sink), as_json, f"{target} is resumed{where}. See: millrace status"
+    )
 
 
 def skip(
     table: Annotated[str, typer.Argument(help="A table as schema.name.", autocompletion=complete_table)],
-    sink: Annotated[
-        str, typer.Option(metavar="SINK", help="The sink that goes on without it.", autocompletion=complete_sink)
-    ],
+    sink: Annotated[str, typer.Option(metavar="SINK", help="The sink that skips it.", autocompletion=complete_sink)],
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Have one sink go on without a table.
+    """Have one sink skip a table.
 
-    Its changes are not kept for that sink any more, and its rows stay there as they are. When it is resumed, they are
-    removed there, and a backfill brings what the source has then.
+    From now on that sink drops the table's changes; the rows in its store stay unchanged. On resume these rows are
+    removed, and a backfill reads the table again.
 
     Example: millrace skip public.orders --sink delta
     """
     from cdc.service.state import pauses
 
     settings = _settings(config)
-    line = f"{sink} goes on without {table}. Have it filled again: millrace resume {table} --sink {sink}"
-    _said(settings, pauses.skip(settings, table, sink), as_json, line)
+    line = f"{sink} skips {table}. To refill it: millrace resume {table} --sink {sink}"
+    _print(settings, pauses.skip(settings, table, sink), as_json, line)
 
 
 def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Have the running pipeline read its file again.
+    """Reload the pipeline file while the pipeline runs.
 
-    Tables and sinks come, go and change; positions stay. Only the parts concerned start again. A file that is wrong
-    changes nothing, and the reason is shown here.
+    Adds, removes and changes tables and sinks; positions stay. Restarts only the parts that need it. An invalid file
+    changes nothing, and its error is shown here.
 
     Example: millrace validate && millrace reload
     """
@@ -117,47 +117,47 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
     before = _outcome(status.read(settings.state, "daemon"))
     refused = _outcome(status.read(settings.state, "capture"), _TABLES)
     requests.request(settings.state)
-    outcome = _awaited(
+    outcome = _wait_for(
         lambda: _outcome(status.read(settings.state, "daemon")), lambda found: found.get("at") != before.get("at")
     )
     if not outcome.get("ok"):
-        raise ConfigError(f"Not taken over; everything runs on as before. {outcome.get('message')}")
+        raise ConfigError(f"The file was not used; everything runs as before. {outcome.get('message')}")
     tables = sorted(str(table.name) for table in settings.source.tables)
-    _await_tables(settings, tables, refused)
+    _wait_for_tables(settings, tables, refused)
     if as_json:
         print_json(outcome)
     else:
-        OUT.print(f"Taken over: {outcome.get('message')}.", markup=False)
+        OUT.print(f"Reloaded: {outcome.get('message')}.", markup=False)
 
 
-def _await_tables(settings: "Settings", tables: list[str], refused: Facts) -> None:
-    """Until capture follows these tables; raises what it says against them. `refused` is what it said last time."""
+def _wait_for_tables(settings: "Settings", tables: list[str], refused: Facts) -> None:
+    """Wait until capture follows these tables; raises its refusal. `refused` is an earlier one, still in the file."""
     from cdc.service.state import status
 
-    soon = time.monotonic() + _SOON
+    later = time.monotonic() + _SAME_REFUSAL_SECONDS
 
     def answered(facts: Facts) -> bool:
-        said = _outcome(facts, _TABLES)
-        fresh = said != refused or time.monotonic() > soon  # the same refusal may come again
-        return not _follows_others(facts, tables) or (said.get("ok") is False and fresh)
+        outcome = _outcome(facts, _TABLES)
+        fresh = outcome != refused or time.monotonic() > later  # the same refusal may come again
+        return not _follows_others(facts, tables) or (outcome.get("ok") is False and fresh)
 
-    facts = _awaited(lambda: status.read(settings.state, "capture"), answered)
+    facts = _wait_for(lambda: status.read(settings.state, "capture"), answered)
     if _follows_others(facts, tables):
-        said = _outcome(facts, _TABLES)
-        raise ConfigError(f"The tables were not taken over. {said.get('message')}", str(said.get("remedy", "")))
+        outcome = _outcome(facts, _TABLES)
+        raise ConfigError(f"The tables were not changed. {outcome.get('message')}", str(outcome.get("remedy", "")))
 
 
 def _follows_others(facts: Facts, tables: list[str]) -> bool:
-    """Whether capture follows other tables. While it starts it says nothing, and will read these."""
+    """Whether capture follows other tables. While it starts it reports none, and will follow these."""
     captured = facts.get("captured")
     return isinstance(captured, list) and sorted(captured) != tables
 
 
-def _awaited(ask: Callable[[], Facts], answered: Callable[[Facts], bool]) -> Facts:
-    deadline = time.monotonic() + _PATIENCE
-    while not answered(facts := ask()):
+def _wait_for(read: Callable[[], Facts], answered: Callable[[Facts], bool]) -> Facts:
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while not answered(facts := read()):
         if time.monotonic() > deadline:
-            raise MillraceError(f"The daemon did not answer in {_PATIENCE:g} s.", "See: millrace status")
+            raise MillraceError(f"The daemon did not answer in {_ANSWER_SECONDS:g} s.", "See: millrace status")
         time.sleep(0.05)
     return facts
 
@@ -173,7 +173,7 @@ def _outcome(facts: Facts, name: str = "reload") -> Facts:
     return found if isinstance(found, dict) else {}
 
 
-def _said(settings: "Settings", paused: "Paused", as_json: bool, line: str) -> None:
+def _print(settings: "Settings", paused: "Paused", as_json: bool, line: str) -> None:
     from cdc.service.daemon.reload import daemon_pid
 
     if as_json:
@@ -181,4 +181,4 @@ def _said(settings: "Settings", paused: "Paused", as_json: bool, line: str) -> N
         return
     OUT.print(line, markup=False)
     if daemon_pid(settings.state) is None:
-        OUT.print("The pipeline does not run now; it will keep to this when it does.")
+        OUT.print("The pipeline does not run now; this takes effect when it starts.")

@@ -1,4 +1,4 @@
-"""`dlq`: changes that a store refused, looked at and dealt with. Works on the state folder; opens no store."""
+"""`dlq`: show, retry and delete dead letters, the changes that a store refused. Opens no store."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from cdc.json_text.members import members, unquote
 from cdc.model import Lsn, format_lsn
 from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
-app = typer.Typer(help="Changes that a store refused: see, retry or drop them.", no_args_is_help=True)
+app = typer.Typer(help="Show, retry or delete dead letters: changes that a store refused.", no_args_is_help=True)
 
 SinkOption = Annotated[str, typer.Option("--sink", metavar="SINK", help="Only this sink.")]
 TableOption = Annotated[str, typer.Option("--table", metavar="TABLE", help="Only this table, as schema.name.")]
@@ -28,45 +28,47 @@ def list_letters(
     table: TableOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the parked changes with their reasons.
+    """List dead letters with their reasons.
 
-    Keys are shown, other values are not.
+    Shows keys, but no other values.
 
     Example: millrace dlq list --sink opensearch
     """
-    found = [(name, letter) for name, _, letter in _chosen(config, sink, table, "")]
+    found = [(name, dead_letter) for name, _, dead_letter in _chosen(config, sink, table, "")]
     if as_json:
-        print_json([_summary(name, letter) for name, letter in found])
+        print_json([_summary(name, dead_letter) for name, dead_letter in found])
         return
     if not found:
         OUT.print("No dead letters.")
         return
-    rows = [list(_summary(name, letter).values()) for name, letter in found]
-    print_table(["sink", "table", "key", "op", "lsn", "reason", "attempts", "parked at"], rows)
+    rows = [list(_summary(name, dead_letter).values()) for name, dead_letter in found]
+    print_table(["sink", "table", "key", "op", "lsn", "reason", "attempts", "since"], rows)
 
 
 @app.command()
 def show(
-    key: Annotated[str, typer.Argument(help="The key, as `dlq list` shows it; of one column, its value will do.")],
+    key: Annotated[
+        str, typer.Argument(help="The key, as `dlq list` shows it; for a single-column key its value is enough.")
+    ],
     *,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: SinkOption = "",
     table: TableOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show one parked change with its values.
+    """Show one dead letter with its values.
 
     Example: millrace dlq show '{"id":42}' --table public.orders
     """
     found = [
-        {"sink": name, **asdict(letter), "lsn": format_lsn(Lsn(letter.version))}
-        for name, _, letter in _chosen(config, sink, table, key)
+        {"sink": name, **asdict(dead_letter), "lsn": format_lsn(Lsn(dead_letter.version))}
+        for name, _, dead_letter in _chosen(config, sink, table, key)
     ]
     if as_json:
         print_json(found)
         return
-    for letter in found:
-        print_table(("", ""), [(name.replace("_", " "), _plain(value)) for name, value in letter.items()])
+    for facts in found:
+        print_table(("", ""), [(name.replace("_", " "), _plain(value)) for name, value in facts.items()])
 
 
 @app.command()
@@ -78,18 +80,18 @@ def retry(
     key: KeyOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Have the running pipeline try parked changes again.
+    """Have the running pipeline retry dead letters.
 
     It does so within a second or two.
 
     Example: millrace dlq retry --sink opensearch --table public.orders
     """
     chosen = list(_chosen(config, sink, table, key))
-    count = sum(letters.ask_retry(letter.table, letter.key) for _, letters, letter in chosen)
+    count = sum(file.ask_retry(one.table, one.key) for _, file, one in chosen)
     if as_json:
         print_json({"retried": count})
         return
-    OUT.print(f"{count} change(s) will be tried again by the running pipeline; see: millrace dlq list")
+    OUT.print(f"The running pipeline will retry {count} dead letter(s). See: millrace dlq list")
 
 
 @app.command()
@@ -102,38 +104,38 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give parked changes up.
+    """Delete dead letters permanently.
 
-    The store lacks them until their keys change again.
+    The store lacks these changes until their keys change again.
 
     Example: millrace dlq drop --sink opensearch --key '{"id":42}'
     """
     chosen = list(_chosen(config, sink, table, key))
     if chosen and not yes:
-        typer.confirm(f"Give up {len(chosen)} change(s) for good?", abort=True, err=as_json)
-    count = sum(letters.drop(letter.table, letter.key) for _, letters, letter in chosen)
+        typer.confirm(f"Delete {len(chosen)} dead letter(s) permanently?", abort=True, err=as_json)
+    count = sum(file.drop(one.table, one.key) for _, file, one in chosen)
     if as_json:
         print_json({"dropped": count})
         return
-    OUT.print(f"{count} change(s) given up.")
+    OUT.print(f"Deleted {count} dead letter(s).")
 
 
 def _chosen(config: "ConfigOption", sink: str, table: str, key: str) -> Iterator[tuple[str, DeadLetters, DeadLetter]]:
-    """The letters that are meant, with their sinks; raises ConfigError where a key was named and has none."""
+    """The chosen dead letters, with sink and file; raises ConfigError for a key without one."""
     found = False
-    for name, letters in _boxes(config, sink):
-        for letter in letters.list(table or None):
-            if not key or _is(letter.key, key):
+    for name, file in _files(config, sink):
+        for dead_letter in file.list(table or None):
+            if not key or _matches(dead_letter.key, key):
                 found = True
-                yield name, letters, letter
+                yield name, file, dead_letter
     if key and not found:
         raise ConfigError(
-            "There is no dead letter with that key.", "See: millrace dlq list. A shell takes quotes off: '{\"id\":42}'."
+            "There is no dead letter with that key.", "See: millrace dlq list. Quote the key: '{\"id\":42}'."
         )
 
 
-def _is(key: str, asked: str) -> bool:
-    """Whether a key is the asked one, also with spaces in it, or named by the value of its one column."""
+def _matches(key: str, asked: str) -> bool:
+    """Whether the user means this key: as JSON, with or without spaces, or as the value of its only column."""
     values = list(members(key).values())
     if len(values) == 1 and asked == unquote(values[0]):
         return True
@@ -143,7 +145,7 @@ def _is(key: str, asked: str) -> bool:
         return False
 
 
-def _boxes(config: "ConfigOption", sink: str) -> Iterator[tuple[str, DeadLetters]]:
+def _files(config: "ConfigOption", sink: str) -> Iterator[tuple[str, DeadLetters]]:
     from cdc.service.daemon.process import settings_from
 
     settings: Settings = settings_from(config)
@@ -155,16 +157,16 @@ def _boxes(config: "ConfigOption", sink: str) -> Iterator[tuple[str, DeadLetters
             yield name, DeadLetters(settings.state / "dead-letters" / name)
 
 
-def _summary(sink: str, letter: DeadLetter) -> dict[str, object]:
+def _summary(sink: str, dead_letter: DeadLetter) -> dict[str, object]:
     return {
         "sink": sink,
-        "table": letter.table,
-        "key": letter.key,
-        "op": letter.op,
-        "lsn": format_lsn(Lsn(letter.version)),
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "parked_at": letter.parked_at.isoformat(timespec="seconds"),
+        "table": dead_letter.table,
+        "key": dead_letter.key,
+        "op": dead_letter.op,
+        "lsn": format_lsn(Lsn(dead_letter.version)),
+        "reason": dead_letter.reason,
+        "attempts": dead_letter.attempts,
+        "parked_at": dead_letter.parked_at.isoformat(timespec="seconds"),
     }
 
 

@@ -1,4 +1,4 @@
-"""`log`: look into the durable log."""
+"""`log`: show and maintain the log."""
 
 import json
 from collections import deque
@@ -15,7 +15,7 @@ from cdc.errors import ConfigError, LogLost
 from cdc.model import format_lsn, parse_lsn
 from cdc.ports import LogReader, Slice
 
-app = typer.Typer(help="Look into the durable log.", no_args_is_help=True)
+app = typer.Typer(help="Show and maintain the log.", no_args_is_help=True)
 app.command()(log_space.compact)
 app.command()(log_space.trim)
 
@@ -31,7 +31,7 @@ def _opened(config: ConfigOption) -> tuple[Settings, LogReader]:
 
 
 def _facts(piece: Slice) -> dict[str, object]:
-    """What a slice is about. Never a row's values: those may be private."""
+    """A summary of a slice, without row values: those may be private."""
     times = piece.rows["commit_ts"]
     return {
         "offset": piece.offset,
@@ -43,7 +43,7 @@ def _facts(piece: Slice) -> dict[str, object]:
 
 
 def _newest(reader: LogReader, entries: int) -> Sequence[Slice]:
-    """The last entries, looking back further and further in time instead of reading all of a long log."""
+    """The last entries. Seeks back in growing steps of time instead of reading a long log whole."""
     now = datetime.now(UTC)
     for back in (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), None):
         after = reader.start() if back is None else reader.seek(now - back)
@@ -56,13 +56,11 @@ def _newest(reader: LogReader, entries: int) -> Sequence[Slice]:
 @app.command()
 def tail(
     config: ConfigOption = DEFAULT_CONFIG,
-    entries: Annotated[int, typer.Option("--entries", "-n", min=1, help="How many entries.")] = 10,
-    values: Annotated[
-        bool, typer.Option("--values", help="Print the changes themselves, one JSON object a line.")
-    ] = False,
+    entries: Annotated[int, typer.Option("--entries", "-n", min=1, help="Number of entries.")] = 10,
+    values: Annotated[bool, typer.Option("--values", help="Print the changes, one JSON object per line.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest entries.
+    """Show the newest log entries.
 
     Example: millrace log tail -n 3 --values
     """
@@ -83,14 +81,12 @@ def tail(
 def show(
     config: ConfigOption = DEFAULT_CONFIG,
     since: Annotated[
-        str, typer.Option("--since", metavar="LSN", help="Only what ends beyond this LSN, as in 16/B374D848.")
+        str, typer.Option("--since", metavar="LSN", help="Only entries that end after this LSN, such as 16/B374D848.")
     ] = "",
-    values: Annotated[
-        bool, typer.Option("--values", help="Print the changes themselves, one JSON object a line.")
-    ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Print the changes, one JSON object per line.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every entry, or those after an LSN.
+    """Show all log entries, or those after an LSN.
 
     Example: millrace log show --since 0/1526238 --json
     """
@@ -115,7 +111,7 @@ def show(
 
 @app.command()
 def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show where the log ends, and how far each consumer is.
+    """Show the range of the log and the position of each consumer.
 
     Example: millrace log positions --json
     """
@@ -126,7 +122,7 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     try:
         reader = open_log(settings)
     except LogLost as error:
-        _print_last_said(settings, error, as_json)
+        _print_last_reported(settings, error, as_json)
         raise
     head, end = reader.head()
     lags = {lag.consumer: lag for lag in reader.lags()}
@@ -150,12 +146,12 @@ def positions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     print_table(headings, [tuple(consumer.values()) for consumer in consumers])
 
 
-def _print_last_said(settings: Settings, error: LogLost, as_json: bool) -> None:
-    """What the pipeline's parts know of a log that does not answer."""
-    from cdc.service.observe.positions import last_said
+def _print_last_reported(settings: Settings, error: LogLost, as_json: bool) -> None:
+    """What capture and apply last reported of a log that does not answer."""
+    from cdc.service.observe.positions import last_reported
 
-    said = last_said(settings, error)
-    end, reached = format_lsn(said.head), {name: format_lsn(lsn) for name, lsn in said.reached.items()}
+    known = last_reported(settings, error)
+    end, reached = format_lsn(known.head), {name: format_lsn(lsn) for name, lsn in known.reached.items()}
     if as_json:
         consumers = [{"consumer": name, "reached": lsn} for name, lsn in reached.items()]
         print_json({"start": None, "head": None, "end": end, "consumers": consumers, "trouble": str(error)})
@@ -169,9 +165,9 @@ def forget(
     consumer: Annotated[str, typer.Argument(help="The consumer's name, from: millrace log positions")],
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Release what the log keeps for a consumer that is gone.
+    """Forget a consumer, so that retention no longer keeps entries for it.
 
-    Such as a sink that was taken out of the pipeline.
+    For a sink that was removed from the pipeline.
 
     Example: millrace log forget old_lake
     """
@@ -185,25 +181,27 @@ def forget(
 
 @app.command()
 def quarantine(
-    sequence: Annotated[int, typer.Argument(min=1, help="A sequence number inside the bad segment, from its name.")],
+    sequence: Annotated[int, typer.Argument(min=1, help="A sequence number of the segment, from its file name.")],
     config: ConfigOption = DEFAULT_CONFIG,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Set an unreadable segment aside. Its changes are lost: read the tables again afterwards.
+    """Remove an unreadable segment from the log. Its changes are lost.
+
+    The file is kept in the folder `quarantine`. Read the tables again afterwards: millrace backfill
 
     Example: millrace log quarantine 4711 --yes
     """
     from cdc.log.segments.log import folder_of
-    from cdc.log.segments.quarantine import quarantine as set_aside
+    from cdc.log.segments.quarantine import quarantine as move_out
 
     settings, _ = _opened(config)
     if settings.log.kind != "segments":
         raise ConfigError(f"A log of kind {settings.log.kind} has no segments.", "Use that log's own tools.")
     if not yes:
-        typer.confirm(f"Set the segment with sequence {sequence} aside and lose its changes?", abort=True)
-    gone = set_aside(folder_of(settings), sequence)
+        typer.confirm(f"Remove the segment with sequence {sequence} from the log and lose its changes?", abort=True)
+    gone = move_out(folder_of(settings), sequence)
     OUT.print(
-        f"Set {gone.described} aside: {gone.rows} change(s). Read its tables again: millrace backfill", markup=False
+        f"Removed {gone.described}: {gone.rows} change(s). Read its tables again: millrace backfill", markup=False
     )
 
 

@@ -1,4 +1,4 @@
-"""`log compact` and `log trim`: room in a segment log by hand, while the pipeline is stopped (one log, one writer)."""
+"""`log compact` and `log trim`: shrink a segment log while the pipeline is stopped (a log has one writer)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     from cdc.log.segments.log import SegmentWriter
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Also what registered consumers have not read: those must be filled anew.")
+    bool, typer.Option("--force", help="Also entries that registered consumers have not read; these must be refilled.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def _opened(config: ConfigOption) -> "Iterator[tuple[Settings, SegmentWriter]]":
     if settings.log.kind != "segments":
         raise ConfigError(
             f"A log of kind {settings.log.kind} has no segments.",
-            "Kafka does this by itself: see log.compact and topics.",
+            "Kafka does this itself: see log.compact and the topics' settings.",
         )
     writer = cdc.log.open_writer(settings)
     assert isinstance(writer, SegmentWriter)
@@ -46,9 +46,9 @@ def compact(
     dry_run: DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep of each row only its newest complete change.
+    """Keep only the newest complete change of each row, and what follows it.
 
-    And what follows it: replays end the same, history is gone.
+    A replay still ends with the same rows; the history before that change is gone. Stop the pipeline first.
 
     Example: millrace log compact --dry-run
     """
@@ -59,26 +59,28 @@ def compact(
     if as_json:
         print_json({"rows": rows, "bytes": before, "freed_bytes": freed, "dry_run": dry_run})
         return
-    said = (
-        f"{rows} replaced change(s) would go." if dry_run else f"{rows} replaced change(s) gone, {freed} bytes freed."
+    text = (
+        f"Would remove {rows} replaced change(s)." if dry_run else f"Removed {rows} replaced change(s), {freed} bytes."
     )
-    OUT.print(said, markup=False)
+    OUT.print(text, markup=False)
 
 
 def trim(  # noqa: PLR0917 - the options of a command
     config: ConfigOption = DEFAULT_CONFIG,
     hours: Annotated[
-        float | None, typer.Option("--hours", min=0, help="Keep so many hours instead of log.retention_hours.")
+        float | None, typer.Option("--hours", min=0, help="Hours to keep, instead of log.retention_hours.")
     ] = None,
     gigabytes: Annotated[
-        float | None, typer.Option("--gb", min=0, help="Keep so many gigabytes instead of log.retention_gb.")
+        float | None, typer.Option("--gb", min=0, help="Gigabytes to keep, instead of log.retention_gb.")
     ] = None,
     force: Force = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the oldest entries now, by age and size. Position and marks stay.
+    """Remove the oldest log entries now, by age and size.
+
+    Positions stay. Stop the pipeline first.
 
     Example: millrace log trim --hours 24 --dry-run
     """
@@ -99,5 +101,5 @@ def trim(  # noqa: PLR0917 - the options of a command
     if as_json:
         print_json(found)
     else:
-        verb = "would go" if dry_run else "gone"
-        OUT.print(f"{found['entries']} entries with {found['rows']} change(s) {verb}.", markup=False)
+        verb = "Would remove" if dry_run else "Removed"
+        OUT.print(f"{verb} {found['entries']} entries with {found['rows']} change(s).", markup=False)

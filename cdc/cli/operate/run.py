@@ -26,21 +26,21 @@ from cdc.model import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
-    from cdc.service.observe.uncovered import Asked, Excepted
+    from cdc.service.observe.uncovered import Excepted, Scope
 
 _NO_REASON = ("skipped", "dead letters", "backfill", "first snapshot")
-"""What is lacking without keeping the pipeline from being ready; the rest is among the reasons."""
-_SAID = "Until then positions are those that the parts last said."
+"""Kinds that do not keep the pipeline from being ready; the others are among the reasons."""
+_STALE = "Until then, positions are those last reported by capture and apply."
 
 
 def run(
     config: ConfigOption = DEFAULT_CONFIG,
-    log_format: Annotated[Literal["console", "json"], typer.Option(help="Lines for people, or JSON.")] = "console",
+    log_format: Annotated[Literal["console", "json"], typer.Option(help="Format of log lines.")] = "console",
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
-    """Run the pipeline: snapshot, then follow the source.
+    """Run the pipeline: first snapshot, then live changes.
 
-    It runs until SIGTERM or Ctrl-C, and reads its file again on SIGHUP (see: millrace reload).
+    Runs until SIGTERM or Ctrl-C; SIGHUP reloads the pipeline file (see: millrace reload).
 
     Example: millrace run --config millrace.yaml --log-format json
     """
@@ -48,12 +48,12 @@ def run(
 
     code = daemon.run(config, log_format, log_level)
     if code:
-        _raise_last_word(config, code)
+        _raise_final_error(config, code)
     sys.exit(code)
 
 
-def _raise_last_word(config: Path, code: int) -> None:
-    """What ended the pipeline, once more, below everything that its parts said on their way out."""
+def _raise_final_error(config: Path, code: int) -> None:
+    """Repeat the error that ended the pipeline, below the last log lines of its parts."""
     from cdc.service.daemon.process import settings_from
     from cdc.service.observe.health import nested
     from cdc.service.state import status as files
@@ -69,7 +69,9 @@ def _raise_last_word(config: Path, code: int) -> None:
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show what the pipeline is doing and how far each store is. Exit code 0 only when all is well.
+    """Show the state of the pipeline and the lag of each sink.
+
+    Exit code 0 only if the pipeline is ready.
 
     Example: millrace status --json
     """
@@ -88,24 +90,25 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service.daemon.reload import daemon_pid
     from cdc.service.observe.dead_letter_counts import DeadLetterCounts
     from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
-    from cdc.service.observe.positions import known
-    from cdc.service.observe.uncovered import Asked, Standing
+    from cdc.service.observe.positions import known_positions
+    from cdc.service.observe.uncovered import PipelineProgress, Scope
     from cdc.service.state import pauses
     from cdc.service.state import status as files
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
-    found = known(settings)
+    found = known_positions(settings)
     head, reached = found.head, found.reached
-    standing = Standing(capture, apply, found.places, letters=DeadLetterCounts(settings.state, reached).read())
+    dead_letters = DeadLetterCounts(settings.state, reached).read()
+    progress = PipelineProgress(capture, apply, found.positions, dead_letters=dead_letters)
     troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
     if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
     if found.trouble is not None:
-        troubles.append(Reason("log", found.trouble.message, f"{found.trouble.remedy} {_SAID}"))
+        troubles.append(Reason("log", found.trouble.message, f"{found.trouble.remedy} {_STALE}"))
     return {
         "ready": not troubles,
         "reasons": [asdict(item) for item in troubles],
-        "except": [asdict(item) for item in standing.excepted(Asked(tuple(reached)))],
+        "except": [asdict(item) for item in progress.excepted(Scope(tuple(reached)))],
         "log_answers": found.trouble is None,
         "log": format_lsn(head),
         "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},
@@ -128,12 +131,12 @@ def _print(facts: Mapping[str, Any]) -> None:
     rows = []
     for name, behind in facts["behind_bytes"].items():
         sink = nested(facts["apply"], "sinks", name)
-        begun = "in the first snapshot" if sink.get("batches") else "not started"
-        rows.append((name, sink.get("state", "not running"), begun if behind is None else f"{behind:,} bytes behind"))
+        started = "in the first snapshot" if sink.get("batches") else "not started"
+        rows.append((name, sink.get("state", "not running"), started if behind is None else f"{behind:,} bytes behind"))
     print_table(("sink", "state", "lag"), rows)
     for name, part in nested(facts["daemon"], "parts").items():
         if isinstance(part, Mapping) and part.get("restarts"):
-            OUT.print(f"{name}: started again {part['restarts']} time(s), last: {part.get('last_exit')}", markup=False)
+            OUT.print(f"{name}: {part['restarts']} restart(s), last reason: {part.get('last_exit')}", markup=False)
         if isinstance(part, Mapping) and part.get("over_memory"):
             OUT.print(f"! {part['over_memory']}", markup=False, soft_wrap=True)
     for item in facts["reasons"]:
@@ -149,7 +152,7 @@ def _except_line(item: Mapping[str, Any]) -> str:
 
 
 def wait(
-    lsn: Annotated[str, typer.Argument(help="An LSN, as pg_current_wal_lsn() gives it.")],
+    lsn: Annotated[str, typer.Argument(help="An LSN from pg_current_wal_lsn().")],
     *,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: Annotated[
@@ -165,20 +168,20 @@ def wait(
         ),
     ] = None,
     except_waiting: Annotated[
-        bool, typer.Option("--except-waiting", help="Do not wait for tables that wait; they are named.")
+        bool, typer.Option("--except-waiting", help="Ignore tables that wait or are paused; name them.")
     ] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait.")] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
     """Wait until the stores hold everything committed up to an LSN.
 
-    What they lack even so is named: tables that wait or were skipped, dead letters, rows not read yet.
+    Names what they lack even so: waiting or skipped tables, dead letters, rows not read yet.
 
     Example: millrace wait $(psql -Atc 'select pg_current_wal_lsn()') --sink redis
     """
     from cdc.service.daemon.process import settings_from
     from cdc.service.observe.positions import Positions
-    from cdc.service.observe.uncovered import Asked
+    from cdc.service.observe.uncovered import Scope
 
     try:
         wanted = parse_lsn(lsn)
@@ -186,13 +189,13 @@ def wait(
         raise ConfigError(f"{error}.", "Take one from: select pg_current_wal_lsn()") from None
     settings = settings_from(config)
     positions = Positions(settings)
-    asked = Asked(positions.known(tuple(sink or ())), _tables(settings, table or ()), except_waiting)
+    scope = Scope(positions.chosen(tuple(sink or ())), _tables(settings, table or ()), except_waiting)
     deadline = time.monotonic() + timeout
-    while behind := (standing := positions.standing()).behind(wanted, asked):
+    while behind := (progress := positions.progress()).behind(wanted, scope):
         if time.monotonic() > deadline:
-            raise _late(f"{', '.join(behind)} did not reach {lsn} in {timeout:g} s.", standing.excepted(asked), asked)
+            raise _late(f"{', '.join(behind)} did not reach {lsn} in {timeout:g} s.", progress.excepted(scope), scope)
         time.sleep(0.02)
-    lacking = [asdict(item) for item in standing.excepted(asked)]
+    lacking = [asdict(item) for item in progress.excepted(scope)]
     if as_json:
         sys.stdout.write(json.dumps({"reached": True, "lsn": lsn, "except": lacking}) + "\n")
         return
@@ -201,11 +204,11 @@ def wait(
         OUT.print(_except_line(item).removeprefix("except "), markup=False, soft_wrap=True)
 
 
-def _late(message: str, lacking: "Sequence[Excepted]", asked: "Asked") -> MillraceError:
+def _late(message: str, lacking: "Sequence[Excepted]", scope: "Scope") -> MillraceError:
     waiting = [f"{item.message}." for item in lacking if item.kind == "waiting"]
-    if not waiting or asked.except_waiting:
+    if not waiting or scope.except_waiting:
         return MillraceError(message, "See: millrace status")
-    return MillraceError(" ".join([message, *waiting]), "See: millrace status; or leave them out: --except-waiting")
+    return MillraceError(" ".join([message, *waiting]), "See: millrace status; to ignore them: --except-waiting")
 
 
 def _tables(settings: "Settings", names: Sequence[str]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""`tables` and `lag`: each table on its way, and how far behind each store is."""
+"""`tables` and `lag`: the state of each table, and the lag of each sink."""
 
 import time
 from collections.abc import Collection
@@ -20,10 +20,10 @@ _OPEN = ("running", "paused", "failed")
 
 
 def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show every table: its state, its counts, its newest commit.
+    """Show the state, change counts and newest commit of each table.
 
-    Counted since the parts started. A store counts less than was captured where one batch held several changes of a
-    row: only the newest is applied.
+    Counts begin when capture and apply start. A sink counts fewer changes than were captured if a batch has several
+    changes of one row: only the newest is applied.
 
     Example: millrace tables --json
     """
@@ -51,9 +51,9 @@ def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
 
 def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show how far behind each store is, in seconds and bytes.
+    """Show the lag of each sink, in seconds and bytes of WAL.
 
-    First the reader, from the source to the log; then each store, with those of its tables that wait for something.
+    First capture, from the source to the log; then each sink, and its tables that lag.
 
     Example: millrace lag --json | jq '.sinks.redis.seconds'
     """
@@ -66,35 +66,39 @@ def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
             by_table.setdefault(sink, {})[table] = asdict(one)
         sinks = {name: {**asdict(one), "tables": by_table.get(name, {})} for name, one in lags.sinks.items()}
         print_json({"capture": asdict(lags.capture), "sinks": sinks, "trouble": str(trouble or "")})
-        _ended(trouble)
+        _exit_if_stale(trouble)
         return
     rows = [("source to log", "", *_shown(lags.capture))]
     for name, one in lags.sinks.items():
         rows.append((name, "", *_shown(one)))
         rows += [("", table, *_shown(own)) for (sink, table), own in lags.tables.items() if sink == name and own.bytes]
     print_table(("", "table", "seconds behind", "bytes behind"), rows)
-    _ended(trouble)
+    _exit_if_stale(trouble)
 
 
-def _ended(trouble: LogLost | None) -> None:
-    """What was shown is old if the log does not answer: say so, and end with 1."""
+def _exit_if_stale(trouble: LogLost | None) -> None:
+    """If the log does not answer, the figures are old: say so, and exit with 1."""
     if trouble is not None:
-        ERR.print(f"! log: {trouble} The lags are those of what the parts last said.", markup=False, soft_wrap=True)
+        ERR.print(
+            f"! log: {trouble} The lags are computed from what capture and apply last reported.",
+            markup=False,
+            soft_wrap=True,
+        )
         raise typer.Exit(1)
 
 
 def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
-    """As of one look: what was committed while nobody looked counts from its commit."""
-    from cdc.service.observe.lag import Lags, Moment
-    from cdc.service.observe.positions import known
+    """The lags now, from a single observation."""
+    from cdc.service.observe.lag import LagInputs, Lags
+    from cdc.service.observe.positions import known_positions
     from cdc.service.state import status
 
     sinks = {sink.name: [str(name) for name in settings.tables_of(sink)] for sink in settings.sinks}
     capture = status.read(settings.state, "capture")
     if not capture:
         raise MillraceError(f"No pipeline has run yet on {settings.state}.", "Start it: millrace run")
-    lags, found = Lags(), known(settings)
-    lags.look(Moment(time.time(), capture, found.head, found.reached, sinks, found.places))
+    lags, found = Lags(), known_positions(settings)
+    lags.update(LagInputs(time.time(), capture, found.head, found.reached, sinks, found.positions))
     return lags, found.trouble
 
 

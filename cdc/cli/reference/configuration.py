@@ -55,7 +55,7 @@ def _lines() -> Iterator[str]:
     yield from _section("source.tables[]", TableSettings, skip={"partitions"})
     yield "A table may also be written as its name alone: `- public.orders`.\n"
     yield from _section("source.partitions, source.tables[].partitions", PartitionSettings)
-    yield "Those of a table count for it instead of the source's.\n"
+    yield "A table's own settings replace those of the source.\n"
     yield from _section("log", LogSettings)
     for kind, settings in sorted(cdc.log.settings_kinds().items()):
         yield from _section(f"log, kind: {kind}", settings, skip=set(LogSettings.model_fields))
@@ -88,7 +88,7 @@ def _type(field: FieldInfo) -> str:
 
 
 def _shown(annotation: object) -> str:
-    """A type as people write it in YAML."""
+    """A type as it is written in YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _shown(arguments[0])

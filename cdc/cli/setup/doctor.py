@@ -1,4 +1,4 @@
-"""`doctor`: what stands between the source and a running pipeline."""
+"""`doctor`: check the source."""
 
 import sys
 from dataclasses import asdict
@@ -7,10 +7,10 @@ from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_
 
 
 def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Check that the source is ready, and say what to run if not.
+    """Check that the source is ready; if not, show what to run.
 
-    Looks at settings, privileges, identities, publication and slot; changes nothing. Exit code 0 when nothing
-    stands in the way; warnings do not.
+    Checks settings, privileges, replica identities, publication and slot; changes nothing. Exit code 0 if no check
+    fails; warnings do not count.
 
     Example: millrace doctor --json
     """

@@ -20,7 +20,7 @@ source:
   user: millrace                       # a role with LOGIN and REPLICATION, and SELECT on the tables
   password: ${MILLRACE_PASSWORD:-}     # kept out of this file
   slot: millrace                       # the replication slot; one per pipeline
-  publication: millrace                # made by `millrace run` if the role may, else: millrace doctor says how
+  publication: millrace                # created by `millrace run` if the role may; else see: millrace doctor
   tables:
     - public.users
     - name: public.orders
@@ -48,12 +48,12 @@ http:
 state: ./millrace-state                # the log, checkpoints and status
 """
 
-config_app = typer.Typer(help="Look at the pipeline file.", no_args_is_help=True)
+config_app = typer.Typer(help="Show the pipeline file.", no_args_is_help=True)
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write the file.")] = DEFAULT_CONFIG,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = DEFAULT_CONFIG,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented pipeline file.
 
@@ -63,7 +63,7 @@ def init(
         raise ConfigError(f"{path} exists already.", "Choose another name, or replace it with --force.")
     try:
         path.write_text(TEMPLATE, encoding="utf-8")
-        path.chmod(0o600)  # people will write a password into it, whatever the comment says
+        path.chmod(0o600)  # users may write a password into it, despite the comment
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written: {error.strerror}.", "Choose another folder.") from None
     OUT.print(f"Wrote {path}. Edit it, then: millrace validate --config {path}")
@@ -77,7 +77,7 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
     from cdc.service.daemon.process import settings_from
 
     settings = settings_from(config)
-    _runnable(settings, config)
+    _check_runnable(settings, config)
     if as_json:
         print_json({"valid": True, "tables": len(settings.source.tables), "sinks": [s.name for s in settings.sinks]})
     else:
@@ -85,8 +85,8 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
         OUT.print(f"{config} is valid: {len(settings.source.tables)} table(s), sinks: {sinks}.", markup=False)
 
 
-def _runnable(settings: Settings, config: Path) -> None:
-    """What `run` would refuse at once, beyond what the file itself can say."""
+def _check_runnable(settings: Settings, config: Path) -> None:
+    """Raise what `run` would refuse at once although the file is valid."""
     from cdc.service.http.guard import guard
     from snapshots.tables.rows import masking_of
 
@@ -98,9 +98,9 @@ def _runnable(settings: Settings, config: Path) -> None:
 
 @config_app.command("show")
 def show(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show the settings in force, secrets as stars.
+    """Show the effective settings, with secrets hidden.
 
-    Defaults and overrides from the environment included.
+    Includes defaults and overrides from the environment.
 
     Example: millrace config show --json
     """

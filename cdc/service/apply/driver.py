@@ -1,4 +1,4 @@
-"""The Spark driver of a pipeline, and an applier for one of its sinks: for the live queries and for replays alike."""
+"""The Spark driver of a pipeline, and the applier of a sink: for live queries and for replays."""
 
 import shutil
 import threading
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """Spark, started when somebody first needs it: from any thread, once."""
+    """Starts Spark once, on the first call, from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._session: SparkSession | None = None
 
     def __call__(self) -> "SparkSession":
-        with self._turn:
+        with self._lock:
             if self._session is None:
                 self._session = spark_of(self._settings, self._settings.state / "spark")
             return self._session
 
     def stop(self) -> None:
-        """End it, if it runs."""
-        with self._turn:
+        """Stop Spark, if it runs."""
+        with self._lock:
             if self._session is not None:
                 self._session.stop()
 
@@ -55,7 +55,7 @@ def applier_of(
     rows: SourceRows | None = None,
     watch: FingerprintRecorder | None = None,
 ) -> Applier:
-    """A pipeline's applier for one of its sinks; `rows` reads them from the source again, `watch` knows its losses."""
+    """The applier of a sink. `rows` reads single rows from the source again, `watch` detects lost tables."""
     return Applier(
         sink.name,
         open_sink=partial(registry.open_sink, sink, context),
@@ -65,7 +65,7 @@ def applier_of(
         reselect=rows or SourceRows(settings.source),
         retry=sink.retry,
         tables=sink.tables,
-        note=BatchHistory(settings.state, sink.name, partial(_position, log, sink.name)).note,
+        note=BatchHistory(settings.state, sink.name, partial(_position, log, sink.name)).record,
         watch=watch,
     )
 
@@ -76,7 +76,7 @@ def _position(log: LogReader, sink: str) -> Lsn:
 
 
 def stop_aware(stop: threading.Event) -> Callable[[float], None]:
-    """Waiting that ends when the process does."""
+    """A sleep that raises Stopped once `stop` is set."""
 
     def wait(seconds: float) -> None:
         if stop.wait(seconds):
@@ -86,18 +86,18 @@ def stop_aware(stop: threading.Event) -> Callable[[float], None]:
 
 
 def spark_of(settings: Settings, scratch: Path) -> "SparkSession":
-    """The driver that a pipeline asks for. `scratch` must be its own: whatever lies there is removed."""
+    """The pipeline's Spark session. `scratch` must be used by nothing else: its content is removed."""
     from cdc.artifacts.jars import spark_jars
     from sinks.spark.session import spark_session
 
-    shutil.rmtree(scratch, ignore_errors=True)  # a killed driver leaves its files behind
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed driver leaves its files
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = {
         "spark.driver.memory": settings.spark.memory,
         "spark.local.dir": str(scratch.absolute()),
         "spark.scheduler.mode": "FAIR",
-        "spark.python.authenticate.socketTimeout": "60s",  # 15 s by default: too little where everything starts at once
+        "spark.python.authenticate.socketTimeout": "60s",  # the default 15 s is too short when all sinks start at once
         **settings.spark.conf,
     }
-    spark, place = settings.spark, scratch.absolute()
-    return spark_session("millrace", spark_jars(), conf, place, spark.master, secrets=spark.secrets)
+    spark = settings.spark
+    return spark_session("millrace", spark_jars(), conf, scratch.absolute(), spark.master, secrets=spark.secrets)

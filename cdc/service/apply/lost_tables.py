@@ -1,10 +1,10 @@
-"""Stores that lost what they held: noticed, held, and filled again.
+"""Detects tables that a store has lost, holds them back, and refills them.
 
-What each table of a store last showed of itself (`sinks.fingerprints`) is kept here, with the place in the log at which
-that was. A table that shows something else is lost: it is held from that place on, in the log like a paused one, and
-the sink's position counts for nothing until the table is as it was, or was made anew and every row read again.
+The last fingerprint of each table (`sinks.fingerprints`) is kept with the sink's position at that time. A table with
+another fingerprint is lost: it is held back from that position on, like a paused one, and the sink's position does not
+count until the table is as it was, or was recreated and every row was read again.
 
-An older copy that says how far it goes lacks nothing but the changes since: those are applied again from the log.
+An older copy of a table that knows its own LSN lacks only the changes since: these are applied again from the log.
 """
 
 import logging
@@ -17,7 +17,7 @@ from cdc.config.settings import Settings, SinkSettings
 from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema, parse_lsn
 from cdc.ports import LogReader
-from cdc.service.apply.paused_tables import TableRequests
+from cdc.service.apply.held_back_tables import TableRequests
 from cdc.service.state import status
 from cdc.service.state.sink_positions import by_name, consumer_name
 from cdc.service.state.store_files import LogPosition, Loss, StoredMark, StoreFiles
@@ -25,110 +25,110 @@ from sinks.apply.applier import Applier
 from sinks.fingerprints import Difference, Fingerprinted, Positioned
 
 LOOK_SECONDS = 5.0
-"""A look is a request or two: every five seconds they are not measurable beside the batches."""
+"""Between two comparisons: each takes a request or two, not measurable beside the batches."""
 _ENDED = {"failed": "failed", "cancelled": "was cancelled"}
 _log = logging.getLogger(__name__)
-Ask = Callable[[TableId], str]
-"""Asks capture to read a table again as a whole; returns the backfill's id."""
+RequestBackfill = Callable[[TableId], str]
+"""Requests a backfill of a whole table; returns the backfill's id."""
 
 
 class LostTables:
-    """One sink's marks and losses: a `FingerprintRecorder`. The applier calls in its turn, the worker calls
-    `tend` beside it: each changes a loss only as long as the other has not."""
+    """One sink's fingerprints and losses: a `FingerprintRecorder`. The applier calls it during batches, the worker
+    calls `repair` from another thread: each changes a loss only if the other has not changed it meanwhile."""
 
-    def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, ask: Ask) -> None:
+    def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, request: RequestBackfill) -> None:
         self._settings = settings
         self._sink = sink
         self._log = log
-        self._ask = ask
+        self._request_backfill = request
         self._files = StoreFiles(settings.state, sink.name)
-        self._seen, self._losses = self._files.marks(), self._files.losses()
+        self._marks, self._losses = self._files.marks(), self._files.losses()
         self._reached = ZERO_LSN
         self._changing = threading.Lock()
         self._due = 0.0
-        self._wishes = TableRequests()
-        for table in self.lost:  # a process that ended between two steps may not have held it yet
-            self._hold(table, self._losses[table].place, anew=False)
+        self._requests = TableRequests()
+        for table in self.lost:  # a process that ended between two steps may not have held it back yet
+            self._hold_back(table, self._losses[table].position, replace_newer=False)
 
-    def follow(self, wishes: TableRequests) -> None:
-        """What is asked of the sink's tables now. What was lost of others, or is skipped, is nobody's concern."""
-        self._wishes = wishes
+    def follow(self, requests: TableRequests) -> None:
+        """Use these requests. Losses of skipped tables, and of tables that the sink no longer has, are forgotten."""
+        self._requests = requests
         for table, loss in list(self._losses.items()):
-            if not self._followed(table):
+            if not self._concerns(table):
                 self._change(table, loss, None)
 
     def facts(self) -> dict[str, dict[str, str]]:
         """By table, for the status."""
         return {str(table): loss.facts() for table, loss in sorted(self._losses.items())}
 
-    def held(self, wishes: TableRequests) -> TableRequests:
-        """What is to be held, with what is lost."""
-        return replace(wishes, paused=wishes.paused | self.lost)
+    def with_lost(self, requests: TableRequests) -> TableRequests:
+        """The requests, with lost tables among the paused ones."""
+        return replace(requests, paused=requests.paused | self.lost)
 
     # -- called by the applier: sinks.fingerprints.FingerprintRecorder
 
     @property
     def lost(self) -> frozenset[TableId]:
         """Tables that must not be written."""
-        return frozenset(table for table, loss in self._losses.items() if loss.waits)
+        return frozenset(table for table, loss in self._losses.items() if loss.blocks_writes)
 
     def connected(self) -> None:
-        """The next look is due at once."""
+        """The next comparison is due at once."""
         self._due = 0.0
 
     def look(self, sink: object) -> frozenset[TableId]:
-        """Compare, if it is time. Returns the tables that are to be held from now on."""
+        """Compare the fingerprints if it is time. Returns the tables that are lost since."""
         if time.monotonic() < self._due or not isinstance(sink, Fingerprinted):
             return frozenset()
-        known = {table: seen.mark for table, seen in self._seen.items() if self._followed(table)}
-        place = self._position()
-        self._reached = max(self._reached, place.reached)
-        shown = sink.look(known, place.reached) if known else {}
+        known = {table: stored.mark for table, stored in self._marks.items() if self._concerns(table)}
+        position = self._position()
+        self._reached = max(self._reached, position.reached)
+        found = sink.look(known, position.reached) if known else {}
         self._due = time.monotonic() + LOOK_SECONDS
-        differing = {table: seen for table, seen in shown.items() if isinstance(seen, Difference)}
-        found = {table: StoredMark(seen, place) for table, seen in shown.items() if not isinstance(seen, Difference)}
-        fresh = frozenset(table for table, difference in differing.items() if self._lose(table, difference))
-        if fresh and isinstance(sink, Positioned):
-            sink.passed(place.reached)  # what an older copy lacks is held: its position is the sink's again
-        self._find(found)
-        self._keep({**self._seen, **found})
-        return fresh
+        differing = {table: mark for table, mark in found.items() if isinstance(mark, Difference)}
+        good = {table: StoredMark(mark, position) for table, mark in found.items() if not isinstance(mark, Difference)}
+        newly_lost = frozenset(table for table, difference in differing.items() if self._lose(table, difference))
+        if newly_lost and isinstance(sink, Positioned):
+            sink.passed(position.reached)  # the table of an older copy is held back: the rest is at the sink's position
+        self._end_losses(good)
+        self._keep({**self._marks, **good})
+        return newly_lost
 
     def prepared(self, sink: object, schema: TableSchema) -> None:
-        """Sign a table that has no mark yet."""
-        if isinstance(sink, Fingerprinted) and schema.table not in self._seen:
-            self._keep({**self._seen, schema.table: StoredMark(sink.sign(schema), self._position())})
+        """Leave a mark in a table that has none yet."""
+        if isinstance(sink, Fingerprinted) and schema.table not in self._marks:
+            self._keep({**self._marks, schema.table: StoredMark(sink.sign(schema), self._position())})
 
     def renewed(self, sink: object, schema: TableSchema) -> None:
-        """Sign a table again."""
+        """Leave a mark in a recreated table."""
         if isinstance(sink, Fingerprinted):
-            self._keep({**self._seen, schema.table: StoredMark(sink.sign(schema), self._position())})
+            self._keep({**self._marks, schema.table: StoredMark(sink.sign(schema), self._position())})
             self.passed(sink, ZERO_LSN)
 
     def passed(self, sink: object, reached: Lsn) -> None:
-        """Have the store note how far it is, where it does that."""
+        """Have the store record its position, if it can."""
         if isinstance(sink, Positioned):
-            self._reached = max(self._reached, reached)  # a query that begins again repeats batches
+            self._reached = max(self._reached, reached)  # a restarted query repeats batches
             sink.passed(self._reached)
 
-    # -- called beside the batches
+    # -- called by the worker's own thread
 
-    def tend(self, applier: Applier) -> None:
-        """Take the next step with every table that is to be filled again. Raises what is worth another attempt."""
-        asked = self._files.asked_refills()
+    def repair(self, applier: Applier) -> None:
+        """Take the next step for every table that is to be refilled. Raises transient errors."""
+        requested = self._files.requested_refills()
         for table, loss in list(self._losses.items()):
-            wanted = table in asked or (self._sink.on_loss == "refill" and loss.state == "lost")
+            wanted = table in requested or (self._sink.on_loss == "refill" and loss.state == "lost")
             now = self._change(table, loss, replace(loss, state="renewing")) if wanted and loss.refill else loss
             if now is not None and now.state == "renewing":
-                now = self._renew(applier, table, now)
+                now = self._recreate(applier, table, now)
             if now is not None and now.state == "asking":
-                now = self._begin(table, now)
+                now = self._start_refill(table, now)
             if now is not None and now.state in ("refilling", "rewinding"):
-                self._advance(applier, table, now)
-        if asked:
-            self._files.forget_request()
+                self._check_refill(applier, table, now)
+        if requested:
+            self._files.remove_refill_request()
 
-    def _renew(self, applier: Applier, table: TableId, loss: Loss) -> Loss | None:
+    def _recreate(self, applier: Applier, table: TableId, loss: Loss) -> Loss | None:
         schema = next((schema for schema in self._log.schemas.newest() if schema.table == table), None)
         try:
             if schema is not None:
@@ -136,36 +136,35 @@ class LostTables:
         except MillraceError as error:
             if error.transient:
                 raise
-            return self._change(table, loss, replace(loss, message=f"cannot be made anew: {error.message}"))
-        _log.warning("sink %s: %s was made anew, empty; its rows are read again", self._sink.name, table)
+            return self._change(table, loss, replace(loss, message=f"cannot be recreated: {error.message}"))
+        _log.warning("sink %s: %s was recreated, empty; its rows are read again", self._sink.name, table)
         return self._change(table, loss, replace(loss, state="asking"))
 
-    def _begin(self, table: TableId, loss: Loss) -> Loss | None:
-        """Ask for all its rows; where nobody reads the source for us, the log is all that there is to read again."""
+    def _start_refill(self, table: TableId, loss: Loss) -> Loss | None:
+        """Request a backfill. With a Debezium log, Millrace does not read the source: the log is read again instead."""
         if self._settings.log.kind == "debezium":
             offset, head = self._log.head()
-            self._hold(table, LogPosition(ZERO_LSN, self._log.start()), anew=True)
-            said = "lost its rows; what the topics keep of them is applied again"
-            return self._change(
-                table, loss, replace(loss, state="rewinding", message=said, until=LogPosition(head, offset))
-            )
-        identity = self._ask(table)
-        said = f"lost its rows; backfill {identity} reads them again"
-        waiting = replace(loss, state="refilling", backfill=identity, until=None, message=said)
-        return self._change(table, loss, replace(waiting, remedy="Wait; its progress: millrace backfill"))
+            self._hold_back(table, LogPosition(ZERO_LSN, self._log.start()), replace_newer=True)
+            message = "lost its rows; what the topics still have of them is applied again"
+            until = LogPosition(head, offset)
+            return self._change(table, loss, replace(loss, state="rewinding", message=message, until=until))
+        identity = self._request_backfill(table)
+        message = f"lost its rows; backfill {identity} reads them again"
+        refilling = replace(loss, state="refilling", backfill=identity, until=None, message=message)
+        return self._change(table, loss, replace(refilling, remedy="Wait; its progress: millrace backfill"))
 
-    def _advance(self, applier: Applier, table: TableId, loss: Loss) -> None:
-        """Forget the loss once the sink has passed the end of the log of when everything missing was in it."""
-        now = self._read_again(table, loss) if loss.until is None else loss
+    def _check_refill(self, applier: Applier, table: TableId, loss: Loss) -> None:
+        """End the loss once everything missing is in the log and the sink has applied it."""
+        now = self._check_backfill(table, loss) if loss.until is None else loss
         if now is None or now.until is None or table in applier.held:
             return
         here = self._position()
         if here.reached > now.until.reached or here.offset == now.until.offset:
             self._change(table, now, None)
-            _log.warning("sink %s: %s holds its rows again", self._sink.name, table)
+            _log.warning("sink %s: %s has all its rows again", self._sink.name, table)
 
-    def _read_again(self, table: TableId, loss: Loss) -> Loss | None:
-        """Whether the backfill has ended, and how."""
+    def _check_backfill(self, table: TableId, loss: Loss) -> Loss | None:
+        """The loss, updated if the backfill has ended."""
         facts = status.read(self._settings.state, "capture")
         exact, jobs = facts.get("history_exact_from"), facts.get("backfills")
         states = {job["id"]: job["state"] for job in jobs} if isinstance(jobs, list) else {}
@@ -177,63 +176,64 @@ class LostTables:
         if state in ("failed", "cancelled"):
             message = f"lost its rows, and backfill {loss.backfill}, which reads them again, {_ENDED[state]}"
             resumed = f"millrace backfill --resume {loss.backfill}"
-            remedy = f"Go on with: {resumed if state == 'failed' else self._command()}"
+            remedy = f"Continue with: {resumed if state == 'failed' else self._command()}"
             return self._change(table, loss, replace(loss, message=message, remedy=remedy))
         return loss
 
-    # -- what is kept
+    # -- losses and marks
 
     def _lose(self, table: TableId, difference: Difference) -> bool:
-        """Note what is lost and hold it; whether that is news."""
-        before, loss = self._losses.get(table), self._judged(table, difference)
+        """Record a loss and hold the table back. Returns whether the loss is new."""
+        before, loss = self._losses.get(table), self._loss(table, difference)
         if before is not None and before.state == "renewing":
             return False
-        if before is not None and before.waits and loss.waits:
-            self._change(table, before, replace(loss, place=before.place, final=before.final or loss.final))
+        if before is not None and before.blocks_writes and loss.blocks_writes:
+            self._change(table, before, replace(loss, position=before.position, final=before.final or loss.final))
             return False
         self._change(table, before, loss)
-        self._hold(table, loss.place, anew=True)
+        self._hold_back(table, loss.position, replace_newer=True)
         _log.error("sink %s: %s %s. %s", self._sink.name, table, loss.message, loss.remedy)
         return True
 
-    def _judged(self, table: TableId, difference: Difference) -> Loss:
+    def _loss(self, table: TableId, difference: Difference) -> Loss:
         copied = difference.whole_up_to
         if copied is not None and copied > ZERO_LSN and self._log.removed() < copied:
             offset, head = self._log.head()
-            # of entries that end at one LSN, as those of a snapshot do, the copy may have the first ones only
+            # several entries may end at one LSN, as in a snapshot: the copy may have only the first of them
             since = LogPosition(Lsn(copied - 1), self._log.seek(Lsn(copied - 1)))
             message = f"{difference.message}; what it lacks is applied again from the log"
             return Loss(message, "Wait; nothing else is needed.", since, "rewinding", until=LogPosition(head, offset))
-        remedy = " ".join(filter(None, [difference.remedy, self._again() if difference.refill else ""]))
-        place = self._seen[table].place
-        return Loss(difference.message, remedy, place, refill=difference.refill, final=copied is not None)
+        refill = f"To recreate it and read its rows again: {self._command()}" if difference.refill else ""
+        remedy = " ".join(filter(None, [difference.remedy, refill]))
+        position = self._marks[table].position
+        return Loss(difference.message, remedy, position, refill=difference.refill, final=copied is not None)
 
-    def _find(self, found: Mapping[TableId, object]) -> None:
-        """Tables that are as they were: what they missed meanwhile is in the log."""
+    def _end_losses(self, good: Mapping[TableId, object]) -> None:
+        """End the losses of tables that are as they were: the log has the changes that they missed meanwhile."""
         for table, loss in list(self._losses.items()):
-            if table in found and loss.state == "lost" and not loss.final:
+            if table in good and loss.state == "lost" and not loss.final:
                 self._change(table, loss, None)
-                _log.warning("sink %s: %s is as it was and goes on", self._sink.name, table)
+                _log.warning("sink %s: %s is as it was and continues", self._sink.name, table)
 
-    def _hold(self, table: TableId, place: LogPosition, *, anew: bool) -> None:
-        """Keep what the table has to get from a place on. One that was held before may have got some of it: anew."""
+    def _hold_back(self, table: TableId, position: LogPosition, *, replace_newer: bool) -> None:
+        """Register a consumer for the table at this position. `replace_newer`: move back one that is further on."""
         name = consumer_name(self._sink.name, table)
-        held = by_name(self._log.consumers()).get(name)
-        if held is not None and (not anew or held.reached <= place.reached):
+        known = by_name(self._log.consumers()).get(name)
+        if known is not None and (not replace_newer or known.reached <= position.reached):
             return
-        if held is not None:
+        if known is not None:
             self._log.forget(name)
-        self._log.commit(name, place.reached, place.offset)
+        self._log.commit(name, position.reached, position.offset)
 
     def _position(self) -> LogPosition:
         mine = by_name(self._log.consumers()).get(self._sink.name)
         return LogPosition(mine.reached, mine.offset) if mine else LogPosition()
 
-    def _followed(self, table: TableId) -> bool:
-        return self._wishes.has(table) and table not in self._wishes.skipped
+    def _concerns(self, table: TableId) -> bool:
+        return self._requests.has(table) and table not in self._requests.skipped
 
     def _change(self, table: TableId, before: Loss | None, after: Loss | None) -> Loss | None:
-        """Durable on return, unless the loss was changed since it was looked at; returns what is so now."""
+        """Replace a loss, durably, unless it is no longer `before`. Returns the present one."""
         with self._changing:
             if self._losses.get(table) == before and before != after:
                 others = {other: loss for other, loss in self._losses.items() if other != table}
@@ -242,13 +242,10 @@ class LostTables:
                 self._losses = losses
             return self._losses.get(table)
 
-    def _keep(self, seen: dict[TableId, StoredMark]) -> None:
-        if seen != self._seen:
-            self._files.write_marks(seen)
-            self._seen = seen
+    def _keep(self, marks: dict[TableId, StoredMark]) -> None:
+        if marks != self._marks:
+            self._files.write_marks(marks)
+            self._marks = marks
 
     def _command(self) -> str:
         return f"millrace refill {self._sink.name}"
-
-    def _again(self) -> str:
-        return f"To have it made anew and its rows read again: {self._command()}"

@@ -1,7 +1,7 @@
-"""The apply process: one Spark driver, one streaming query per sink, each with its own checkpoint and its own luck.
+"""The apply process: one Spark driver, and a streaming query per sink unless several share one.
 
-A store that is down keeps only its own query waiting. A query that fails is started again after a while; what ends
-the whole process is the loss of Spark itself, and then the supervisor starts it again.
+Each sink has its own position and fails on its own. A store that is down delays only its own sink, and a failed query
+is restarted after a delay. Only the loss of Spark itself ends the process; the supervisor restarts it.
 """
 
 import logging
@@ -20,44 +20,44 @@ from cdc.service.state import pauses, status
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
-_PATIENCE = 60.0
-"""Seconds for the apply process of a daemon that was killed: told by the kernel, it still ends its batches."""
+_PREVIOUS_SECONDS = 60.0
+"""How long to wait for the apply process of a daemon that was killed: it still finishes its batches."""
 
 
 def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
-    """Apply until `stop` is set, then let each batch in hand end."""
+    """Apply until `stop` is set, then finish the present batches."""
     driver = Driver(settings)
-    lanes = SinkWorkers(settings, cdc.log.open_reader(settings), driver)
-    _claim(lanes, stop)
-    _publish(lanes, "starting")
+    workers = SinkWorkers(settings, cdc.log.open_reader(settings), driver)
+    _start_workers(workers, stop)
+    _publish(workers, "starting")
     try:
-        lanes.tend()
+        workers.run_queries()
         while not stop.wait(_INTERVAL):
-            lanes.want(news() or lanes.settings, pauses.read(settings.state))
-            lanes.tend()
-            _publish(lanes, "running")
+            workers.follow(news() or workers.settings, pauses.read(settings.state))
+            workers.run_queries()
+            _publish(workers, "running")
     finally:
-        _publish(lanes, "stopping")
-        lanes.close()
+        _publish(workers, "stopping")
+        workers.close()
         driver.stop()
-        _publish(lanes, "stopped")
+        _publish(workers, "stopped")
 
 
-def _claim(lanes: SinkWorkers, stop: threading.Event) -> None:
-    """Begin the sinks, waiting for a process that is just ending. Raises EnvironmentFault if it does not end."""
-    deadline = time.monotonic() + _PATIENCE
+def _start_workers(workers: SinkWorkers, stop: threading.Event) -> None:
+    """Start the sinks; waits for a previous process that is ending. Raises EnvironmentFault if it does not end."""
+    deadline = time.monotonic() + _PREVIOUS_SECONDS
     while True:
         try:
-            return lanes.want(lanes.settings, pauses.read(lanes.settings.state))
+            return workers.follow(workers.settings, pauses.read(workers.settings.state))
         except EnvironmentFault as error:
             if time.monotonic() > deadline or stop.wait(1.0):
                 raise
             _log.info("waiting: %s", error.message)
 
 
-def _publish(lanes: SinkWorkers, state: str) -> None:
-    with suppress(OSError):  # a full disk: whoever reads the file sees that it is old
-        status.publish(lanes.settings.state, "apply", {"state": state, "sinks": lanes.facts()})
+def _publish(workers: SinkWorkers, state: str) -> None:
+    with suppress(OSError):  # a full disk: readers see that the file is old
+        status.publish(workers.settings.state, "apply", {"state": state, "sinks": workers.facts()})
 
 
 if __name__ == "__main__":

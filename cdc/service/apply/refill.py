@@ -1,4 +1,4 @@
-"""Filling a table of a sink again after changes of it were passed over: by a backfill beside the stream."""
+"""Requests a backfill that fills a sink's table again after the table was skipped or lost."""
 
 from typing import Protocol
 
@@ -13,31 +13,31 @@ from snapshots.tables.wal_messages import say
 
 
 class Refill(Protocol):
-    """Asks for a backfill."""
+    """Requests a backfill."""
 
-    def beats(self, version: Lsn) -> bool:
-        """Whether rows that are read from now on have greater versions than that."""
+    def reads_newer_than(self, version: Lsn) -> bool:
+        """Whether rows that are read from now on have versions greater than this one."""
 
-    def ask(self, table: TableId) -> str:
-        """Have the table read again as a whole; returns the backfill's id."""
+    def request(self, table: TableId) -> str:
+        """Have the whole table read again; returns the backfill's id."""
 
 
 class SourceRefill:
-    """Through the source's WAL, like the command `backfill`. Raises MillraceError where that cannot be asked."""
+    """Through the source's WAL, like the command `backfill`. Raises MillraceError if the source cannot be reached."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def beats(self, version: Lsn) -> bool:
-        """The version of a row that is read is the slot's restart_lsn: an open transaction holds it back."""
+    def reads_newer_than(self, version: Lsn) -> bool:
+        """A row that is read gets the slot's restart_lsn as version, and an open transaction keeps that from moving."""
         with connect(self._settings.source, "millrace refill") as connection:
             found = slot.find(connection, self._settings.source.slot)
         if found is None:
             raise SlotLost(f"Slot {self._settings.source.slot} is gone.", "See: millrace doctor")
         return found.restart_lsn > version
 
-    def ask(self, table: TableId) -> str:
-        """The id is the place of the request in the WAL."""
+    def request(self, table: TableId) -> str:
+        """The id is the LSN of the request."""
         message = ask(Request(table), control_key(self._settings.state))
         with connect(self._settings.source, "millrace refill") as connection:
             return f"{say(connection, message):X}"

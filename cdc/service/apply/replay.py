@@ -1,7 +1,7 @@
-"""Reading a range of the log again into chosen sinks while the live pipeline runs.
+"""Applies a range of the log again to chosen sinks, while the live pipeline runs.
 
-Promise: no key goes back, since every store refuses an older version; and the live queries' positions are not touched,
-since a replay commits none. It runs in a process of its own, with the same fold and the same applier.
+Promise: no key gets an older value, since every store refuses an older version. The positions of the live queries do
+not change, since a replay commits none. It runs in its own process, with the same fold and the same applier.
 """
 
 import threading
@@ -22,12 +22,12 @@ from sinks.context import SinkContext
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 
-_AT_ONCE = 50_000
+_BATCH_ROWS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """What to read again: from a point (None: the oldest entry kept) up to one (None: the head), and of what."""
+    """What to apply again: after one point (None: from the oldest entry) until another (None: the head of the log)."""
 
     after: Lsn | datetime | None = None
     until: Lsn | datetime | None = None
@@ -37,7 +37,7 @@ class ReplayRange:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How far a replay is: `entries` of the log read, `changes` that were asked for."""
+    """Progress of a replay: log `entries` read, matching `changes` among them."""
 
     entries: int = 0
     changes: int = 0
@@ -56,7 +56,7 @@ def replay(
     appliers = [] if dry_run else [applier_of(settings, sink, reader, context, stop) for sink in sinks]
     done = Replayed()
     try:
-        for rows, reached in _pieces(reader, asked):
+        for rows, reached in _batches(reader, asked):
             if appliers and rows.num_rows:
                 _apply(appliers, reader, rows)
             done = replace(reached, changes=done.changes + rows.num_rows)
@@ -73,24 +73,24 @@ def _apply(appliers: Sequence[Applier], reader: LogReader, rows: pa.Table) -> No
         applier.apply(replace(batch, reached=ZERO_LSN))
 
 
-def _pieces(reader: LogReader, asked: ReplayRange) -> Iterator[tuple[pa.Table, Replayed]]:
-    """The chosen rows, about `_AT_ONCE` of them at a time, each with where it ends."""
-    waiting: list[pa.Table] = []
+def _batches(reader: LogReader, asked: ReplayRange) -> Iterator[tuple[pa.Table, Replayed]]:
+    """The chosen rows, about `_BATCH_ROWS` at a time, each with the progress so far."""
+    pending: list[pa.Table] = []
     reached = Replayed()
     after = reader.start() if asked.after is None else reader.seek(asked.after)
     until = None if asked.until is None else reader.seek(asked.until)
     for piece in reader.read(after, until):
-        waiting.append(_chosen(piece.rows, asked))
+        pending.append(_chosen(piece.rows, asked))
         reached = replace(reached, entries=reached.entries + 1, at=piece.end)
-        if sum(rows.num_rows for rows in waiting) >= _AT_ONCE:
-            yield pa.concat_tables(waiting), reached
-            waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting), reached
+        if sum(rows.num_rows for rows in pending) >= _BATCH_ROWS:
+            yield pa.concat_tables(pending), reached
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending), reached
 
 
 def _chosen(rows: pa.Table, asked: ReplayRange) -> pa.Table:
-    """Rows of the asked tables and keys. Truncates and removed ranges concern every key."""
+    """Rows of the chosen tables and keys. Truncates and removed key ranges concern every key."""
     if asked.tables:
         rows = rows.filter(pc.field("table").isin([str(table) for table in asked.tables]))
     if asked.keys:

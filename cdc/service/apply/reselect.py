@@ -1,7 +1,7 @@
-"""Reading single rows from the source again: for a partial change whose stored row has gone from a store.
+"""Reads single rows from the source again, for a partial change whose row is missing in a store.
 
-The images are the stream's own, so the row has the bytes it would have had. What it reflects may be newer than the
-change that asked for it; it is applied with that change's version, and the newer changes follow.
+The row has the same encoding as in the stream. It may be newer than the change that needs it; it is applied with that
+change's version, and the newer changes follow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from cdc.model import Column, TableSchema
 from sinks.rows.images import columns
 from snapshots.tables.rows import describe, masking_of, read_images
 
-_AT_ONCE = 500
+_KEYS_PER_QUERY = 500
 
 
 class SourceRows:
@@ -27,24 +27,24 @@ class SourceRows:
         self._tables = {table.name: table for table in source.tables}
 
     def follow(self, source: SourceSettings) -> None:
-        """After a reload: the tables that there are now."""
+        """Use the tables of reloaded settings."""
         self._tables = {table.name: table for table in source.tables}
 
     def __call__(self, schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
         table = self._tables.get(schema.table)
         if table is None:
-            raise SourceRefused(f"{schema.table} is not a table of the source.", "It cannot be read again.")
+            raise SourceRefused(f"{schema.table} is not in source.tables.", "Its rows cannot be read again.")
         if hidden := sorted({column.name for column in schema.key} & set(table.mask)):
             raise SourceRefused(
-                f"The key of {schema.table} is masked ({', '.join(hidden)}).", "It cannot be looked up."
+                f"The key of {schema.table} is masked ({', '.join(hidden)}).", "Its rows cannot be looked up by key."
             )
         found: dict[str, str] = {}
         with connect(self._source) as connection:
             readable = describe(connection, table, masking_of(self._source))
             relation = sql.Identifier(schema.table.schema, schema.table.name)
-            for start in range(0, len(keys), _AT_ONCE):
+            for start in range(0, len(keys), _KEYS_PER_QUERY):
                 wanted = sql.SQL("({})").format(
-                    sql.SQL(" or ").join(_condition(schema, key) for key in keys[start : start + _AT_ONCE])
+                    sql.SQL(" or ").join(_condition(schema, key) for key in keys[start : start + _KEYS_PER_QUERY])
                 )
                 for read in read_images(connection, readable, readable.copy_query(relation, wanted)):
                     found.update(zip(*columns(read, "key", "after"), strict=True))
@@ -58,7 +58,7 @@ def _condition(schema: TableSchema, key: str) -> sql.Composable:
 
 
 def _equals(column: Column, raw: str) -> sql.Composable:
-    """An untyped literal takes the column's type, so its index is used."""
+    """An untyped literal gets the column's type, so the index is used."""
     name = sql.Identifier(column.name)
     if raw == "null":
         return sql.SQL("{} is null").format(name)

@@ -1,4 +1,4 @@
-"""One sink's query, started again when it fails."""
+"""One sink's query, restarted when it fails."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SinkRunner:
-    """One sink's query and how often it had to be started again."""
+    """One sink's query and its restarts."""
 
     query: SinkQuery
     attempts: Attempts = field(default_factory=Attempts)
@@ -28,7 +28,7 @@ class SinkRunner:
     never_ran: bool = False
 
     def start(self, spark: "SparkSession") -> None:
-        """Start the query; a failure to start counts like one later on."""
+        """Start the query. A failure here counts like a later one."""
         self.started, self.restart_at = time.monotonic(), None
         try:
             self.query.start(spark)
@@ -36,11 +36,11 @@ class SinkRunner:
             self.failed(str(error))
             self.never_ran = True
             return
-        if self.never_ran:  # else the batch that failed comes again, and its outcome is the sink's state
+        if self.never_ran:  # else the failed batch is repeated, and its outcome sets the sink's state
             self.query.applier.status.state, self.never_ran = "starting", False
 
     def tend(self, spark: "SparkSession") -> None:
-        """Start it again if it ended and its time has come."""
+        """Restart it if it has ended and the delay is over."""
         if self.restart_at is not None:
             if time.monotonic() >= self.restart_at:
                 self.start(spark)
@@ -50,12 +50,12 @@ class SinkRunner:
             self.failed(failure)
 
     def failed(self, failure: str) -> None:
-        """Note why it ended and when to start it again."""
+        """Record why it ended, and schedule the restart."""
         self.attempts = self.attempts.ended(time.monotonic() - self.started)
-        # not all at once: on a busy machine, queries that start together make each other miss Spark's time to start
+        # random: on a busy machine, queries that start together make each other exceed Spark's start timeout
         self.restart_at = time.monotonic() + backoff.spread(self.attempts.delay)
         status = self.query.applier.status
-        if status.state == "stopped":  # its retry policy says so
+        if status.state == "stopped":  # by its retry policy
             self.restart_at = math.inf
             _log.error("sink %s stops until it is resumed: %s", self.query.settings.name, failure)
             return

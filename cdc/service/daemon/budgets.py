@@ -1,7 +1,7 @@
-"""What the pipeline may take of the machine: room on disk for its state, memory for its parts.
+"""Limits on disk space for the state folder and on memory for the parts.
 
-Over the disk's budget the log takes nothing more: reading stops, the slot keeps the WAL, status says so, and it goes on
-by itself once there is room. A part over its memory's budget is started again: everything it holds is in the log.
+Over the disk budget the log accepts no more rows: capture stops reading, the slot keeps the WAL, the status says so,
+and capture continues by itself once there is space. A part over its memory budget is restarted: its data is in the log.
 """
 
 import logging
@@ -18,14 +18,14 @@ import psutil
 from cdc.config.settings import BudgetSettings
 from cdc.errors import LogFull
 
-_LOOK_SECONDS = 5.0
+_MEASURE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 _MB, _GB = 2**20, 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk under the state folder. `message` says why nothing may be added; empty: there is room."""
+    """The disk of the state folder. `message` says why nothing may be added; empty: there is space."""
 
     free_bytes: int
     used_bytes: int
@@ -33,22 +33,22 @@ class Disk:
 
 
 class DiskBudget:
-    """Judges the room under a state folder. The folder is measured only where it has a limit, and not every time.
+    """Checks the disk space of a state folder. The folder is measured only if it has a limit, and not on every call.
 
-    `unlisted` says how many bytes lie there that no listing shows: large transactions in files without a name.
+    `unlisted` returns the bytes that no listing shows: large transactions in files without a name.
     """
 
     def __init__(self, state: Path, budgets: BudgetSettings, unlisted: Callable[[], int] = lambda: 0) -> None:
         self._state = state
         self._budgets = budgets
         self._unlisted = unlisted
-        self._used, self._looked = 0, float("-inf")
-        self._turn = threading.Lock()
+        self._used, self._measured_at = 0, float("-inf")
+        self._lock = threading.Lock()
 
     def look(self) -> Disk:
-        """How it stands."""
+        """Free and used space now."""
         found = os.statvfs(self._state)
-        free, used = found.f_bavail * found.f_frsize, self._measured()
+        free, used = found.f_bavail * found.f_frsize, self._used_bytes()
         floor, most = self._budgets.free_mb * _MB, self._budgets.state_gb * _GB
         message = ""
         if free < floor:
@@ -58,31 +58,31 @@ class DiskBudget:
         return Disk(free, used, message)
 
     def check(self) -> None:
-        """Raise LogFull where nothing may be added."""
+        """Raise LogFull if nothing may be added."""
         if message := self.look().message:
-            raise LogFull(message, "Make room, let the slowest sink catch up, or raise the budget.")
+            raise LogFull(message, "Free disk space, let the slowest sink catch up, or raise the budget.")
 
-    def _measured(self) -> int:
+    def _used_bytes(self) -> int:
         if not self._budgets.state_gb:
             return 0
-        with self._turn:
-            if time.monotonic() - self._looked > _LOOK_SECONDS:
-                self._used, self._looked = folder_bytes(self._state), time.monotonic()
+        with self._lock:
+            if time.monotonic() - self._measured_at > _MEASURE_SECONDS:
+                self._used, self._measured_at = folder_bytes(self._state), time.monotonic()
             return self._used + self._unlisted()
 
 
 def folder_bytes(folder: Path) -> int:
-    """What a folder holds, while others write to it."""
+    """The size of a folder, also while other processes write to it."""
     size = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                size += Path(place, name).lstat().st_size
+                size += Path(parent, name).lstat().st_size
     return size
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process and of everything below it: Spark's JVM and workers count for the part that has them."""
+    """Memory of a process and its descendants: Spark's JVM and workers count for the part that started them."""
     with suppress(psutil.Error):
         root = psutil.Process(pid)
         return sum(_resident(process) for process in (root, *root.children(recursive=True)))
@@ -96,38 +96,38 @@ def _resident(process: psutil.Process) -> int:
 
 
 class MemoryBudget:
-    """Says when a part has been over its limit for several looks in a row: one look may meet a garbage collection.
+    """Decides when a part must be restarted: over its limit several times in a row, since a single peak may be garbage.
 
-    A part that was started again for it and has come no further since is left alone: what it works on needs that much,
-    a row of hundreds of megabytes for instance, and it would begin again with it for ever.
+    A part that was restarted and has made no progress since is left alone: its work needs that much memory, a row of
+    hundreds of megabytes for instance, and it would restart for ever.
     """
 
-    _PATIENCE = 3
+    _TIMES_OVER = 3
 
     def __init__(self, limits: dict[str, float]) -> None:
         self._limits = limits
         self._over: dict[str, int] = {}
-        self._stood: dict[str, object] = {}
+        self._restarted_at: dict[str, object] = {}
         self.excess: dict[str, str] = {}
-        """Parts that need more than their limit, in words."""
+        """A message for each part that needs more than its limit."""
 
-    def judge(self, part: str, resident: int, progress: object = None) -> str:
-        """Why the part must be started again; empty: it need not. `progress` differs once it has come further."""
+    def restart_reason(self, part: str, resident: int, progress: object = None) -> str:
+        """Why the part must be restarted; empty: it need not. `progress` changes whenever the part advances."""
         limit = self._limits.get(part, 0)
         over = self._over[part] = self._over.get(part, 0) + 1 if limit and resident > limit * _MB else 0
         if not over:
             self.excess.pop(part, None)
-        if over < self._PATIENCE:
+        if over < self._TIMES_OVER:
             return ""
         self._over[part] = 0
-        reason = f"it holds {resident // _MB} MB, more than budgets.{part}_memory_mb ({limit:g})"
-        if progress is not None and self._stood.get(part) == progress:
-            self._tell(part, f"{part}: {reason}, and a restart did not help. Raise budgets.{part}_memory_mb.")
+        reason = f"it uses {resident // _MB} MB, more than budgets.{part}_memory_mb ({limit:g})"
+        if progress is not None and self._restarted_at.get(part) == progress:
+            self._warn(part, f"{part}: {reason}, and a restart did not help. Raise budgets.{part}_memory_mb.")
             return ""
-        self._stood[part] = progress
+        self._restarted_at[part] = progress
         return reason
 
-    def _tell(self, part: str, message: str) -> None:
+    def _warn(self, part: str, message: str) -> None:
         if part not in self.excess:
             _log.warning("%s", message)
         self.excess[part] = message

@@ -1,4 +1,4 @@
-"""`millrace run`: the lock, the endpoint and the supervised parts, and what makes them change while they run."""
+"""`millrace run`: the lock, the HTTP endpoint, the supervised parts, and reloads of the pipeline file."""
 
 import logging
 import signal
@@ -21,7 +21,7 @@ from cdc.service.daemon.supervisor import StateLock, Supervisor, parts_of
 from cdc.service.http.server import Server
 from cdc.service.state import status
 
-_EVERY = 1.0
+_STATUS_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -34,18 +34,18 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str) -> int:
 
     configure(settings)
     stop, again = threading.Event(), threading.Event()
-    signals.hear({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
+    signals.set_on_signal({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
     with StateLock(settings.state), HttpFront(settings) as front:
         supervisor = Supervisor(parts_of(config, log_format, log_level))
         daemon = Daemon(config, settings, supervisor, front, again, configure)
-        supervisor.beat = daemon.beat
+        supervisor.on_turn = daemon.on_turn
         code = supervisor.run(stop)
         daemon.publish("stopped")
         return code
 
 
 class HttpFront:
-    """The HTTP server; another one when its own settings change."""
+    """The HTTP server; replaced when its own settings change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -61,26 +61,26 @@ class HttpFront:
         self._server.__exit__()
 
     def show(self, settings: Settings) -> None:
-        """Serve another pipeline file. Falls back to the old one, and raises, where the new address is refused."""
+        """Serve other settings. If the new address cannot be used, keeps the old one and raises."""
         if settings.http == self._settings.http:
             self._settings = settings
             return self._server.follow(settings)
         before = self._settings
         self._server.__exit__()
         try:
-            self._begin(settings)
+            self._start(settings)
         except MillraceError:
-            self._begin(before)
+            self._start(before)
             raise
 
-    def _begin(self, settings: Settings) -> None:
+    def _start(self, settings: Settings) -> None:
         self._settings, self._server = settings, Server(settings)
         self.__enter__()
 
 
 @dataclass(slots=True)
 class Daemon:
-    """What the daemon itself does between looking after its parts."""
+    """What the daemon itself does besides supervising its parts: reloads, budgets, status."""
 
     config: Path
     settings: Settings
@@ -94,29 +94,30 @@ class Daemon:
     _disk: DiskBudget = field(init=False)
 
     def __post_init__(self) -> None:
-        self._budget()
+        self._reset_budgets()
 
-    def _budget(self) -> None:
+    def _reset_budgets(self) -> None:
         names = [part.name for part in self.supervisor.parts]
         self._memory = MemoryBudget(limits_of(self.settings.budgets, names))
         self._disk = DiskBudget(self.settings.state, self.settings.budgets)
 
-    def beat(self) -> None:
-        """Read the file again where asked, and once a second look at the budgets and say how things stand."""
+    def on_turn(self) -> None:
+        """Reload the file if requested; once a second check the budgets and publish the status."""
         if self.again.is_set():
             self.again.clear()
-            self._read_again()
+            self._reload_file()
             self._due = 0.0
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + _EVERY
+            self._due = time.monotonic() + _STATUS_SECONDS
             self.publish("running")
 
     def publish(self, state: str) -> None:
-        """Replace the daemon's status file. A full disk leaves the old one, whose age tells."""
+        """Replace the daemon's status file. On a full disk the old one stays; readers see its age."""
         parts = {part.name: part.facts() for part in self.supervisor.parts}
         for name, facts in parts.items():
             resident = facts["rss_bytes"]
-            if isinstance(resident, int) and (reason := self._memory.judge(name, resident, self._progress(name))):
+            progress = self._progress(name)
+            if isinstance(resident, int) and (reason := self._memory.restart_reason(name, resident, progress)):
                 self.supervisor.restart(name, reason)
             facts["over_memory"] = self._memory.excess.get(name, "")
         with suppress(OSError):
@@ -124,37 +125,37 @@ class Daemon:
             status.publish(self.settings.state, "daemon", facts)
 
     def _progress(self, part: str) -> object:
-        """What moves as a part comes further: the end of the log, or what the sinks have reached."""
-        said = status.read(self.settings.state, part)
+        """What changes when a part advances: the head of the log, or the sinks' positions."""
+        reported = status.read(self.settings.state, part)
         if part == "capture":
-            return said.get("durable")
-        sinks = said.get("sinks")
+            return reported.get("durable")
+        sinks = reported.get("sinks")
         known = sinks.items() if isinstance(sinks, dict) else ()
         return {name: facts.get("reached") for name, facts in known if isinstance(facts, dict)} or None
 
-    def _read_again(self) -> None:
+    def _reload_file(self) -> None:
         try:
             after = settings_from(self.config)
             found = plan(self.settings, after)
-            self._take_over(after, found)
+            self._apply(after, found)
         except MillraceError as error:
-            _log.error("The pipeline file is not taken over; everything runs on as before: %s", error)
-            self._outcome(False, str(error), ())
+            _log.error("The changed pipeline file is not used; everything runs as before: %s", error)
+            self._record_reload(False, str(error), ())
             return
-        said = "; ".join(found.changes) or "nothing changed"
-        _log.info("The pipeline file was read again: %s", said)
-        self._outcome(True, said, found.changes)
+        summary = "; ".join(found.changes) or "nothing changed"
+        _log.info("The pipeline file was reloaded: %s", summary)
+        self._record_reload(True, summary, found.changes)
 
-    def _take_over(self, after: Settings, found: Plan) -> None:
+    def _apply(self, after: Settings, found: Plan) -> None:
         self.front.show(after)
         self.configure(after)
         self.settings = after
-        self._budget()
+        self._reset_budgets()
         for name in sorted(found.restart):
             self.supervisor.restart(name, "the pipeline file changed")
-        for name in sorted(found.tell):
-            self.supervisor.tell(name)
+        for name in sorted(found.reload):
+            self.supervisor.reload(name)
 
-    def _outcome(self, ok: bool, message: str, changes: tuple[str, ...]) -> None:
+    def _record_reload(self, ok: bool, message: str, changes: tuple[str, ...]) -> None:
         now = datetime.now(UTC).isoformat()
         self._reload = {"at": now, "ok": ok, "message": message, "changed": list(changes)}

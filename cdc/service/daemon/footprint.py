@@ -1,6 +1,6 @@
-"""Spares a process what it has no use for: a large module, and the collector's look at millions of short-lived frames.
+"""Blocks the import of pandas and raises the thresholds of the garbage collector.
 
-Arrow loads pandas, where it is installed, at the first array that it makes: 40 MB and half a second of every start.
+Arrow imports pandas, if it is installed, with its first array: 40 MB and half a second at every start.
 """
 
 import gc
@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _Refusal(MetaPathFinder):
+class _Blocker(MetaPathFinder):
     def __init__(self, module: str) -> None:
         self._module = module
 
@@ -19,23 +19,24 @@ class _Refusal(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname == self._module:
-            raise ModuleNotFoundError(f"{fullname} is not wanted in this process", name=fullname)
+            raise ModuleNotFoundError(f"{fullname} is blocked in this process", name=fullname)
         return None
 
 
 def do_without(module: str) -> None:
-    """From now on, importing this module fails as if it were not installed. One that is loaded already stays."""
-    sys.meta_path.insert(0, _Refusal(module))
+    """From now on, importing this module fails as if it were not installed. An import that was done stays."""
+    sys.meta_path.insert(0, _Blocker(module))
 
 
 _COLLECT_AFTER = 100_000
 
 
 def collect_rarely() -> None:
-    """Leave alone what is loaded by now, and look for cycles only once so many objects more are alive than before.
+    """Exclude everything loaded so far from collection, and collect only after 100,000 more objects.
 
-    Every message off a socket is an object that the collector follows, and thousands are held until they are decoded:
-    with Python's own threshold (700) it took half the CPU of reading them, and never found any garbage.
+    Each message from a socket is an object that the collector tracks, and thousands are kept until they are decoded.
+    With Python's default threshold (700) the collector took half the CPU time of reading them and never found any
+    garbage.
     """
     gc.collect()
     gc.freeze()

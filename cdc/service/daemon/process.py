@@ -1,7 +1,7 @@
-"""The frame around a part of the daemon: settings, logs, signals, exit codes.
+"""How a part of the daemon starts and ends: settings, logging, signals, exit codes.
 
-A part ends with 0 when it was asked to stop, with an error's own exit code when going on would be wrong, and with
-TRY_AGAIN when a fresh start may help: that is all its supervisor needs to know.
+A part exits with 0 when it was asked to stop, with an error's own exit code when it must not continue, and with
+TRY_AGAIN when a restart may help.
 """
 
 import argparse
@@ -29,27 +29,28 @@ from sinks import registry
 
 TRY_AGAIN = 75
 LOG_SECONDS = 5.0
-"""For the log's server to answer: a person waits no longer, and a part that begins says soon what it lacks and is
-started again."""
+"""How long to wait for the log's server. Short: a user waits for the answer, or a part reports the error and is
+restarted."""
 STOP_SECONDS = 45.0
-"""For a part to end in by itself, when nobody is left to end it: its supervisor has less patience."""
+"""After this a part that was asked to stop kills itself, in case its supervisor is gone. Longer than the supervisor's
+own deadline."""
 SUPERVISOR = "MILLRACE_SUPERVISOR"
-"""The variable that tells a part the pid of the process that started it."""
+"""The environment variable with the pid of the process that started a part."""
 _PR_SET_PDEATHSIG = 1
 News = Callable[[], Settings | None]
-"""The settings of a pipeline file that changed and is to be read again; None most of the time."""
+"""Returns the new settings after a reload was requested, else None."""
 Run = Callable[[Settings, threading.Event, News], None]
 
 _log = logging.getLogger(__name__)
 
 
 def settings_from(path: Path) -> Settings:
-    """Load a pipeline file with every kind of log and sink that exists."""
+    """Load a pipeline file, with every installed kind of log and sink."""
     return load(path, cdc.log.settings_kinds(), registry.settings_kinds())
 
 
 def secrets_in(settings: BaseModel) -> Iterator[Secret]:
-    """Every secret of a pipeline, for the log's redaction."""
+    """Every secret of a pipeline, to be redacted in log lines."""
     for _, value in settings:
         yield from _secrets(value)
 
@@ -65,9 +66,9 @@ def _secrets(value: object) -> Iterator[Secret]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel stop this process when the one that started it ends, even by kill -9.
+    """Have the kernel stop this process when its parent ends, even by kill -9.
 
-    The trap: the kernel says nothing of a parent that had ended before it was asked, while Python was still starting.
+    The trap: the kernel sends nothing if the parent ended before this call, while Python was still starting.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.environ.get(SUPERVISOR, str(os.getppid())) != str(os.getppid()):
@@ -84,8 +85,8 @@ def main(part: str, run: Run) -> int:
     options = parser.parse_args()
     log_output.configure(part, options.log_format, options.log_level)
     stop, again = threading.Event(), threading.Event()
-    signals.hear({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
-    threading.Thread(target=_end_in_time, args=(part, stop), name="deadline", daemon=True).start()
+    signals.set_on_signal({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
+    threading.Thread(target=_kill_if_late, args=(part, stop), name="deadline", daemon=True).start()
     settings: Settings | None = None
     try:
         settings = settings_from(options.config)
@@ -93,25 +94,25 @@ def main(part: str, run: Run) -> int:
         cdc.log.knock(settings, LOG_SECONDS)
         run(settings, stop, _news(options.config, again))
     except MillraceError as error:
-        return _ended(part, settings, error)
+        return _report(part, settings, error)
     except Exception:
         _log.exception("%s ended unexpectedly", part)
         return TRY_AGAIN
     return 0
 
 
-def _end_in_time(part: str, stop: threading.Event) -> None:
-    """End by force what was asked to end and does not: whoever asked may be gone, and nobody else would do it."""
+def _kill_if_late(part: str, stop: threading.Event) -> None:
+    """Kill this process if it was asked to stop and does not: its supervisor may be gone."""
     stop.wait()
     time.sleep(STOP_SECONDS)
-    _log.critical("%s does not stop and ends by force; nothing is lost, its batch is applied again", part)
+    _log.critical("%s did not stop in time and kills itself; nothing is lost, its batch is applied again", part)
     if os.getpgrp() == os.getpid():  # Spark's processes too
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _news(config: Path, asked: threading.Event) -> News:
-    """Reads the file again after SIGHUP. What cannot be read changes nothing: the daemon has said so already."""
+    """Reads the file again after SIGHUP. An invalid file changes nothing: the daemon has reported it."""
 
     def news() -> Settings | None:
         if not asked.is_set():
@@ -120,17 +121,17 @@ def _news(config: Path, asked: threading.Event) -> News:
         try:
             return settings_from(config)
         except MillraceError as error:
-            _log.error("The pipeline file is not taken over: %s", error)
+            _log.error("The changed pipeline file is not used: %s", error)
             return None
 
     return news
 
 
-def _ended(part: str, settings: Settings | None, error: MillraceError) -> int:
+def _report(part: str, settings: Settings | None, error: MillraceError) -> int:
     _log.error("%s", error)
     if settings is not None:
-        said = {"message": error.message, "remedy": error.remedy, "transient": error.transient}
-        facts = {**status.read(settings.state, part), "state": "failed", "error": said}
-        with suppress(OSError):  # a full disk must not turn a passing error into a final one
+        failure = {"message": error.message, "remedy": error.remedy, "transient": error.transient}
+        facts = {**status.read(settings.state, part), "state": "failed", "error": failure}
+        with suppress(OSError):  # a full disk must not turn a transient error into a final one
             status.publish(settings.state, part, facts)
     return TRY_AGAIN if error.transient else error.exit_code

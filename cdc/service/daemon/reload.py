@@ -1,7 +1,7 @@
-"""Taking a changed pipeline file over while the pipeline runs: what it means for whom. The plan is pure.
+"""Which parts a changed pipeline file concerns, and how a reload is requested. The plan is pure.
 
-Nothing is restarted that need not be: sinks come, go and change one by one inside apply, tables inside capture, and a
-change that would lose the position is refused as a whole, before anything is touched.
+A part is restarted only if it must be: apply adds, removes and changes single sinks while it runs, and capture single
+tables. A change that would lose the log's position is refused as a whole.
 """
 
 import fcntl
@@ -13,16 +13,16 @@ from pathlib import Path
 from cdc.config.settings import Section, Settings, SourceSettings
 from cdc.errors import ConfigError, EnvironmentFault
 
-_KEPT = ("slot", "publication", "database")
-"""Of the source: with another of these, the log's position would mean nothing."""
+_FIXED = ("slot", "publication", "database")
+"""Settings of the source: if one of them changed, the log's position would be meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a new file asks for: parts to start again, parts to tell, and each change in words."""
+    """What a changed file requires: parts to restart, parts that reload the file, and a text for each change."""
 
     restart: frozenset[str] = frozenset()
-    tell: frozenset[str] = frozenset()
+    reload: frozenset[str] = frozenset()
     changes: tuple[str, ...] = ()
 
 
@@ -30,34 +30,34 @@ def plan(before: Settings, after: Settings) -> Plan:
     """Compare two valid files. Raises ConfigError for what cannot change while the pipeline runs."""
     _refuse(before, after)
     restart: set[str] = set()
-    tell: set[str] = set()
+    reload: set[str] = set()
     changes = [*_tables(before, after), *_sinks(before, after)]
     if before.sinks != after.sinks:
-        tell.add("apply")
+        reload.add("apply")
     if before.source.tables != after.source.tables:
-        tell |= {"capture", "apply"}
+        reload |= {"capture", "apply"}
     for section, parts in (("log", {"capture", "apply"}), ("spark", {"apply"}), ("budgets", {"capture"})):
-        if named := _named(section, getattr(before, section), getattr(after, section)):
+        if named := _changed_fields(section, getattr(before, section), getattr(after, section)):
             changes += named
             restart |= parts
     if before.http != after.http:
-        changes += _named("http", before.http, after.http)
+        changes += _changed_fields("http", before.http, after.http)
     if _connection(before.source) != _connection(after.source):
-        changes += _named("source", before.source, after.source, skip=("tables",))
+        changes += _changed_fields("source", before.source, after.source, skip=("tables",))
         restart |= {"capture", "apply"}
-    return Plan(frozenset(restart), frozenset(tell - restart), tuple(changes))
+    return Plan(frozenset(restart), frozenset(reload - restart), tuple(changes))
 
 
 def _refuse(before: Settings, after: Settings) -> None:
     found = [name for name in ("state",) if before.state != after.state]
-    found += [f"source.{name}" for name in _KEPT if getattr(before.source, name) != getattr(after.source, name)]
+    found += [f"source.{name}" for name in _FIXED if getattr(before.source, name) != getattr(after.source, name)]
     found += ["log.kind"] if before.log.kind != after.log.kind else []
     kept = {table.name: table for table in before.source.tables}
     found += [f"{table.name}" for table in after.source.tables if kept.get(table.name, table) != table]
     if found:
         raise ConfigError(
             f"{', '.join(found)} cannot change while the pipeline runs.",
-            "Undo that, or stop the pipeline and start it again; it then says what becomes of its position.",
+            "Undo that, or restart the pipeline; it then says what happens to its position.",
         )
 
 
@@ -69,10 +69,8 @@ def _tables(before: Settings, after: Settings) -> list[str]:
 
 def _sinks(before: Settings, after: Settings) -> list[str]:
     found = _differences("sink", {sink.name: sink for sink in before.sinks}, {sink.name: sink for sink in after.sinks})
-    return [
-        f"{said} (the log keeps its place; release it with: millrace log forget)" if said.endswith(" removed") else said
-        for said in found
-    ]
+    release = "(the log keeps its position; release it with: millrace log forget)"
+    return [f"{change} {release}" if change.endswith(" removed") else change for change in found]
 
 
 def _differences(kind: str, old: dict[str, Section], new: dict[str, Section]) -> list[str]:
@@ -87,7 +85,7 @@ def _connection(source: SourceSettings) -> SourceSettings:
     return source.model_copy(update={"tables": ()})
 
 
-def _named(section: str, before: Section, after: Section, skip: tuple[str, ...] = ()) -> list[str]:
+def _changed_fields(section: str, before: Section, after: Section, skip: tuple[str, ...] = ()) -> list[str]:
     names = type(after).model_fields
     return [
         f"{section}.{name} changed"
@@ -97,7 +95,7 @@ def _named(section: str, before: Section, after: Section, skip: tuple[str, ...] 
 
 
 def request(state: Path) -> int:
-    """Have the running daemon read its file again; returns its pid. Raises EnvironmentFault if none runs."""
+    """Have the running daemon reload its file; returns its pid. Raises EnvironmentFault if none runs."""
     pid = daemon_pid(state)
     if pid is None:
         raise EnvironmentFault(f"No millrace runs on the state folder {state}.", "Start it: millrace run")
@@ -106,7 +104,7 @@ def request(state: Path) -> int:
 
 
 def daemon_pid(state: Path) -> int | None:
-    """The daemon that holds a state folder's lock."""
+    """The pid of the daemon that holds a state folder's lock."""
     try:
         descriptor = os.open(state / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -114,8 +112,8 @@ def daemon_pid(state: Path) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = os.read(descriptor, 32).decode()
-        return int(said) if said.isdigit() else None
+        pid = os.read(descriptor, 32).decode()
+        return int(pid) if pid.isdigit() else None
     finally:
         os.close(descriptor)
     return None

@@ -1,7 +1,7 @@
-"""Keeps the parts of the daemon running: starts them, starts them again, stops them in reverse.
+"""Keeps the parts of the daemon running: starts them, restarts them, stops them in reverse order.
 
-Promise: no part outlives the supervisor (each asks the kernel for that, see `process`), and a part whose error
-is final ends the whole daemon with that error's code instead of looping.
+Promise: no part outlives the supervisor (each asks the kernel for that, see `process`). A part that ends with a final
+error ends the whole daemon with that error's exit code; it is not restarted.
 """
 
 import fcntl
@@ -25,16 +25,16 @@ from cdc.service.daemon.process import SUPERVISOR
 from cdc.service.daemon.restarts import Attempts, is_final
 
 CAPTURE_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Arrow's own allocator and glibc's arenas reserve address space by the gigabyte, which a hard limit counts; plain
-malloc also costs less system time."""
-_LEAST_SECONDS = 5.0
-_REST_SECONDS = 5.0
+"""Arrow's own allocator and glibc's arenas reserve gigabytes of address space, which count against a hard limit. Plain
+malloc also takes less system time."""
+_LEAST_STOP_SECONDS = 5.0
+_LEFTOVER_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One child process and how often it had to be started."""
+    """One child process and its restarts."""
 
     name: str
     command: Sequence[str]
@@ -50,17 +50,17 @@ class ChildProcess:
     group: int = 0
 
     def start(self) -> None:
-        """Start it now, after whatever is left of the last one."""
-        _end_rest(self.group, 0.0)
+        """Start it now, after killing what is left of the previous process."""
+        _kill_leftovers(self.group, 0.0)
         own = {**self.environment, SUPERVISOR: str(os.getpid())}
-        # A group of its own: Ctrl-C in a terminal is for the supervisor, and would hit Spark's workers in a batch.
+        # A process group of its own: Ctrl-C is for the supervisor, and must not reach Spark's workers during a batch.
         self.process = subprocess.Popen(self.command, env={**os.environ, **own}, process_group=0)
         self.group = self.process.pid
         self.started, self.started_at = time.monotonic(), datetime.now(UTC).isoformat()
         _log.info("%s started, pid %d", self.name, self.process.pid)
 
     def ended(self, code: int) -> None:
-        """Note the end and when to start again: at once if it was asked to end."""
+        """Record the end and schedule the restart: at once if it was asked to end."""
         now = time.monotonic()
         self.process = None
         self.restarts += 1
@@ -70,14 +70,14 @@ class ChildProcess:
         self.attempts = self.attempts.ended(now - self.started)
         self.due = now + self.attempts.delay
         self.reason = f"ended with {code}"
-        _log.warning("%s ended with %d; starting again in %.1f s", self.name, code, self.attempts.delay)
+        _log.warning("%s ended with %d; restarting in %.1f s", self.name, code, self.attempts.delay)
 
     def restart(self, reason: str, grace: float) -> None:
-        """Have it end and start again; killed if it has not ended after that many seconds."""
+        """Ask it to end, for a restart; it is killed after `grace` seconds."""
         self.reason = reason
         if self.process is None or self.kill_at is not None:
             return
-        _log.warning("%s starts again: %s", self.name, reason)
+        _log.warning("%s restarts: %s", self.name, reason)
         self.kill_at = time.monotonic() + grace
         self.process.terminate()
 
@@ -95,18 +95,18 @@ class ChildProcess:
             self.process.kill()
             self.process.wait()
         self.process = None
-        _end_rest(self.group, _REST_SECONDS)
+        _kill_leftovers(self.group, _LEFTOVER_SECONDS)
 
     def facts(self) -> dict[str, object]:
-        """What there is to know of it, for the daemon's status."""
+        """For the daemon's status."""
         pid = None if self.process is None else self.process.pid
         resident = 0 if pid is None else resident_bytes(pid)
         facts = {"pid": pid, "restarts": self.restarts, "rss_bytes": resident, "started_at": self.started_at}
         return {**facts, "last_exit": self.reason}
 
 
-def _end_rest(group: int, seconds: float) -> None:
-    """Kill what a part that ended has left of its group, after so many seconds to go by itself: a JVM may hang."""
+def _kill_leftovers(group: int, seconds: float) -> None:
+    """Kill what is left of a process group after so many seconds: a JVM may hang."""
     if not group:
         return
     deadline = time.monotonic() + seconds
@@ -119,44 +119,44 @@ def _end_rest(group: int, seconds: float) -> None:
 
 @dataclass(slots=True)
 class Supervisor:
-    """The parts, in the order in which they start. `beat` is called at every turn, some ten times a second."""
+    """The parts, in the order in which they start. `on_turn` is called about ten times a second."""
 
     parts: Sequence[ChildProcess]
     grace: float = 30.0
-    beat: Callable[[], None] = lambda: None
+    on_turn: Callable[[], None] = lambda: None
     _final: int | None = field(default=None, init=False)
 
     def run(self, stop: threading.Event) -> int:
-        """Keep the parts up until asked to stop or until one ends for good; returns the daemon's exit code."""
+        """Keep the parts running until `stop` is set or a part ends with a final error; returns the exit code."""
         try:
             while not stop.is_set() and self._final is None:
                 for part in self.parts:
-                    self._tend(part)
-                self.beat()
+                    self._check(part)
+                self.on_turn()
                 stop.wait(0.1)
         finally:
             self._stop()
         return self._final or 0
 
     def restart(self, name: str, reason: str) -> None:
-        """Start a part again, for a reason that is not its failure."""
+        """Restart a part for a reason other than its failure."""
         for part in self.parts:
             if part.name == name:
                 part.restart(reason, self.grace)
 
-    def tell(self, name: str) -> None:
-        """Have a part read the pipeline file again. One that does not run reads it when it starts."""
+    def reload(self, name: str) -> None:
+        """Have a part read the pipeline file again. A part that is down reads it when it starts."""
         for part in self.parts:
             if part.name == name and part.process is not None:
                 part.process.send_signal(signal.SIGHUP)
 
     def _stop(self) -> None:
-        """In reverse; whoever stops later is left some seconds of the grace, however long the first one takes."""
+        """In reverse order. However long the first takes, each later part keeps some seconds of the grace time."""
         end = time.monotonic() + self.grace
         for later, part in reversed(list(enumerate(self.parts))):
-            part.stop(end - min(_LEAST_SECONDS, self.grace / 4) * later)
+            part.stop(end - min(_LEAST_STOP_SECONDS, self.grace / 4) * later)
 
-    def _tend(self, part: ChildProcess) -> None:
+    def _check(self, part: ChildProcess) -> None:
         if part.process is None:
             if time.monotonic() >= part.due:
                 part.start()
@@ -169,7 +169,7 @@ class Supervisor:
         if is_final(code) and part.kill_at is None:
             part.process = None
             self._final = code
-            _log.error("%s cannot go on (exit code %d): stopping", part.name, code)
+            _log.error("%s cannot continue (exit code %d): stopping", part.name, code)
         else:
             part.ended(code)
 
@@ -184,7 +184,7 @@ def parts_of(config: Path, log_format: str, log_level: str) -> list[ChildProcess
 
 
 class StateLock:
-    """One daemon a state folder. The kernel lets go of the lock however we end."""
+    """One daemon per state folder. The kernel releases the lock however the process ends."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "lock"

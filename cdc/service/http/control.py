@@ -1,10 +1,9 @@
-"""What may be changed through the endpoint: pausing, resuming, trying dead letters again. Works on the state folder,
-like the commands of the same names; opens no store."""
+"""The requests that change something: pause, resume, skip, retry dead letters. They write to the state folder, like the
+commands of the same names, and open no store."""
 
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -13,79 +12,74 @@ from cdc.config.settings import Settings
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import Lsn, format_lsn, parse_lsn
 from cdc.service.inspect.verification import chosen_sinks
+from cdc.service.observe.observer import Observer
 from cdc.service.state import pauses
 from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
 _BODY_SECONDS = 5.0
-MOST_LETTERS = 200
-
-
-class SettingsHolder(Protocol):
-    """Whoever knows the present settings."""
-
-    settings: Settings
+MOST_DEAD_LETTERS = 200
 
 
 class Control:
-    """The routes that change something, and the list that they work on."""
+    """The routes that change something, and the list of dead letters."""
 
-    def __init__(self, followed: SettingsHolder) -> None:
-        self._followed = followed
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
 
     async def pause(self, request: Request) -> Response:
-        """Let a sink or a table stand still."""
-        return await _answered(request, lambda asked: self._paused(asked, pauses.pause))
+        """Pause a sink or a table."""
+        return await _answer(request, lambda body: self._change(body, pauses.pause))
 
     async def skip(self, request: Request) -> Response:
-        """Have a sink go on without a table."""
-        return await _answered(request, self._skipped)
+        """Have a sink skip a table."""
+        return await _answer(request, self._skip)
 
     async def resume(self, request: Request) -> Response:
-        """Let it go on."""
-        return await _answered(request, self._resumed)
+        """Resume a sink or a table."""
+        return await _answer(request, self._resume)
 
     async def retry(self, request: Request) -> Response:
-        """Have parked changes tried again by the running pipeline."""
-        return await _answered(request, self._retried)
+        """Have the running pipeline retry dead letters."""
+        return await _answer(request, self._retry)
 
-    async def letters(self, request: Request) -> Response:
-        """The newest parked changes: where, when and why, never a row's key or values."""
+    async def dead_letters(self, request: Request) -> Response:
+        """The newest dead letters: sink, table, LSN, reason and time, never a row's key or values."""
         sink = request.query_params.getlist("sink")
         try:
-            found = await asyncio.to_thread(lambda: list(self._listed(sink)))
+            found = await asyncio.to_thread(lambda: list(self._list(sink)))
         except ConfigError as error:
             return JSONResponse({"error": str(error)}, 404)
         newest = sorted(found, key=lambda one: str(one["parked_at"]), reverse=True)
-        return JSONResponse({"total": len(found), "letters": newest[:MOST_LETTERS]})
+        return JSONResponse({"total": len(found), "letters": newest[:MOST_DEAD_LETTERS]})
 
-    def _paused(self, asked: Mapping[str, str], change: Callable[[Settings, str], pauses.Paused]) -> dict[str, object]:
-        if "target" not in asked:
-            raise ConfigError('Say what: {"target": "redis"} or {"target": "public.orders"}.')
-        return {"paused": change(self._followed.settings, asked["target"]).facts()}
+    def _change(self, body: Mapping[str, str], change: Callable[[Settings, str], pauses.Paused]) -> dict[str, object]:
+        if "target" not in body:
+            raise ConfigError('Name a target: {"target": "redis"} or {"target": "public.orders"}.')
+        return {"paused": change(self._observer.settings, body["target"]).facts()}
 
-    def _resumed(self, asked: Mapping[str, str]) -> dict[str, object]:
-        return self._paused(asked, lambda settings, target: pauses.resume(settings, target, asked.get("sink", "")))
+    def _resume(self, body: Mapping[str, str]) -> dict[str, object]:
+        return self._change(body, lambda settings, target: pauses.resume(settings, target, body.get("sink", "")))
 
-    def _skipped(self, asked: Mapping[str, str]) -> dict[str, object]:
-        if "sink" not in asked:
-            raise ConfigError('Say where: {"target": "public.orders", "sink": "delta"}.')
-        return self._paused(asked, lambda settings, target: pauses.skip(settings, target, asked["sink"]))
+    def _skip(self, body: Mapping[str, str]) -> dict[str, object]:
+        if "sink" not in body:
+            raise ConfigError('Name a sink: {"target": "public.orders", "sink": "delta"}.')
+        return self._change(body, lambda settings, target: pauses.skip(settings, target, body["sink"]))
 
-    def _retried(self, asked: Mapping[str, str]) -> dict[str, object]:
-        table, lsn = asked.get("table"), asked.get("lsn")
-        boxes = self._boxes([asked["sink"]] if "sink" in asked else [])
+    def _retry(self, body: Mapping[str, str]) -> dict[str, object]:
+        table, lsn = body.get("table"), body.get("lsn")
+        files = self._files([body["sink"]] if "sink" in body else [])
         if lsn is None:
-            return {"asked": sum(box.ask_retry(table) for _, box in boxes)}
+            return {"asked": sum(file.ask_retry(table) for _, file in files)}
         wanted = _lsn(lsn)
-        chosen = [(box, one) for _, box in boxes for one in box.list(table) if one.version == wanted]
-        return {"asked": sum(box.ask_retry(one.table, one.key) for box, one in chosen)}
+        chosen = [(file, one) for _, file in files for one in file.list(table) if one.version == wanted]
+        return {"asked": sum(file.ask_retry(one.table, one.key) for file, one in chosen)}
 
-    def _listed(self, sinks: list[str]) -> Iterator[dict[str, object]]:
-        for name, box in self._boxes(sinks):
-            yield from (_shown(name, letter) for letter in box.list())
+    def _list(self, sinks: list[str]) -> Iterator[dict[str, object]]:
+        for name, file in self._files(sinks):
+            yield from (_facts(name, dead_letter) for dead_letter in file.list())
 
-    def _boxes(self, sinks: list[str]) -> Iterator[tuple[str, DeadLetters]]:
-        settings = self._followed.settings
+    def _files(self, sinks: list[str]) -> Iterator[tuple[str, DeadLetters]]:
+        settings = self._observer.settings
         for sink in chosen_sinks(settings, sinks):
             yield sink.name, DeadLetters(settings.state / "dead-letters" / sink.name)
 
@@ -97,22 +91,22 @@ def _lsn(text: str) -> Lsn:
         raise ConfigError(f"{error}.") from None
 
 
-def _shown(sink: str, letter: DeadLetter) -> dict[str, object]:
+def _facts(sink: str, dead_letter: DeadLetter) -> dict[str, object]:
     return {
         "sink": sink,
-        "table": letter.table,
-        "lsn": format_lsn(Lsn(letter.version)),
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "parked_at": letter.parked_at.isoformat(timespec="seconds"),
+        "table": dead_letter.table,
+        "lsn": format_lsn(Lsn(dead_letter.version)),
+        "reason": dead_letter.reason,
+        "attempts": dead_letter.attempts,
+        "parked_at": dead_letter.parked_at.isoformat(timespec="seconds"),
     }
 
 
-async def _answered(request: Request, act: Callable[[Mapping[str, str]], dict[str, object]]) -> Response:
+async def _answer(request: Request, act: Callable[[Mapping[str, str]], dict[str, object]]) -> Response:
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            asked = _asked(await request.body())
-        return JSONResponse(await asyncio.to_thread(act, asked))
+            body = _parsed(await request.body())
+        return JSONResponse(await asyncio.to_thread(act, body))
     except (TimeoutError, ClientDisconnect):
         return JSONResponse({"error": "the body did not arrive in time"}, 408)
     except ConfigError as error:
@@ -121,11 +115,11 @@ async def _answered(request: Request, act: Callable[[Mapping[str, str]], dict[st
         return JSONResponse({"error": str(error)}, 503)
 
 
-def _asked(body: bytes) -> Mapping[str, str]:
+def _parsed(body: bytes) -> Mapping[str, str]:
     try:
-        asked = json.loads(body or b"{}")
+        found = json.loads(body or b"{}")
     except ValueError:
-        asked = None
-    if not isinstance(asked, dict) or not all(isinstance(value, str) for value in asked.values()):
-        raise ConfigError("The body is a JSON object of texts.")
-    return asked
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ConfigError("The body must be a JSON object whose values are strings.")
+    return found

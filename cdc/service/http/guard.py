@@ -1,7 +1,7 @@
-"""Who may ask what of the endpoint, and how much: the layers in front of the routes.
+"""Access checks and size limits of the HTTP endpoint: the middleware in front of the routes.
 
-Without a token the endpoint trusts this machine and nobody else: a page on another site must neither read it (a name
-that suddenly means 127.0.0.1) nor make a browser send it something.
+Without a token the endpoint trusts programs on this machine only. A page of another site must neither read it, through
+a host name that suddenly resolves to 127.0.0.1, nor make a browser send a request.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from cdc.errors import ConfigError
 LARGEST_HEAD = 16 * 1024
 LARGEST_BODY = 16 * 1024
 LONGEST_REQUEST = 75.0
-"""Seconds, with everything: longer than the longest wait that may be asked for."""
+"""Seconds for a request with its response: more than the longest `wait`."""
 
 
 def guard(http: HttpSettings) -> None:
-    """Refuse to listen beyond this machine without a token."""
+    """Raise ConfigError if the endpoint would listen beyond this machine without a token."""
     if not is_loopback(http.host) and not http.token:
         raise ConfigError(
             f"http.host {http.host} is not loopback and http.token is empty.",
-            "Set http.token (for instance ${MILLRACE_HTTP_TOKEN}), or listen on 127.0.0.1.",
+            "Set http.token (for example ${MILLRACE_HTTP_TOKEN}), or listen on 127.0.0.1.",
         )
 
 
 class Token:
-    """Asks for `Authorization: Bearer …` on everything but the open paths."""
+    """Requires `Authorization: Bearer …` on every path except the open ones."""
 
     def __init__(self, app: ASGIApp, expected: str, open_paths: Collection[str]) -> None:
         self._app = app
@@ -42,8 +42,8 @@ class Token:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            sent = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(sent, self._expected):
                 answer = JSONResponse({"error": "a token is needed"}, 401, {"www-authenticate": "Bearer"})
                 await answer(scope, receive, send)
                 return
@@ -51,7 +51,7 @@ class Token:
 
 
 class SameSite:
-    """Refuses what a foreign page can make a browser send: a host name that is not ours, and posts from elsewhere."""
+    """Refuses what a page of another site can make a browser send: a foreign host name, and POSTs from that site."""
 
     def __init__(self, app: ASGIApp, local_only: bool) -> None:
         self._app = app
@@ -66,7 +66,9 @@ class SameSite:
     def _refusal(self, request: Request) -> str:
         host = request.headers.get("host", "")
         if self._local_only and not is_loopback(_name(host)):
-            return "without a token this endpoint answers only to localhost; set http.token for any other name"
+            return (
+                "without a token this endpoint answers only requests to localhost; set http.token for other host names"
+            )
         if request.method in ("GET", "HEAD"):
             return ""
         origin = request.headers.get("origin")
@@ -75,7 +77,7 @@ class SameSite:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "this request comes from another site"
         if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-            return "send application/json: no form of another site can"
+            return "send content-type: application/json; a form of another site cannot"
         return ""
 
 
@@ -87,8 +89,8 @@ def _name(host: str) -> str:
 
 
 class Bounds:
-    """Refuses a head or a body that is too large, and ends what takes too long. The parser's own limit counts only
-    heads that arrive in pieces."""
+    """Refuses headers or a body that are too large, and ends requests that take too long. The parser's own limit
+    applies only to headers that arrive in several reads."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -102,7 +104,7 @@ class Bounds:
             return
         try:
             async with asyncio.timeout(LONGEST_REQUEST):
-                await self._app(scope, _counted(receive), send)
+                await self._app(scope, _limited(receive), send)
         except _TooLarge:
             await JSONResponse({"error": "the request's body is too large"}, 413)(scope, receive, send)
 
@@ -111,15 +113,15 @@ class _TooLarge(Exception):
     pass
 
 
-def _counted(receive: Receive) -> Receive:
-    taken = 0
+def _limited(receive: Receive) -> Receive:
+    received = 0
 
-    async def counted() -> Message:
-        nonlocal taken
+    async def limited() -> Message:
+        nonlocal received
         message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > LARGEST_BODY:
+        received += len(message.get("body", b""))
+        if received > LARGEST_BODY:
             raise _TooLarge
         return message
 
-    return counted
+    return limited

@@ -1,4 +1,4 @@
-"""The endpoint's description: one operation a line, from which both the routes and `/openapi.json` are made."""
+"""The list of HTTP operations, from which the routes, `/openapi.json` and docs/http.md are made."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -59,7 +59,7 @@ SCHEMAS: dict[str, Schema] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter in the address."""
+    """A query parameter."""
 
     name: str
     schema: Schema
@@ -70,7 +70,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path. `name` is the method of the endpoint that answers; `answer` a schema's name or a media type."""
+    """One path. `name` is the method of `Endpoint` that handles it; `answer` is a schema's name or a media type."""
 
     path: str
     name: str
@@ -83,30 +83,32 @@ class Operation:
     open: bool = False
 
 
-_READYZ = "Whether the pipeline does what it promises; 503 with the reasons where it does not."
+_READYZ = "Whether every part and sink of the pipeline works; if not, 503 with the reasons."
 _SINK = Query("sink", _TEXT, "Only this sink; may be repeated. Default: all.", repeated=True)
 _TABLE = Query("table", _TEXT, "Only this table, as schema.name; may be repeated. Default: all.", repeated=True)
 _BUT_WAITING = Query(
-    "except_waiting", {"type": "boolean", "default": False}, "Do not wait for tables that wait; they are named."
+    "except_waiting",
+    {"type": "boolean", "default": False},
+    "Ignore tables that wait or are paused; `except` names them.",
 )
 _RETRY: Schema = {"type": "object", "properties": {"sink": _TEXT, "table": _TEXT, "lsn": _LSN}}
 
 _RESUME: Schema = {"type": "object", "required": ["target"], "properties": {"target": _TEXT, "sink": _TEXT}}
 
 OPERATIONS = (
-    Operation("/livez", "livez", "Whether the daemon's loop turns; depends on nothing else.", "text/plain", open=True),
+    Operation("/livez", "livez", "Whether the daemon's event loop runs, and nothing else.", "text/plain", open=True),
     *(Operation(path, "readyz", _READYZ, "Readiness", refusals=(503,)) for path in ("/readyz", "/healthz", "/health")),
     Operation("/metrics", "metrics", "Metrics in Prometheus's text format.", "text/plain"),
     Operation("/openapi.json", "description", "This description.", "application/json"),
-    Operation("/v1/status", "status", "What each part last said, and each sink's position.", "Status"),
+    Operation("/v1/status", "status", "The status of each part, and each sink's position.", "Status"),
     Operation(
         "/v1/wait",
         "wait",
-        "Answers once the sinks hold everything committed up to an LSN; 504 when out of time. `except` names what that "
-        "does not cover.",
+        "Responds once the sinks hold everything committed up to an LSN; 504 after the timeout. `except` names what "
+        "they lack even so.",
         "Waited",
         queries=(
-            Query("lsn", _LSN, "As pg_current_wal_lsn() gives it, after the commit.", required=True),
+            Query("lsn", _LSN, "From pg_current_wal_lsn(), called after the commit.", required=True),
             _SINK,
             _TABLE,
             _BUT_WAITING,
@@ -115,15 +117,15 @@ OPERATIONS = (
         refusals=(400, 404, 504),
     ),
     Operation(
-        "/v1/cut", "cut", "The newest LSN that every sink has reached; `except` names what that does not cover.", "Cut",
+        "/v1/cut", "cut", "The newest LSN that every sink has reached; `except` names what they lack even so.", "Cut",
         queries=(_SINK, _TABLE, _BUT_WAITING), refusals=(404,),
     ),
-    Operation("/v1/flow", "flow", "Source, log and stores at this moment: the page's picture.", "Flow"),
-    Operation("/v1/history", "history", "The last hour, a sample every five seconds: the page's plots.", "History"),
+    Operation("/v1/flow", "flow", "Source, log and stores now, as the page shows them.", "Flow"),
+    Operation("/v1/history", "history", "Samples of the last hour, one every five seconds, for plots.", "History"),
     Operation(
         "/v1/why",
         "why",
-        "Every event of a key in the log, its fate in each sink and its batch, and what each holds now; no values.",
+        "Every event of a key in the log, its outcome and batch in each sink, the version stored now; no row values.",
         "Story",
         queries=(
             Query("table", _TEXT, "As schema.name.", required=True),
@@ -132,26 +134,26 @@ OPERATIONS = (
         refusals=(400, 429, 503),
     ),
     Operation(
-        "/v1/dead-letters", "letters", "Parked changes, newest first; no keys, no values.", "Letters",
+        "/v1/dead-letters", "dead_letters", "Dead letters, newest first; no keys, no row values.", "Letters",
         queries=(_SINK,), refusals=(404,),
     ),
     Operation(
-        "/v1/dead-letters/retry", "retry", "Have the pipeline try parked changes again.", "Retried",
+        "/v1/dead-letters/retry", "retry", "Have the running pipeline retry dead letters.", "Retried",
         method="POST", body=_RETRY, refusals=(400, 403, 408, 413, 503),
     ),
     *(
         Operation(f"/v1/{verb}", verb, what, "Paused", method="POST", body=body, refusals=(400, 403, 408, 413, 503))
         for verb, what, body in (
             ("pause", "Pause a sink or a table.", _object(target=_TEXT)),
-            ("resume", "Resume a sink or a table that is paused, waits or was skipped (`sink`: only there).", _RESUME),
-            ("skip", "Have a sink go on without a table; resuming fills it again.", _object(target=_TEXT, sink=_TEXT)),
+            ("resume", "Resume a sink, or a paused, waiting or skipped table (with `sink`: only there).", _RESUME),
+            ("skip", "Have a sink skip a table; resuming refills it.", _object(target=_TEXT, sink=_TEXT)),
         )
     ),
 )  # fmt: skip
 
 
 def document() -> Schema:
-    """The description, as OpenAPI 3.1 has it."""
+    """The OpenAPI 3.1 document."""
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
@@ -185,14 +187,14 @@ def _described(operation: Operation) -> Schema:
 
 
 _REFUSED = {
-    400: "The question is malformed.",
+    400: "The request is malformed.",
     403: "The request comes from another site.",
     404: "There is no such sink or table.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Others are searching.",
-    503: "Not now; the reason is in the body.",
-    504: "Out of time; `behind` names the sinks.",
+    429: "Other searches are running; try again later.",
+    503: "Not possible now; the body has the reason.",
+    504: "The timeout is over; `behind` names the sinks that are late.",
 }
 
 

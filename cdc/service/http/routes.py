@@ -1,5 +1,5 @@
-"""What the endpoint answers. Everything comes from the observer's memory; only `why` and the dead letters read files,
-and they do so in threads of their own."""
+"""The routes of the HTTP endpoint. Responses come from the observer's memory; only `why` and the dead letters read
+files, in threads of their own."""
 
 import asyncio
 import json
@@ -22,14 +22,14 @@ from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn, parse_lsn
 from cdc.service.http import openapi
 from cdc.service.http.control import Control
 from cdc.service.http.guard import Bounds, SameSite, Token
-from cdc.service.inspect.why import RowHistory, story
+from cdc.service.inspect.why import RowHistory, row_history
 from cdc.service.observe.metric_families import FAMILIES
 from cdc.service.observe.metrics import exposition
 from cdc.service.observe.observer import Observer
-from cdc.service.observe.page_model import flow
+from cdc.service.observe.page_model import page_model
 from cdc.service.observe.samples import SampleHistory
-from cdc.service.observe.uncovered import Asked, Excepted
-from cdc.service.state.sink_positions import NOWHERE
+from cdc.service.observe.uncovered import Excepted, Scope
+from cdc.service.state.sink_positions import NO_POSITION
 
 LONGEST_WAIT = 60.0
 _LONGEST_SEARCH = 20.0
@@ -68,7 +68,7 @@ class Endpoint:
         return Starlette(routes=self.routes(), middleware=layers, lifespan=self._observing)
 
     def routes(self) -> list[Route]:
-        """Every path: those that `openapi` describes, and the page's own files."""
+        """Every path that `openapi` describes, and the files of the page."""
         described = [
             Route(operation.path, getattr(self, operation.name), methods=[operation.method])
             for operation in openapi.OPERATIONS
@@ -88,14 +88,14 @@ class Endpoint:
         moved.set()
 
     async def livez(self, _: Request) -> Response:
-        """The daemon's own loop turns."""
+        """The daemon's event loop runs."""
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _: Request) -> Response:
-        """200 when every part and sink works; else 503 with the reasons. What the stores lack is said in both cases."""
+        """200 when every part and sink works, else 503 with the reasons. Both name what the stores lack."""
         seen = self.observer.seen
         found = seen.reasons(self.observer.sinks)
-        lacking = _listed(seen.standing.excepted(Asked(self.observer.sinks)))
+        lacking = _listed(seen.progress.excepted(Scope(self.observer.sinks)))
         body = {"ready": not found, "reasons": [asdict(reason) for reason in found], "except": lacking}
         return JSONResponse(body, 200 if not found else 503)
 
@@ -105,29 +105,29 @@ class Endpoint:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status(self, _: Request) -> Response:
-        """Everything the parts said, and each sink's position."""
+        """The status of each part, and each sink's position."""
         seen = self.observer.seen
         reached = {name: format_lsn(lsn) for name, lsn in seen.reached.items()}
-        said = {"capture": seen.capture, "apply": seen.apply, "daemon": seen.daemon}
-        return JSONResponse({**said, "log": {"head": format_lsn(seen.head)}, "reached": reached})
+        parts = {"capture": seen.capture, "apply": seen.apply, "daemon": seen.daemon}
+        return JSONResponse({**parts, "log": {"head": format_lsn(seen.head)}, "reached": reached})
 
     async def wait(self, request: Request) -> Response:
-        """Answers once a sink (default: all) holds everything up to an LSN; 504 after the timeout. What the answer does
-        not cover is named in both cases."""
+        """Responds once a sink (default: all) holds everything up to an LSN; 504 after the timeout. Both name what the
+        stores lack."""
         try:
             wanted = parse_lsn(request.query_params["lsn"])
             timeout = min(float(request.query_params.get("timeout", "10")), LONGEST_WAIT)
             if math.isnan(timeout):
                 raise ValueError
         except (KeyError, ValueError):
-            return JSONResponse({"error": "give lsn=16/B374D848, and timeout in seconds"}, 400)
+            return JSONResponse({"error": "pass an LSN, as in lsn=16/B374D848, and timeout in seconds"}, 400)
         try:
-            asked = self._asked(request)
+            scope = self._scope(request)
         except ConfigError as error:
             return JSONResponse({"error": str(error)}, 404)
-        return await self._waited(wanted, asked, time.monotonic() + timeout)
+        return await self._wait(wanted, scope, time.monotonic() + timeout)
 
-    def _asked(self, request: Request) -> Asked:
+    def _scope(self, request: Request) -> Scope:
         """Raises ConfigError for a sink or a table that the pipeline does not have."""
         query = request.query_params
         sinks = tuple(dict.fromkeys(query.getlist("sink"))) or self.observer.sinks
@@ -138,17 +138,17 @@ class Endpoint:
         known = {str(table.name) for table in self.observer.settings.source.tables}
         if unknown := sorted(tables - known):
             raise ConfigError(f"No table is called {unknown[0]}. Tables: {', '.join(sorted(known))}.")
-        return Asked(sinks, tables, query.get("except_waiting", "").lower() in ("1", "true", "yes"))
+        return Scope(sinks, tables, query.get("except_waiting", "").lower() in ("1", "true", "yes"))
 
-    async def _waited(self, wanted: Lsn, asked: Asked, deadline: float) -> Response:
-        with self.observer.hurried():
+    async def _wait(self, wanted: Lsn, scope: Scope, deadline: float) -> Response:
+        with self.observer.polling_fast():
             while True:
-                moved = self._moved  # taken before the look: a move in between is not missed
-                standing = self.observer.seen.standing
-                behind = standing.behind(wanted, asked)
+                moved = self._moved  # read before `seen`, so that a move in between is not missed
+                progress = self.observer.seen.progress
+                behind = progress.behind(wanted, scope)
                 left = deadline - time.monotonic()
                 if not behind or left <= 0:
-                    lacking = _listed(standing.excepted(asked))
+                    lacking = _listed(progress.excepted(scope))
                     body = {"reached": not behind, "lsn": format_lsn(wanted), "except": lacking}
                     return JSONResponse(body) if not behind else JSONResponse({**body, "behind": behind}, 504)
                 try:
@@ -157,19 +157,20 @@ class Endpoint:
                     continue
 
     async def cut(self, request: Request) -> Response:
-        """The newest LSN that every sink has reached, and what it does not cover."""
+        """The newest LSN that every sink has reached, and what the stores lack."""
         try:
-            asked = self._asked(request)
+            scope = self._scope(request)
         except ConfigError as error:
             return JSONResponse({"error": str(error)}, 404)
         seen = self.observer.seen
-        places = [seen.places.get(name, NOWHERE) for name in asked.sinks]
-        lowest = min((place.of(asked.tables, asked.except_waiting) for place in places), default=ZERO_LSN)
-        return JSONResponse({"lsn": format_lsn(lowest), "except": _listed(seen.standing.excepted(asked))})
+        positions = [seen.positions.get(name, NO_POSITION) for name in scope.sinks]
+        reached = (position.reached_for(scope.tables, scope.except_waiting) for position in positions)
+        lowest = min(reached, default=ZERO_LSN)
+        return JSONResponse({"lsn": format_lsn(lowest), "except": _listed(seen.progress.excepted(scope))})
 
     async def flow(self, _: Request) -> Response:
-        """The page's picture."""
-        return JSONResponse(json.loads(json.dumps(asdict(flow(self.observer.seen)), default=str)))
+        """The page's content."""
+        return JSONResponse(json.loads(json.dumps(asdict(page_model(self.observer.seen)), default=str)))
 
     async def history(self, _: Request) -> Response:
         """The page's plots."""
@@ -177,40 +178,40 @@ class Endpoint:
         return JSONResponse({"sinks": self.observer.sinks, "samples": samples})
 
     async def why(self, request: Request) -> Response:
-        """Every event of a key and what became of it in each sink."""
+        """Every event of a key and its outcome in each sink."""
         table, key = request.query_params.get("table", ""), request.query_params.get("key", "")
         if self._searches.locked():
-            return JSONResponse({"error": "others are searching the log; try again in a moment"}, 429)
+            return JSONResponse({"error": "other searches of the log are running; try again in a moment"}, 429)
         async with self._searches:
             try:
-                told = await asyncio.to_thread(self._story, table, key)
+                found = await asyncio.to_thread(self._row_history, table, key)
             except MillraceError as error:
                 return JSONResponse({"error": str(error)}, 400 if isinstance(error, ConfigError) else 503)
-        return JSONResponse(asdict(told))
+        return JSONResponse(asdict(found))
 
-    def _story(self, table: str, key: str) -> RowHistory:
+    def _row_history(self, table: str, key: str) -> RowHistory:
         observer = self.observer
-        places = observer.seen.places
-        return story(observer.settings, observer.reader, places, table, key, seconds=_LONGEST_SEARCH)
+        positions = observer.seen.positions
+        return row_history(observer.settings, observer.reader, positions, table, key, seconds=_LONGEST_SEARCH)
 
-    async def letters(self, request: Request) -> Response:
-        """The parked changes."""
-        return await self._control.letters(request)
+    async def dead_letters(self, request: Request) -> Response:
+        """The newest dead letters."""
+        return await self._control.dead_letters(request)
 
     async def retry(self, request: Request) -> Response:
-        """Try parked changes again."""
+        """Retry dead letters."""
         return await self._control.retry(request)
 
     async def pause(self, request: Request) -> Response:
-        """Let a sink or a table stand still."""
+        """Pause a sink or a table."""
         return await self._control.pause(request)
 
     async def skip(self, request: Request) -> Response:
-        """Have a sink go on without a table."""
+        """Have a sink skip a table."""
         return await self._control.skip(request)
 
     async def resume(self, request: Request) -> Response:
-        """Let it go on."""
+        """Resume a sink or a table."""
         return await self._control.resume(request)
 
     async def description(self, _: Request) -> Response:
@@ -223,7 +224,7 @@ def _listed(found: list[Excepted]) -> list[dict[str, object]]:
 
 
 def _table(name: str) -> str:
-    """As the pipeline writes it; a name that is none is left as it is, and not found."""
+    """The normal form of a table's name; an invalid name is returned unchanged, and not found later."""
     try:
         return str(TableId.parse(name))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The endpoint on its port, in a thread of its own: bounded connections, heads, bodies and time."""
+"""The HTTP server, in a thread of its own, with limits on connections, header size, body size and time."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ _KEEP_ALIVE = 5
 
 
 class Server:
-    """Listens from `with` to its end."""
+    """Listens inside a `with` block."""
 
     def __init__(self, settings: Settings) -> None:
         guard(settings.http)
@@ -25,8 +25,8 @@ class Server:
         self._endpoint = Endpoint(settings)
         config = uvicorn.Config(
             self._endpoint.app(),
-            http=TimeLimitedProtocol,  # on h11: bounds a request's head, which httptools does not
-            log_config=None,  # its records go where ours go, and are redacted like ours
+            http=TimeLimitedProtocol,  # based on h11, which limits the size of headers; httptools does not
+            log_config=None,  # use this process's logging, which redacts secrets
             access_log=False,
             server_header=False,
             limit_concurrency=_CONNECTIONS,
@@ -38,7 +38,7 @@ class Server:
         self._socket = socket.socket(socket.AF_INET6 if ":" in settings.http.host else socket.AF_INET)
 
     def follow(self, settings: Settings) -> None:
-        """After a reload: the tables and sinks to answer for. Address and token stay what they were."""
+        """Use the tables and sinks of reloaded settings. Address and token stay the same."""
         self._endpoint.observer.follow(settings)
 
     def _serve(self) -> None:

@@ -1,6 +1,6 @@
-"""A fresh view of a pipeline's Delta table: `fresh("millrace.yaml", "public.orders").arrow()`.
+"""A Delta table with the newer changes of the log: `fresh("millrace.yaml", "public.orders").arrow()`.
 
-May be called beside the running pipeline, from any process that sees its state folder and its tables.
+Can be called while the pipeline runs, from any process that can read its state folder and its tables.
 """
 
 from contextlib import closing
@@ -18,15 +18,17 @@ from sinks.delta.sink import DeltaSettings, open_sink
 
 
 def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
-    """The table as of the head of the log; `sink` names the Delta sink where the pipeline has several.
+    """The table as of the head of the log; `sink` names the Delta sink if the pipeline has several.
 
-    The trap: it is a picture, not a subscription. Ask again for newer rows.
+    The trap: the result does not change any more. Call again for newer rows.
     """
     settings = pipeline if isinstance(pipeline, Settings) else settings_from(Path(pipeline))
     chosen = _delta_sink(settings, sink)
     name = parsed_table(table)
     if chosen.tables and name not in chosen.tables:
-        raise ConfigError(f"Table {name} is not in the sink {chosen.name}.", "Ask another sink, or add it to `tables`.")
+        raise ConfigError(
+            f"Table {name} is not in the sink {chosen.name}.", "Choose another sink, or add the table to its `tables`."
+        )
     with closing(open_sink(chosen, SinkContext(settings.state))) as opened:
         return look(opened, open_log(settings), name, consumer_name(chosen.name, name))
 

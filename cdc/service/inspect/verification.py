@@ -1,4 +1,4 @@
-"""Comparing the source with the stores of a pipeline, each store first waited for."""
+"""Compares the source with each store of a pipeline, after waiting until the store has caught up."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,36 +15,36 @@ from sinks.context import SinkContext
 from snapshots.verify.comparison import Compared, Differences, verify_table
 
 Show = Callable[[dict[str, Any]], None]
-"""Takes how far a comparison is: table, state, rows, estimate, rows_per_second, eta_seconds."""
+"""Receives the progress of a comparison: table, state, rows, estimate, rows_per_second, eta_seconds."""
 
 
 def differences(
     settings: Settings, sinks: Sequence[str], tables: Sequence[str], timeout: float, show: Show = lambda facts: None
 ) -> Iterator[Differences]:
-    """The outcome for every table of every chosen sink, one after the other."""
+    """The result for every table of every chosen sink, one after the other."""
     positions = Positions(settings)
     for chosen in chosen_sinks(settings, sinks):
         with closing(registry.open_sink(chosen, SinkContext(settings.state))) as store:
             for captured in _tables(settings, chosen, tables):
                 wait = partial(positions.wait_for, chosen.name, timeout)
-                report = _Pace(chosen.name, captured.name, show).report
+                report = _TableProgress(chosen.name, captured.name, show).report
                 yield verify_table(settings.source, captured, store, wait, report=report)
 
 
-class _Pace:
-    """Makes the facts of one table's progress. A row counts when both sides have been read."""
+class _TableProgress:
+    """Reports the progress of one table. A row counts once it was read on both sides."""
 
     def __init__(self, sink: str, table: TableId, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
         self._show = show
         self._clock = clock
-        self._begun: float | None = None
+        self._started: float | None = None
         self._facts: dict[str, Any] = {"table": str(table), "state": f"compared with {sink}"}
         show({**self._facts, "rows": 0})
 
     def report(self, compared: Compared) -> None:
         now = self._clock()
-        self._begun = self._begun or now
-        rows, seconds = (compared.source + compared.stored) // 2, now - self._begun
+        self._started = self._started or now
+        rows, seconds = (compared.source + compared.stored) // 2, now - self._started
         facts = {**self._facts, "rows": rows, "estimate": compared.estimate}
         if seconds > 0 and rows:
             facts["rows_per_second"] = rate = rows / seconds
@@ -52,13 +52,13 @@ class _Pace:
         self._show(facts)
 
 
-def chosen_sinks(settings: Settings, asked: Sequence[str]) -> list[SinkSettings]:
-    """The asked sinks, or all; raises ConfigError for a name that does not exist."""
+def chosen_sinks(settings: Settings, names: Sequence[str]) -> list[SinkSettings]:
+    """These sinks, or all if none is named; raises ConfigError for a name that does not exist."""
     known = {sink.name: sink for sink in settings.sinks}
-    for name in asked:
+    for name in names:
         if name not in known:
             raise ConfigError(f"No sink is called {name}.", f"Sinks: {', '.join(known)}.")
-    return [sink for name, sink in known.items() if not asked or name in asked]
+    return [sink for name, sink in known.items() if not names or name in names]
 
 
 def _tables(settings: Settings, sink: SinkSettings, asked: Sequence[str]) -> list[TableSettings]:

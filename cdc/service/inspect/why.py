@@ -1,8 +1,8 @@
-"""Why a row is as it is: every event of its key that the log still holds, what became of it in each store and in which
-batch, and what each store holds now.
+"""The history of a row: every event of its key in the log, its outcome and batch in each sink, and the version that
+each store has now.
 
-Shows positions, operations, versions and times, never the row's values. The trap: it reads the log from its start, so
-it is as slow as the log is long; whoever calls it for a person bounds the time.
+Returns positions, operations, versions and times, never the row's values. The trap: it reads the log from its start, so
+its duration grows with the log; interactive callers limit the time.
 """
 
 import json
@@ -18,10 +18,11 @@ from cdc.errors import ConfigError, MillraceError
 from cdc.key_range import KeyRange
 from cdc.model import Lsn, TableId, format_lsn
 from cdc.ports import LogReader
-from cdc.service.inspect.stored_versions import StoredVersion, stored
+from cdc.service.inspect.stored_versions import StoredVersion, stored_versions
+from cdc.service.inspect.verification import parsed_table
 from cdc.service.state.batch_history import AppliedBatch, BatchHistoryReader
-from cdc.service.state.sink_positions import NOWHERE, SinkPosition
-from cdc.service.state.skipped_tables import Skipped, SkippedTables
+from cdc.service.state.sink_positions import NO_POSITION, SinkPosition
+from cdc.service.state.skipped_tables import SkippedTables
 from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
 
@@ -41,14 +42,14 @@ class KeyEvent:
 
     @property
     def entry(self) -> str:
-        """The entry of the log, by where it ends: what is appended, read and applied as one."""
+        """The log entry that contains the event, by its end. An entry is appended, read and applied as one."""
         return format_lsn(self.end)
 
 
 @dataclass(frozen=True, slots=True)
 class EventOutcome:
-    """An event and its fate: by sink, `applied`, `waiting`, `skipped` or `set aside: <reason>`; and the batch that
-    applied it, None where that is not recorded."""
+    """An event, its outcome by sink (`applied`, `waiting`, `skipped` or `dead letter: <reason>`), and by sink the batch
+    that applied it, None if that was not recorded."""
 
     event: KeyEvent
     entry: str
@@ -58,50 +59,68 @@ class EventOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RowHistory:
-    """The whole way of a key, oldest event first, and where it lies now by sink."""
+    """All events of a key, oldest first, and by sink the version stored now."""
 
     table: str
     events: Sequence[EventOutcome]
     stored: Mapping[str, StoredVersion]
 
 
-def story(
-    settings: Settings, reader: LogReader, places: Mapping[str, SinkPosition], table: str, key: str, *, seconds: float
+class _SinkHistory:
+    """What one sink did with the events of a key."""
+
+    def __init__(self, settings: Settings, sink: str, table: TableId, key: str, position: SinkPosition) -> None:
+        self._table = str(table)
+        self._reached = position.reached_for((self._table,))
+        self._dead_letter = _dead_letter(settings, sink, self._table, key)
+        self._skipped = SkippedTables(settings.state, sink).all().get(table)
+        self._batches = BatchHistoryReader(settings.state, sink)
+
+    def outcome(self, event: KeyEvent) -> str:
+        if self._skipped is not None and self._skipped.dropped(event.end):
+            return "skipped"
+        if event.end > self._reached:
+            return "waiting"
+        if self._dead_letter is not None and format_lsn(Lsn(self._dead_letter.version)) == event.version:
+            return f"dead letter: {self._dead_letter.reason}"
+        return "applied"
+
+    def batch(self, event: KeyEvent) -> AppliedBatch | None:
+        return self._batches.batch_of(event.end, self._table) if self.outcome(event) == "applied" else None
+
+
+def row_history(
+    settings: Settings,
+    reader: LogReader,
+    positions: Mapping[str, SinkPosition],
+    table: str,
+    key: str,
+    *,
+    seconds: float,
 ) -> RowHistory:
-    """Every event of a key with its fate in every sink that is given its table."""
-    name, wanted = _table(table), log_key(key)
-    sinks = [sink for sink in settings.sinks if not sink.tables or TableId.parse(name) in sink.tables]
-    given = [sink.name for sink in sinks]
-    parked = {sink: _letter(settings, sink, name, wanted) for sink in given}
-    reached = {sink: places.get(sink, NOWHERE).of((name,)) for sink in given}
-    skipped = {sink: SkippedTables(settings.state, sink).all().get(TableId.parse(name)) for sink in given}
-    books = {sink: BatchHistoryReader(settings.state, sink) for sink in given}
-    told = []
+    """Every event of a key with its outcome in every sink that receives the table."""
+    name, wanted = parsed_table(table), log_key(key)
+    sinks = [sink for sink in settings.sinks if not sink.tables or name in sink.tables]
+    histories = {
+        sink.name: _SinkHistory(settings, sink.name, name, wanted, positions.get(sink.name, NO_POSITION))
+        for sink in sinks
+    }
+    outcomes = []
     for event in events(reader, table, key, seconds):
-        fates = {sink: _fate(event, reached[sink], parked[sink], skipped[sink]) for sink in given}
-        batches = {sink: books[sink].of(event.end, name) if fate == "applied" else None for sink, fate in fates.items()}
-        told.append(EventOutcome(event, event.entry, fates, batches))
-    return RowHistory(name, told, stored(settings, sinks, reader, TableId.parse(name), wanted))
+        by_sink = {sink: history.outcome(event) for sink, history in histories.items()}
+        batches = {sink: history.batch(event) for sink, history in histories.items()}
+        outcomes.append(EventOutcome(event, event.entry, by_sink, batches))
+    return RowHistory(str(name), outcomes, stored_versions(settings, sinks, reader, name, wanted))
 
 
-def _letter(settings: Settings, sink: str, table: str, key: str) -> DeadLetter | None:
+def _dead_letter(settings: Settings, sink: str, table: str, key: str) -> DeadLetter | None:
     folder = settings.state / "dead-letters" / sink
     return DeadLetters(folder).of_keys(table, [key]).get(key) if folder.exists() else None
 
 
-def _fate(event: KeyEvent, reached: Lsn, parked: DeadLetter | None, skipped: Skipped | None) -> str:
-    if skipped is not None and skipped.passed_over(event.end):
-        return "skipped"
-    if event.end > reached:
-        return "waiting"
-    if parked is not None and format_lsn(Lsn(parked.version)) == event.version:
-        return f"set aside: {parked.reason}"
-    return "applied"
-
-
 def events(reader: LogReader, table: str, key: str, seconds: float) -> list[KeyEvent]:
-    """All events of a key in log order. Raises ConfigError for a malformed question, MillraceError when out of time."""
-    name, wanted = _table(table), log_key(key)
+    """All events of a key in log order. Raises ConfigError for a bad table or key, MillraceError after `seconds`."""
+    name, wanted = str(parsed_table(table)), log_key(key)
     deadline = time.monotonic() + seconds
     found: list[KeyEvent] = []
     for piece in reader.read(reader.start()):
@@ -113,7 +132,7 @@ def events(reader: LogReader, table: str, key: str, seconds: float) -> list[KeyE
 
 
 def _in_range(row: Mapping[str, object], key: str) -> bool:
-    """Whether a removed range has this key."""
+    """Whether a removed key range contains this key."""
     return bool(KeyRange.parse(str(row["key"])).holds_keys(pa.array([key]))[0])
 
 
@@ -136,19 +155,12 @@ def _lsn(value: object) -> Lsn:
     return Lsn(int(str(value)))
 
 
-def _table(text: str) -> str:
-    try:
-        return str(TableId.parse(text))
-    except ValueError as error:
-        raise ConfigError(f"{error}.") from None
-
-
 def log_key(text: str) -> str:
-    """A key as the log writes it: a JSON object without spaces."""
+    """A key as the log has it: a JSON object without spaces."""
     try:
         key = json.loads(text)
     except ValueError:
         key = None
     if not isinstance(key, dict):
-        raise ConfigError('A key is a JSON object of the key columns, for instance {"id":42}.')
+        raise ConfigError('A key is a JSON object of the key columns, for example {"id":42}.')
     return json.dumps(key, separators=(",", ":"), ensure_ascii=False)

@@ -1,7 +1,6 @@
-"""How many dead letters each sink has of each table, read from the files themselves.
+"""The number of dead letters by sink and table, read from their files.
 
-Promise: asked after a sink's position, it has every letter that was parked on the way there. What the sink says of
-itself comes later.
+Promise: read after a sink's position, it counts every dead letter up to that position. A sink's status lags behind.
 """
 
 import time
@@ -11,11 +10,11 @@ from pathlib import Path
 from sinks.apply.dead_letters import DeadLetters
 
 _SETTLED = 1.0
-"""Seconds after which a file that looks the same is the same: the clock of its time stamp is coarse."""
+"""Seconds after which an unchanged time stamp proves that a file is unchanged: file time stamps are coarse."""
 
 
 class DeadLetterCounts:
-    """The files of a pipeline's sinks. Cheap to ask again and again: a file that has not changed is not opened."""
+    """The files of a pipeline's sinks. Cheap enough to poll: an unchanged file is not opened."""
 
     def __init__(self, state: Path, sinks: Iterable[str]) -> None:
         self._folders = {name: state / "dead-letters" / name for name in sinks}

@@ -1,6 +1,6 @@
-"""Whether the pipeline does what it promises, judged from what its parts said: pure, no clock, no file.
+"""Whether the pipeline is ready, from the status of its parts. Pure: no clock, no file.
 
-Promise: health never lies by silence. A part that has not spoken lately is unwell, whatever it said last.
+Promise: a part that has not reported lately is not ready, whatever it reported last.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ from cdc.service.state.status import Facts, age
 
 _PAGE = 8192
 _HEADERS = (24, 40)  # of a page, and of the first page of a WAL file
-SILENT_AFTER = 15.0  # seconds; parts speak about once a second, a long garbage collection stays below this
+SILENT_AFTER = 15.0  # seconds; parts report about once a second, and a long garbage collection takes less than this
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the pipeline is not ready: which part, what (a whole sentence together with the part), and what to do."""
+    """Why the pipeline is not ready: the part, the message (a sentence whose subject is the part) and the remedy."""
 
     part: str
     message: str
@@ -44,18 +44,18 @@ def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Re
     if error.get("message"):
         yield Reason(name, str(error["message"]), str(error.get("remedy", "")))
     elif age(facts, now) > SILENT_AFTER:
-        yield Reason(name, "has not reported lately", "Look at its log lines; the supervisor starts it again.")
+        yield Reason(name, "has not reported lately", "See its log lines; the supervisor restarts it.")
     elif facts.get("state") not in good:
         trouble = f": {facts['trouble']}" if facts.get("trouble") else ""
         yield Reason(name, f"is {facts.get('state', 'starting')}{trouble}", "Wait; progress is in /v1/status.")
 
 
 def _tables(part: str, facts: Mapping[str, object]) -> Iterator[Reason]:
-    """Tables that wait alone while the others go on."""
+    """Waiting tables, while the others continue."""
     waiting = nested(facts, "tables_waiting")
     for table in sorted(waiting):
-        said = nested(waiting, table)
-        yield Reason(part, f"table {table} waits: {said.get('message', '')}", str(said.get("remedy", "")))
+        reason = nested(waiting, table)
+        yield Reason(part, f"table {table} waits: {reason.get('message', '')}", str(reason.get("remedy", "")))
 
 
 def _first_rows(capture: Facts) -> Iterator[Reason]:
@@ -64,7 +64,7 @@ def _first_rows(capture: Facts) -> Iterator[Reason]:
         identity = str(job.get("id")) if isinstance(job, Mapping) else ""
         if identity.startswith("table:") and job.get("state") == "failed":
             message = f"has not read all rows of {job.get('table')}: {job.get('reason') or 'its backfill failed'}"
-            yield Reason("capture", message, f"Go on: millrace backfill --resume {identity}")
+            yield Reason("capture", message, f"Resume it: millrace backfill --resume {identity}")
 
 
 def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
@@ -72,34 +72,34 @@ def _sink(name: str, facts: Mapping[str, object]) -> Iterator[Reason]:
         yield Reason(f"sink {name}", str(gap["message"]), str(gap["remedy"]))
     yield from _losses(name, nested(facts, "losses"))
     if facts.get("state") == "paused":
-        yield Reason(f"sink {name}", "is paused", f"Let it go on: millrace resume {name}")
+        yield Reason(f"sink {name}", "is paused", f"Resume it: millrace resume {name}")
     elif facts.get("state") == "stopped":
-        again = f"Then let it go on: millrace pause {name} && millrace resume {name}"
-        yield Reason(f"sink {name}", f"stopped: {facts.get('error')}", again)
+        restart = f"Then restart the sink: millrace pause {name} && millrace resume {name}"
+        yield Reason(f"sink {name}", f"stopped: {facts.get('error')}", restart)
     elif facts.get("state") != "running":
         message = str(facts.get("error") or f"is {facts.get('state', 'starting')}")
         yield Reason(f"sink {name}", message)
     yield from _tables(f"sink {name}", facts)
     for table in nested(facts, "tables_refilling"):
-        said = nested(facts, "tables_refilling", table)
-        yield Reason(f"sink {name}", str(said.get("message", "")), str(said.get("remedy", "")))
-    held = facts.get("held")
-    for table in held if isinstance(held, list) else ():
-        yield Reason(f"sink {name}", f"holds back {table}, which is paused", f"Let it go on: millrace resume {table}")
+        reason = nested(facts, "tables_refilling", table)
+        yield Reason(f"sink {name}", str(reason.get("message", "")), str(reason.get("remedy", "")))
+    paused = facts.get("held")
+    for table in paused if isinstance(paused, list) else ():
+        yield Reason(f"sink {name}", f"table {table} is paused", f"Resume it: millrace resume {table}")
 
 
 def _losses(name: str, losses: Mapping[str, object]) -> Iterator[Reason]:
-    """What a store lost, in one sentence for the tables that it happened to alike."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    """Lost tables: one sentence for all with the same message and remedy."""
+    grouped: dict[tuple[str, str], list[str]] = {}
     for table in losses:
-        said = nested(losses, table)
-        alike.setdefault((str(said.get("message")), str(said.get("remedy"))), []).append(table)
-    for (message, remedy), tables in alike.items():
+        reason = nested(losses, table)
+        grouped.setdefault((str(reason.get("message")), str(reason.get("remedy"))), []).append(table)
+    for (message, remedy), tables in grouped.items():
         yield Reason(f"sink {name}", f"{', '.join(tables)}: {message}", remedy)
 
 
 def nested(facts: Facts, *path: str) -> Mapping[str, object]:
-    """A nested object, empty where it is missing or something else."""
+    """A nested object; empty if it is missing or not an object."""
     here: object = facts
     for name in path:
         here = here.get(name) if isinstance(here, Mapping) else None
@@ -109,14 +109,14 @@ def nested(facts: Facts, *path: str) -> Mapping[str, object]:
 def has_reached(wanted: Lsn, reached: Lsn, head: Lsn, watermark: Lsn) -> bool:
     """Whether a sink holds everything committed up to an LSN.
 
-    Either it applied an entry that ends there or beyond, or it applied all that the log has and the reader knows that
-    the source sent nothing else up to there (most LSNs end no captured transaction).
+    Either it applied an entry that ends there or beyond, or it applied the whole log and capture knows that the source
+    sent nothing else up to that LSN (most LSNs do not end a captured transaction).
     """
     wanted = _before_page_header(wanted)
     return reached >= wanted or (reached >= head and watermark >= wanted)
 
 
 def _before_page_header(lsn: Lsn) -> Lsn:
-    """At a page's end Postgres names the place behind the next page's header, where no stream gets before more is
-    written. Nothing lies in a header, so the page's end means the same."""
+    """At the end of a WAL page Postgres reports the LSN after the next page's header, which a stream reaches only once
+    more is written. A header contains no record, so the end of the page means the same."""
     return Lsn(lsn - lsn % _PAGE) if lsn % _PAGE in _HEADERS else lsn

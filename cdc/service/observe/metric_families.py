@@ -1,4 +1,4 @@
-"""Everything that `/metrics` shows: one line a family. docs/metrics.md is made from this list."""
+"""All metrics of `/metrics`, in one list. docs/metrics.md is generated from it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -22,8 +22,8 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) else None
 
 
-def _said(part: str, *path: str) -> Read:
-    """One number of a part's status file; no sample where it has not said it."""
+def _status(part: str, *path: str) -> Read:
+    """One number of a part's status file; no sample if it is missing."""
 
     def read(seen: Observation) -> Iterator[Sample]:
         yield from _one(_number(nested(_facts(seen, part), *path[:-1]).get(path[-1])))
@@ -77,8 +77,8 @@ def _sink_lag(seen: Observation, unit: str) -> Iterator[Sample]:
 
 
 def _table_lag(seen: Observation, unit: str) -> Iterator[Sample]:
-    for place, lag in sorted(seen.table_lags.items()):
-        yield place, getattr(lag, unit)
+    for labels, lag in sorted(seen.table_lags.items()):
+        yield labels, getattr(lag, unit)
 
 
 def _waiting(seen: Observation) -> Iterator[Sample]:
@@ -103,20 +103,20 @@ def _skipped(seen: Observation) -> Iterator[Sample]:
 
 
 def _ready(seen: Observation) -> Iterator[Sample]:
-    yield (), float(not seen.reasons(tuple(seen.places)))
+    yield (), float(not seen.reasons(tuple(seen.positions)))
 
 
 FAMILIES = (
     Family("millrace_build_info", "gauge", ("version",), "Always 1.", lambda _: [((version("millrace"),), 1.0)]),
     Family("millrace_ready", "gauge", (), "1 when `/readyz` answers 200.", _ready),
-    Family("millrace_observed_seconds", "gauge", (), "Time of the look that these figures are from, since 1970.",
+    Family("millrace_observed_seconds", "gauge", (), "Unix time at which these figures were read.",
            lambda seen: _one(seen.at)),
-    Family("millrace_part_restarts_total", "counter", ("part",), "Times that capture or apply was started again.",
+    Family("millrace_part_restarts_total", "counter", ("part",), "Restarts of capture or apply.",
            partial(_of_parts, name="restarts")),
     Family("millrace_part_memory_bytes", "gauge", ("part",), "Resident memory of capture or apply.",
            partial(_of_parts, name="rss_bytes")),
-    Family("millrace_source_lsn", "gauge", (), "Where the source's WAL ended at the last look, as a number.",
-           _said("capture", "source_lsn")),
+    Family("millrace_source_lsn", "gauge", (), "End of the source's WAL when capture last read it, as a number.",
+           _status("capture", "source_lsn")),
     Family("millrace_log_head_lsn", "gauge", (), "LSN up to which the log is complete, as a number.",
            lambda seen: _one(seen.head)),
     Family("millrace_capture_lag_bytes", "gauge", (), "WAL of the source that capture has not read.",
@@ -124,56 +124,57 @@ FAMILIES = (
     Family("millrace_capture_lag_seconds", "gauge", (), "Seconds since capture was last known to be up to date.",
            lambda seen: _one(seen.capture_lag.seconds)),
     Family("millrace_capture_changes_total", "counter", ("table", "op"),
-           "Changes put into the log; op is c, u, d, r (snapshot), t or m.", _captured),
-    Family("millrace_capture_bytes_total", "counter", (), "Bytes of changes put into the log.",
-           _said("capture", "bytes_total")),
-    Family("millrace_capture_queued_bytes", "gauge", (), "Changes read and not yet durable: back-pressure of the log.",
-           _said("capture", "queued_bytes")),
+           "Changes appended to the log; op is c, u, d, r (snapshot), t or m.", _captured),
+    Family("millrace_capture_bytes_total", "counter", (), "Bytes of changes appended to the log.",
+           _status("capture", "bytes_total")),
+    Family("millrace_capture_queued_bytes", "gauge", (), "Bytes read from the source and not yet durable in the log.",
+           _status("capture", "queued_bytes")),
     Family("millrace_capture_reconnects_total", "counter", (), "Connections to the source that were lost.",
-           _said("capture", "reconnects")),
-    Family("millrace_snapshot_rows", "gauge", (), "Rows of the table that the first snapshot is reading.",
-           _said("capture", "snapshot", "rows")),
+           _status("capture", "reconnects")),
+    Family("millrace_snapshot_rows", "gauge", (), "Rows read so far of the table that the first snapshot is reading.",
+           _status("capture", "snapshot", "rows")),
     Family("millrace_snapshot_tables_done", "gauge", (), "Tables that the first snapshot has finished.",
-           _said("capture", "snapshot", "tables_done")),
-    Family("millrace_slot_retained_bytes", "gauge", (), "WAL that the source keeps for our slot.",
-           _said("capture", "slot_retained_bytes")),
+           _status("capture", "snapshot", "tables_done")),
+    Family("millrace_slot_retained_bytes", "gauge", (), "WAL that the source keeps for the replication slot.",
+           _status("capture", "slot_retained_bytes")),
     Family("millrace_slot_room_bytes", "gauge", (),
            "WAL that may still be written before the slot is lost (max_slot_wal_keep_size) or source.wal_room_gb is "
            "used up; absent where neither is set.", lambda seen: _one(seen.slot_room)),
-    Family("millrace_slot_seconds_to_full", "gauge", (), "Seconds until that room is used up at the present pace.",
+    Family("millrace_slot_seconds_to_full", "gauge", (), "Seconds until that is used up at the present rate.",
            lambda seen: _one(seen.slot_seconds)),
-    Family("millrace_disk_free_bytes", "gauge", (), "Room on the disk of the state folder.",
+    Family("millrace_disk_free_bytes", "gauge", (), "Free space on the disk of the state folder.",
            lambda seen: _one(seen.disk_free)),
-    Family("millrace_disk_seconds_to_full", "gauge", (), "Seconds until that disk is full at the present pace.",
+    Family("millrace_disk_seconds_to_full", "gauge", (), "Seconds until that disk is full at the present rate.",
            lambda seen: _one(seen.disk_seconds)),
     Family("millrace_sink_running", "gauge", ("sink",), "1 while the sink applies or waits for changes.",
            partial(_states, state="running")),
-    Family("millrace_sink_paused", "gauge", ("sink",), "1 while somebody has paused the sink.",
+    Family("millrace_sink_paused", "gauge", ("sink",), "1 while the sink is paused.",
            partial(_states, state="paused")),
-    Family("millrace_sink_lag_bytes", "gauge", ("sink",), "WAL between the newest known change and what is applied.",
+    Family("millrace_sink_lag_bytes", "gauge", ("sink",), "WAL from the sink's position to the newest known change.",
            partial(_sink_lag, unit="bytes")),
-    Family("millrace_sink_lag_seconds", "gauge", ("sink",), "Age of what the sink has not applied; 0 when up to date.",
+    Family("millrace_sink_lag_seconds", "gauge", ("sink",), "Age of the oldest change not applied; 0 when up to date.",
            partial(_sink_lag, unit="seconds")),
     Family("millrace_table_lag_bytes", "gauge", ("sink", "table"), "The same for one table.",
            partial(_table_lag, unit="bytes")),
     Family("millrace_table_lag_seconds", "gauge", ("sink", "table"), "The same for one table.",
            partial(_table_lag, unit="seconds")),
     Family("millrace_table_waiting", "gauge", ("sink", "table"),
-           "1 while the store cannot take the table, which waits alone; with an empty sink: while capture does not "
+           "1 while the table waits because the store cannot take it; with an empty sink: because capture cannot "
            "follow it.", _waiting),
     Family("millrace_table_lost", "gauge", ("sink", "table"),
-           "1 while the store lacks rows of the table that it once held.", _lost),
-    Family("millrace_table_skipped", "gauge", ("sink", "table"), "1 while the sink goes on without the table.",
+           "1 while the store lacks rows of the table that it had before.", _lost),
+    Family("millrace_table_skipped", "gauge", ("sink", "table"), "1 while the sink skips the table.",
            _skipped),
-    Family("millrace_sink_changes_total", "counter", ("sink", "table"), "Folded changes applied.", _applied),
+    Family("millrace_sink_changes_total", "counter", ("sink", "table"),
+           "Changes applied; several changes of one key in a batch count once.", _applied),
     Family("millrace_sink_visible_seconds", "histogram", ("sink",),
-           "From the commit in the source to the return of the store's write, for each folded change; rows of a "
-           "snapshot count from the snapshot's moment.", partial(_histograms, name="visible")),
+           "Time from the commit in the source to the end of the store's write, for each applied change; for rows of a "
+           "snapshot, from the time of the snapshot.", partial(_histograms, name="visible")),
     Family("millrace_sink_batch_seconds", "histogram", ("sink",), "Duration of a batch.",
            partial(_histograms, name="batch_times")),
-    Family("millrace_sink_restarts_total", "counter", ("sink",), "Times that the sink's query was started again.",
+    Family("millrace_sink_restarts_total", "counter", ("sink",), "Restarts of the sink's query.",
            partial(_of_sinks, name="restarts")),
-    Family("millrace_dead_letters", "gauge", ("sink",), "Changes set aside, to be looked at.",
+    Family("millrace_dead_letters", "gauge", ("sink",), "Dead letters: changes that the store refused.",
            partial(_of_sinks, name="dead_letters")),
 )  # fmt: skip
 """In the order in which they are shown."""

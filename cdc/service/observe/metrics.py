@@ -1,6 +1,6 @@
-"""Prometheus text: pure. What there is to measure stands in `cdc.service.observe.metric_families`.
+"""Prometheus's text format. Pure. The metrics themselves are in `cdc.service.observe.metric_families`.
 
-Promise: a family has few series whatever the pipeline captures. Tables beyond the first hundreds share one label.
+Promise: the number of series is bounded. Tables beyond the first MOST_TABLES share one label.
 """
 
 import math
@@ -12,14 +12,14 @@ from cdc.service.observe.observer import Observation
 
 OTHERS = "(others)"
 MOST_TABLES = 200
-"""Series of a table-wise family, a sink: a Prometheus with a thousand tables a scrape is slow for everybody."""
+"""Tables of a per-table metric: thousands of series per scrape slow Prometheus down."""
 
 Sample = tuple[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """One histogram: durations counted up to each bound, the last count for all that is longer."""
+    """One histogram: the number of durations in each bucket; the last bucket has no upper bound."""
 
     labels: tuple[str, ...]
     bounds: tuple[float, ...]
@@ -67,15 +67,15 @@ def _histogram(family: Family, item: Buckets) -> Iterator[str]:
 
 
 def _bounded(family: Family, samples: list[Sample]) -> Iterable[Sample]:
-    """Tables beyond the first become one: their sum where they are counted, else the greatest."""
+    """Merge tables beyond the first MOST_TABLES into one: the sum for a counter, else the maximum."""
     if "table" not in family.labels:
         return samples
-    place = family.labels.index("table")
-    kept = set(sorted({labels[place] for labels, _ in samples})[:MOST_TABLES])
+    at = family.labels.index("table")
+    kept = set(sorted({labels[at] for labels, _ in samples})[:MOST_TABLES])
     merged: dict[tuple[str, ...], float] = {}
     join = sum if family.kind == "counter" else max
     for labels, value in samples:
-        shown = labels if labels[place] in kept else (*labels[:place], OTHERS, *labels[place + 1 :])
+        shown = labels if labels[at] in kept else (*labels[:at], OTHERS, *labels[at + 1 :])
         merged[shown] = join((merged[shown], value)) if shown in merged else value
     return merged.items()
 
@@ -96,7 +96,7 @@ def _label(text: str) -> str:
 
 
 def document(families: Iterable[Family]) -> str:
-    """The families as a table of Markdown."""
+    """The families as a Markdown table."""
     rows = [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.meaning} |" for one in families]
     return "\n".join(["| name | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
 

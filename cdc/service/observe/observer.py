@@ -1,7 +1,6 @@
-"""Looks at the pipeline from the side, in a thread of its own, so that whoever answers a request never waits.
+"""Polls the pipeline in a thread of its own, so that no HTTP request waits for the log, the disk or a store.
 
-Promise: `seen` is always there at once, however slow or dead the log, the disk or a store is; how old it is it says
-itself. One look serves every request and every waiting client.
+Promise: `seen` is available at once, and says how old it is. One poll serves every request and every waiting client.
 """
 
 import logging
@@ -19,30 +18,30 @@ from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from cdc.service.observe.disk_forecast import DiskForecast
 from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
-from cdc.service.observe.lag import NO_LAG, Lags, Moment, SinkLag
+from cdc.service.observe.lag import NO_LAG, LagInputs, Lags, SinkLag
 from cdc.service.observe.positions import Positions, open_log, watermark_of
-from cdc.service.observe.uncovered import Standing
+from cdc.service.observe.uncovered import PipelineProgress
 from cdc.service.state import status
 from cdc.service.state.sink_positions import SinkPosition
 
 _EVERY = 1.0
-_HURRY = 0.02  # while somebody waits for a store; a look costs well below a millisecond
-_HANGS = "Look at the log's server, or at the disk of the state folder."
+_FAST = 0.02  # while a client waits for a sink; a poll takes well below a millisecond
+_HANGS = "Check the log's server, or the disk of the state folder."
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the last look found. `slot_seconds` and `disk_seconds` are the time until the source drops our WAL and
-    until the state folder's disk is full."""
+    """What the last poll found. `slot_seconds` is the time until the source may drop the slot's WAL, `disk_seconds` the
+    time until the state folder's disk is full."""
 
     at: float = 0.0
     capture: status.Facts = field(default_factory=dict)
     apply: status.Facts = field(default_factory=dict)
     daemon: status.Facts = field(default_factory=dict)
     head: Lsn = ZERO_LSN
-    places: Mapping[str, SinkPosition] = field(default_factory=dict)
-    letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    positions: Mapping[str, SinkPosition] = field(default_factory=dict)
+    dead_letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     capture_lag: SinkLag = NO_LAG
     sink_lags: Mapping[str, SinkLag] = field(default_factory=dict)
     table_lags: Mapping[tuple[str, str], SinkLag] = field(default_factory=dict)
@@ -54,24 +53,24 @@ class Observation:
 
     @property
     def watermark(self) -> Lsn:
-        """Up to where the reader knows that the log misses nothing."""
+        """The LSN up to which capture knows that the log is complete."""
         return watermark_of(self.capture)
 
     @property
     def reached(self) -> dict[str, Lsn]:
-        """Up to where each sink has everything, tables that are held back included."""
-        return {name: place.reached for name, place in self.places.items()}
+        """The LSN up to which each sink has every table, held-back ones included."""
+        return {name: position.reached for name, position in self.positions.items()}
 
     @property
-    def standing(self) -> Standing:
-        """How far everybody is."""
-        return Standing(self.capture, self.apply, self.places, self.head, self.watermark, self.letters)
+    def progress(self) -> PipelineProgress:
+        """How far the pipeline is."""
+        return PipelineProgress(self.capture, self.apply, self.positions, self.head, self.watermark, self.dead_letters)
 
     def reasons(self, sinks: Sequence[str]) -> list[Reason]:
-        """Why the pipeline is not ready, judged now: what was seen long ago counts as silence."""
+        """Why the pipeline is not ready now. An old observation is a reason of its own."""
         old = time.time() - self.at
-        if self.at and old > SILENT_AFTER:  # a look never takes that long, unless what it looks at hangs
-            return [Reason("log", f"has not answered for {old:.0f} s; what is shown is as old", _HANGS)]
+        if self.at and old > SILENT_AFTER:  # a poll takes that long only if the log or the disk hangs
+            return [Reason("log", f"has not answered for {old:.0f} s; the figures shown are that old", _HANGS)]
         found = reasons(self.capture, self.apply, tuple(sinks), datetime.now(UTC))
         if self.trouble:
             found.append(Reason("log", self.trouble))
@@ -79,7 +78,7 @@ class Observation:
 
 
 class Observer:
-    """Looks once a second, and fifty times a second while somebody waits. `changed` is called when a position moved."""
+    """Polls once a second, and fifty times a second while a client waits. Calls `changed` when a position moved."""
 
     def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
         self.seen = Observation()
@@ -92,7 +91,7 @@ class Observer:
         self.follow(settings)
 
     def follow(self, settings: Settings) -> None:
-        """From now on these settings count; also after a reload."""
+        """Use these settings; also called after a reload."""
         self.settings = settings
         self.sinks = tuple(sink.name for sink in settings.sinks)
         self._reader: LogReader | None = None
@@ -106,18 +105,18 @@ class Observer:
         return self._reader
 
     def start(self) -> None:
-        """Begin; the first look is done on return unless the log is slow."""
+        """Start polling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop polling."""
         self._stop.set()
         self._wake.set()
         self._thread.join(5)
 
     @contextmanager
-    def hurried(self) -> Iterator[None]:
-        """Look as often as pays while the block runs. Only from the one thread that answers requests."""
+    def polling_fast(self) -> Iterator[None]:
+        """Poll fifty times a second while the block runs. Only for the one thread that answers requests."""
         self._waiting += 1
         self._wake.set()
         try:
@@ -125,11 +124,11 @@ class Observer:
         finally:
             self._waiting -= 1
 
-    def look(self) -> None:
-        """Look at everything once."""
-        self._look_at_positions()
+    def poll(self) -> None:
+        """Read everything once."""
+        self._poll_positions()
         now, seen = time.time(), self.seen
-        self._lags.look(Moment(now, seen.capture, seen.head, seen.reached, self._tables(), seen.places))
+        self._lags.update(LagInputs(now, seen.capture, seen.head, seen.reached, self._tables(), seen.positions))
         free = shutil.disk_usage(self.settings.state).free if self.settings.state.exists() else 0
         self._disk.add(now, free)
         room = self._slot_room(seen.capture)
@@ -147,19 +146,28 @@ class Observer:
         for sample in self.samplers:
             sample(self.seen)
 
-    def _look_at_positions(self) -> None:
+    def _poll_positions(self) -> None:
         state, seen = self.settings.state, self.seen
         daemon = status.read(state, "daemon")
         try:
             if self._positions is None:
                 self._positions = Positions(self.settings, self.reader)
-            now, trouble = self._positions.standing(), ""
+            now, trouble = self._positions.progress(), ""
         except LogError as error:
             capture, apply = (status.read(state, part) for part in ("capture", "apply"))
-            now, trouble = replace(seen.standing, capture=capture, apply=apply), str(error)
-        moved = (now.places, now.head, now.watermark) != (seen.places, seen.head, seen.watermark)
-        said_now = replace(seen, capture=now.capture, apply=now.apply, daemon=daemon, letters=now.letters)
-        self.seen = replace(said_now, at=time.time(), head=now.head, places=now.places, trouble=trouble)
+            now, trouble = replace(seen.progress, capture=capture, apply=apply), str(error)
+        moved = (now.positions, now.head, now.watermark) != (seen.positions, seen.head, seen.watermark)
+        self.seen = replace(
+            seen,
+            at=time.time(),
+            capture=now.capture,
+            apply=now.apply,
+            daemon=daemon,
+            head=now.head,
+            positions=now.positions,
+            dead_letters=now.dead_letters,
+            trouble=trouble,
+        )
         if moved:
             self.changed()
 
@@ -167,7 +175,7 @@ class Observer:
         return {sink.name: [str(table) for table in self.settings.tables_of(sink)] for sink in self.settings.sinks}
 
     def _slot_room(self, capture: status.Facts) -> int | None:
-        """WAL that may still be written before the slot is lost or the source's disk is full; None where unknown."""
+        """WAL that may still be written before the slot is lost or the source's disk is full; None if unknown."""
         safe, retained = capture.get("slot_safe_bytes"), capture.get("slot_retained_bytes")
         rooms = [safe] if isinstance(safe, int) else []
         if self.settings.source.wal_room_gb and isinstance(retained, int):
@@ -180,15 +188,15 @@ class Observer:
             try:
                 if time.monotonic() >= due:
                     due = time.monotonic() + _EVERY
-                    self.look()
+                    self.poll()
                 else:
-                    self._look_at_positions()
+                    self._poll_positions()
             except (MillraceError, OSError) as error:
-                _log.debug("the pipeline could not be looked at: %s", type(error).__name__)
+                _log.debug("the pipeline could not be polled: %s", type(error).__name__)
             except Exception:
-                _log.exception("the pipeline could not be looked at")
+                _log.exception("the pipeline could not be polled")
             self._wake.clear()
             if self._waiting:
-                self._stop.wait(_HURRY)
+                self._stop.wait(_FAST)
             else:
                 self._wake.wait(_EVERY)

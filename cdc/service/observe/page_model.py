@@ -1,4 +1,4 @@
-"""The pipeline as one picture: what the page shows, from what was seen. Pure."""
+"""What the page shows, made from an observation. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from cdc.service.observe.observer import Observation
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What the source keeps for us; `room` and `seconds_to_full` are None where no limit is known or near."""
+    """The replication slot. `room` is None if no limit is known, `seconds_to_full` if the limit is not near."""
 
     bytes: int
     status: str
@@ -22,7 +22,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """One store."""
+    """One sink. `held` are its paused tables."""
 
     name: str
     state: str
@@ -41,7 +41,7 @@ class SinkView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """One table: what was captured of it by operation, what each sink applied, and how old what it lacks is."""
+    """One table: changes captured by operation, changes applied by sink, and lag by sink."""
 
     captured: Mapping[str, int]
     applied: Mapping[str, int]
@@ -50,9 +50,9 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class PageModel:
-    """Source, log, stores. `queued_bytes` is what capture has read and the log has not taken yet; `waiting` are the
-    tables that capture does not follow for now, each with its message and remedy, and a sink's those that it cannot
-    take."""
+    """Source, log and sinks. `queued_bytes` is what capture has read and not yet appended to the log. `waiting` are the
+    tables that capture does not follow now, each with message and remedy; a sink's are those that its store cannot take
+    now."""
 
     capture: str
     trouble: str
@@ -70,8 +70,8 @@ class PageModel:
     tables: Mapping[str, TableView]
 
 
-def flow(seen: Observation) -> PageModel:
-    """The picture of one moment."""
+def page_model(seen: Observation) -> PageModel:
+    """The page's content at one time."""
     capture = seen.capture
     backfills = capture.get("backfills")
     return PageModel(
@@ -87,7 +87,7 @@ def flow(seen: Observation) -> PageModel:
         nested(capture, "snapshot"),
         tuple(item for item in backfills if isinstance(item, Mapping)) if isinstance(backfills, list) else (),
         nested(capture, "tables_waiting"),
-        tuple(_sink(seen, name) for name in seen.places),
+        tuple(_sink(seen, name) for name in seen.positions),
         _tables(seen),
     )
 
@@ -103,7 +103,7 @@ def _sink(seen: Observation, name: str) -> SinkView:
         name,
         str(facts.get("state", "not running")),
         str(facts.get("error") or ""),
-        format_lsn(seen.places[name].reached),
+        format_lsn(seen.positions[name].reached),
         lag.bytes,
         round(lag.seconds, 1),
         sum(count(value) for value in nested(facts, "changes").values()),
@@ -121,7 +121,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _tables(seen: Observation) -> dict[str, TableView]:
-    sinks = tuple(seen.places)
+    sinks = tuple(seen.positions)
     names = {table for name in sinks for table in nested(seen.apply, "sinks", name, "changes")}
     names |= set(nested(seen.capture, "changes")) | {table for _, table in seen.table_lags}
     return {table: _table(seen, table, sinks) for table in sorted(names)}

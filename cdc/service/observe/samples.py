@@ -1,4 +1,4 @@
-"""The last hour, sampled: what the page plots. Kept in memory; a restart begins anew."""
+"""Samples of the last hour, for the page's plots. Kept in memory: a restart begins anew."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ _KEPT = 720  # an hour
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment; per sink, in the order of `sinks`. `slow` is the time to visible that 99 of 100 changes stayed below
-    since the sample before; None where nothing was applied."""
+    """The figures at one time; those of sinks in the order of `sinks`. `slow` is the 99th percentile of the time from
+    commit to visible since the previous sample; None if nothing was applied."""
 
     time: float
     captured: int
@@ -29,7 +29,7 @@ class Sample:
 
 
 class SampleHistory:
-    """Takes a sample of what is seen every five seconds."""
+    """Keeps a sample every five seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=_KEPT)
@@ -40,7 +40,7 @@ class SampleHistory:
         return list(self._samples)
 
     def offer(self, seen: Observation) -> None:
-        """Take a sample if it is time for one."""
+        """Keep a sample if five seconds have passed."""
         if not self._samples or seen.at - self._samples[-1].time >= _EVERY:
             self._samples.append(self._sample(seen))
 
@@ -66,16 +66,16 @@ class SampleHistory:
         before = self._counts.get(sink, [0] * len(now))
         self._counts[sink] = now
         fresh = [new - old for new, old in zip(now, before, strict=True)]
-        return quantile(now if min(fresh) < 0 else fresh, 0.99)  # a process that was started again counts from 0
+        return quantile(now if min(fresh) < 0 else fresh, 0.99)  # a restarted process counts from 0
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The duration that this share of them stayed below, straight within a bucket; None of nothing."""
+    """The duration that this share of the changes stayed below, interpolated within a bucket; None without changes."""
     wanted, below, lower = share * sum(counts), 0, 0.0
     if not wanted:
         return None
-    for held, upper in zip(counts, (*BOUNDS, BOUNDS[-1]), strict=True):
-        if below + held >= wanted:
-            return round(lower + (upper - lower) * (wanted - below) / held, 3)
-        below, lower = below + held, upper
+    for number, upper in zip(counts, (*BOUNDS, BOUNDS[-1]), strict=True):
+        if below + number >= wanted:
+            return round(lower + (upper - lower) * (wanted - below) / number, 3)
+        below, lower = below + number, upper
     return BOUNDS[-1]

@@ -1,8 +1,7 @@
-"""Which batch of a sink applied what: a short line a batch, for `why`. The last tens of thousands are kept.
+"""Which batch of a sink applied which log entries: one line per batch, for `why`. The last tens of thousands are kept.
 
-Promise: a line is written only when every row of its batch is in the store, and before the position moves; so what lies
-between its two positions was applied by that batch, and perhaps by the next one too, after a crash. What no line covers
-is not recorded, and nothing is said of it.
+Promise: a line is written when every row of its batch is in the store and before the position moves. So the entries
+between its two positions were applied by that batch, and after a crash perhaps again by the next one.
 """
 
 import json
@@ -17,12 +16,12 @@ from pathlib import Path
 from cdc.model import Lsn, TableId, format_lsn, parse_lsn
 
 _log = logging.getLogger(__name__)
-_LARGEST = 2 << 20  # some 20,000 lines; twice that is kept
+_LARGEST = 2 << 20  # about 20,000 lines; the older file keeps as many again
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedBatch:
-    """The batch that applied an entry, and when. A range where chunks share an LSN, or a crash had it done twice."""
+    """The batch that applied an entry, and when. A range where chunks share an LSN, or a crash repeated the entry."""
 
     first: int
     last: int
@@ -31,21 +30,21 @@ class AppliedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch: it brought the sink from `after` to `reached`, but for the tables that were held back."""
+    """One batch: it moved the sink from `after` to `reached`, except for its held-back tables."""
 
     batch: int
     after: Lsn
     reached: Lsn
     at: str
-    held: Sequence[str]
+    held_back: Sequence[str]
 
     def covers(self, end: Lsn) -> bool:
-        """Whether it may have applied an entry that ends there: chunks of a snapshot do not move the position."""
+        """Whether it may have applied an entry that ends at `end`. Chunks of a snapshot do not move the position."""
         return self.after < end <= self.reached or self.after == self.reached == end
 
 
 class BatchHistory:
-    """The book of one sink, written by the process that applies."""
+    """Writes the batches of one sink. For the apply process."""
 
     def __init__(self, state: Path, sink: str, position: Callable[[], Lsn]) -> None:
         self._paths = _paths(state, sink)
@@ -54,37 +53,37 @@ class BatchHistory:
         self._reached: Lsn | None = None
         self._lock = threading.Lock()
 
-    def note(self, reached: Lsn, held: Collection[TableId]) -> None:
-        """A batch up to there is in the store, but for the tables that are held back. A full disk costs the line."""
+    def record(self, reached: Lsn, held_back: Collection[TableId]) -> None:
+        """Record that a batch up to `reached` is in the store, but for held-back tables. Lost if the disk is full."""
         with self._lock:
             if self._reached is None:
                 self._reached = self._position()
-                self._number = _newest(self._paths)
+                self._number = _last_number(self._paths)
             self._number += 1
             line = {"batch": self._number, "after": format_lsn(self._reached), "reached": format_lsn(reached)}
-            more = {"at": datetime.now(UTC).isoformat(), "held": sorted(map(str, held))}
+            more = {"at": datetime.now(UTC).isoformat(), "held": sorted(map(str, held_back))}
             self._reached = max(reached, self._reached)
             try:
                 _append(self._paths, json.dumps({**line, **more}) + "\n")
             except OSError as error:
-                _log.debug("a batch is not noted: %s", type(error).__name__)
+                _log.debug("a batch was not recorded: %s", type(error).__name__)
 
 
 class BatchHistoryReader:
-    """What is recorded of one sink."""
+    """Reads the batches of one sink."""
 
     def __init__(self, state: Path, sink: str) -> None:
         self._found = sorted(_lines(_paths(state, sink)), key=lambda line: (line.reached, line.batch))
         self._reached = [line.reached for line in self._found]
 
-    def of(self, end: Lsn, table: str) -> AppliedBatch | None:
-        """The batch that applied an entry of a table; None if that is not recorded."""
+    def batch_of(self, end: Lsn, table: str) -> AppliedBatch | None:
+        """The batch that applied the entry of a table that ends at `end`; None if it was not recorded."""
         covering: list[BatchRecord] = []
         for line in self._found[bisect_left(self._reached, end) :]:
             if not line.covers(end):
                 break
             covering.append(line)
-        covering = [line for line in covering if table not in line.held]
+        covering = [line for line in covering if table not in line.held_back]
         if not covering:
             return None
         first = min(covering, key=lambda line: line.batch)
@@ -92,7 +91,7 @@ class BatchHistoryReader:
 
 
 def _paths(state: Path, sink: str) -> tuple[Path, Path]:
-    """Older lines, newer lines."""
+    """The files of the older and of the newer lines."""
     folder = state / "batches"
     return folder / f"{sink}.older.jsonl", folder / f"{sink}.jsonl"
 
@@ -106,8 +105,8 @@ def _append(paths: tuple[Path, Path], line: str) -> None:
         file.write(line)
 
 
-def _newest(paths: tuple[Path, Path]) -> int:
-    """The last batch's number: of forty thousand lines one is parsed, before the first row of a start is there."""
+def _last_number(paths: tuple[Path, Path]) -> int:
+    """The last batch's number. Parses one line, not all forty thousand: the first batch waits for it."""
     lines = filter(None, (_parsed(text) for path in reversed(paths) for text in reversed(_texts(path))))
     return next((line.batch for line in lines), 0)
 
@@ -122,7 +121,7 @@ def _texts(path: Path) -> list[str]:
 
 
 def _parsed(text: str) -> BatchRecord | None:
-    """A line that a crash cut short is passed over."""
+    """None for a line that a crash cut short."""
     try:
         facts = json.loads(text)
         after, reached = parse_lsn(facts["after"]), parse_lsn(facts["reached"])

@@ -1,8 +1,8 @@
-"""What a sink lacks because it is younger than the log's oldest entry: noted when it begins, until it is made good.
+"""Rows that a new sink lacks because retention removed log entries before the sink existed.
 
-Retention removes what every registered sink has read; a sink that is added later begins at what is left, and never sees
-a row that has not changed since. So the tables are named in its status and its health until each was read again as a
-whole, by a backfill or a resync, after the sink had begun.
+Retention removes what every registered sink has read. A sink that is added later starts at the oldest entry left, and
+never sees a row that has not changed since. Its status and health name these tables until a backfill or a resync has
+read each of them whole.
 """
 
 import json
@@ -23,7 +23,7 @@ _HEX = re.compile("[0-9A-F]+")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Rows of these tables that did not change since the LSN `removed` are missing; `noted` is where the log was."""
+    """Rows of these tables that did not change since LSN `removed` are missing. `noted` is the log's head back then."""
 
     removed: Lsn
     noted: Lsn
@@ -31,32 +31,32 @@ class Gap:
 
     def facts(self) -> dict[str, object]:
         """For the status."""
-        places = {"removed": format_lsn(self.removed), "noted": format_lsn(self.noted)}
-        message, remedy = self.said()
-        return {**places, "tables": list(self.tables), "message": message, "remedy": remedy}
+        lsns = {"removed": format_lsn(self.removed), "noted": format_lsn(self.noted)}
+        message, remedy = self.explain()
+        return {**lsns, "tables": list(self.tables), "message": message, "remedy": remedy}
 
-    def without(self, capture: Mapping[str, object]) -> "Gap":
-        """Less the tables that capture says were read again as a whole."""
+    def remaining(self, capture: Mapping[str, object]) -> "Gap":
+        """Without the tables that, by capture's status, were read whole again."""
         exact = capture.get("history_exact_from")
         if isinstance(exact, str) and exact and parse_lsn(exact) > self.noted:
             return replace(self, tables=())
         jobs = capture.get("backfills")
-        healed = set(self._healed(jobs if isinstance(jobs, list) else ()))
-        return replace(self, tables=tuple(table for table in self.tables if table not in healed))
+        filled = set(self._backfilled(jobs if isinstance(jobs, list) else ()))
+        return replace(self, tables=tuple(table for table in self.tables if table not in filled))
 
-    def _healed(self, jobs: Iterable[object]) -> Iterator[str]:
+    def _backfilled(self, jobs: Iterable[object]) -> Iterator[str]:
         for job in jobs:
             if isinstance(job, Mapping) and job.get("state") == "done" and job.get("whole"):
-                asked = str(job.get("id"))  # where in the WAL it was asked for, or what it took the place of
-                if _HEX.fullmatch(asked) and int(asked, 16) > self.noted:
+                identity = str(job.get("id"))  # the LSN of its request; `table:…` in place of a first snapshot
+                if _HEX.fullmatch(identity) and int(identity, 16) > self.noted:
                     yield str(job.get("table"))
 
-    def said(self) -> tuple[str, str]:
-        """A sentence and a remedy for people."""
+    def explain(self) -> tuple[str, str]:
+        """Message and remedy."""
         since = f" up to {format_lsn(self.removed)}" if self.removed > 1 else ""
         return (
             f"lacks the rows of {', '.join(self.tables)} that have not changed since retention removed the log{since}",
-            f"Read them again: {'; '.join(f'millrace backfill {table}' for table in self.tables)}",
+            f"Read them again with: {'; '.join(f'millrace backfill {table}' for table in self.tables)}",
         )
 
 
@@ -67,25 +67,25 @@ class GapFile:
         self._state = settings.state
         folder = settings.state / "checkpoints"
         self._path = folder / f"{sink.name}.gap"
-        begun = any((folder / name).exists() for name in (sink.name, f"{sink.name}.shared"))
+        started = any((folder / name).exists() for name in (sink.name, f"{sink.name}.shared"))
         known = self._path.exists() or any(consumer.name == sink.name for consumer in log.consumers())
-        if not begun and not known and (removed := log.removed()):
+        if not started and not known and (removed := log.removed()):
             gap = Gap(removed, log.head()[1], tuple(map(str, settings.tables_of(sink))))
             self._write(gap)
-            _log.warning("sink %s is new and %s. %s", sink.name, *gap.said())
+            _log.warning("sink %s is new and %s. %s", sink.name, *gap.explain())
 
     def gap(self) -> Gap | None:
-        """What is missing now; None when all was made good."""
+        """What is missing now; None if nothing is."""
         try:
-            said = json.loads(self._path.read_text(encoding="utf-8"))
+            facts = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        held = Gap(parse_lsn(said["removed"]), parse_lsn(said["noted"]), tuple(said["tables"]))
-        left = held.without(status.read(self._state, "capture"))
+        recorded = Gap(parse_lsn(facts["removed"]), parse_lsn(facts["noted"]), tuple(facts["tables"]))
+        left = recorded.remaining(status.read(self._state, "capture"))
         if not left.tables:
             self._path.unlink()
             return None
-        if left != held:
+        if left != recorded:
             self._write(left)
         return left
 

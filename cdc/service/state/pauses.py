@@ -1,9 +1,9 @@
-"""What somebody asked to stand still: sinks and tables, in one small file that outlives every process.
+"""Which sinks and tables a user has paused or skipped: one small file that outlives every process.
 
-A paused sink stops after its batch and goes on later from its own position. A paused table is held back from every
-sink, and caught up in order when it is resumed. A skipped table is given up by one sink: its changes are passed over
-and not kept, and when it is resumed it is filled again by a backfill (`apply.paused_tables` does both). Capture goes on
-in either case: the log keeps what the others have not applied, and the slot never waits.
+A paused sink stops after its batch and resumes later from its own position. A paused table is held back from every
+sink; once resumed, its changes are applied in order. A skipped table is dropped by one sink: its changes are not kept,
+and a backfill fills it again when it is resumed (`apply.held_back_tables` does both). Capture continues in either case:
+pending changes stay in the log, and the replication slot keeps advancing.
 """
 
 import json
@@ -21,13 +21,13 @@ _FILE = "paused.json"
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """What stands still. Tables as `schema.name`; `skipped` has them by sink."""
+    """What is paused and skipped. Tables as `schema.name`; `skipped` has them by sink."""
 
     sinks: frozenset[str] = frozenset()
     tables: frozenset[str] = frozenset()
     skipped: Mapping[str, frozenset[str]] = field(default_factory=dict)
     resumed: int = field(default=0, compare=False)
-    """Grows with each request to resume: whoever waits to try a table again tries it then."""
+    """Number of resume requests so far. When it grows, sinks retry their waiting tables at once."""
 
     def facts(self) -> dict[str, object]:
         """For JSON."""
@@ -35,13 +35,13 @@ class Paused:
         return {"sinks": sorted(self.sinks), "tables": sorted(self.tables), "skipped": skipped}
 
     def with_skipped(self, sink: str, tables: frozenset[str]) -> "Paused":
-        """The same with these tables given up by a sink."""
-        others = {name: held for name, held in self.skipped.items() if name != sink}
+        """A copy in which the sink skips these tables."""
+        others = {name: skipped for name, skipped in self.skipped.items() if name != sink}
         return replace(self, skipped={**others, sink: tables} if tables else others)
 
 
 def read(state: Path) -> Paused:
-    """What is paused now. Raises EnvironmentFault where the file cannot be read: guessing would apply what is held."""
+    """What is paused now. Raises EnvironmentFault if the file is unreadable: a guess could apply a paused table."""
     try:
         facts = json.loads((state / _FILE).read_text(encoding="utf-8"))
         skipped = {str(sink): frozenset(map(str, tables)) for sink, tables in facts.get("skipped", {}).items()}
@@ -51,44 +51,44 @@ def read(state: Path) -> Paused:
         return Paused()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise EnvironmentFault(
-            f"{state / _FILE} is not readable.", "Remove it, and pause again what shall stand still."
+            f"{state / _FILE} is not readable.", "Remove it, then pause sinks and tables again as needed."
         ) from None
 
 
 def pause(settings: Settings, target: str) -> Paused:
-    """Let a sink or a table stand still. Raises ConfigError for a name that the pipeline does not have."""
+    """Pause a sink or a table. Raises ConfigError for a name that the pipeline does not have."""
     now = read(settings.state)
     if target in _sinks(settings, now):
-        return _written(settings, replace(now, sinks=now.sinks | {target}))
-    return _written(settings, replace(now, tables=now.tables | {_table(settings, target, now)}))
+        return _write(settings, replace(now, sinks=now.sinks | {target}))
+    return _write(settings, replace(now, tables=now.tables | {_table(settings, target, now)}))
 
 
 def skip(settings: Settings, table: str, sink: str) -> Paused:
-    """Have one sink go on without a table. Raises ConfigError for a name that the sink does not have."""
+    """Have one sink skip a table. Raises ConfigError for a name that the sink does not have."""
     now = read(settings.state)
     settings_of_sink = next((one for one in settings.sinks if one.name == sink), None)
     if settings_of_sink is None:
         raise ConfigError(f"No sink is called {sink}.", f"Sinks: {', '.join(one.name for one in settings.sinks)}.")
-    name, given = _table(settings, table, now), {str(one) for one in settings.tables_of(settings_of_sink)}
-    if name not in given:
-        raise ConfigError(f"Sink {sink} is not given {name}.", f"Its tables: {', '.join(sorted(given)) or 'none'}.")
-    return _written(settings, now.with_skipped(sink, now.skipped.get(sink, frozenset()) | {name}))
+    name, known = _table(settings, table, now), {str(one) for one in settings.tables_of(settings_of_sink)}
+    if name not in known:
+        raise ConfigError(f"Sink {sink} has no table {name}.", f"Its tables: {', '.join(sorted(known)) or 'none'}.")
+    return _write(settings, now.with_skipped(sink, now.skipped.get(sink, frozenset()) | {name}))
 
 
 def resume(settings: Settings, target: str, sink: str = "") -> Paused:
-    """Let it go on: a sink, or a table that is paused, skipped or waits; with `sink`, only there.
+    """Resume a sink, or a table that is paused, skipped or waiting; with `sink`, only there.
 
-    A name that is not in the pipeline any more may still be resumed.
+    A name that has left the pipeline can still be resumed.
     """
     now = replace(read(settings.state), resumed=read(settings.state).resumed + 1)
     if not sink and target in _sinks(settings, now):
-        return _written(settings, replace(now, sinks=now.sinks - {target}))
+        return _write(settings, replace(now, sinks=now.sinks - {target}))
     if sink and sink not in _sinks(settings, now):
         raise ConfigError(f"No sink is called {sink}.", f"Sinks: {', '.join(one.name for one in settings.sinks)}.")
     table = _table(settings, target, now)
     for name in (sink,) if sink else tuple(now.skipped):
         now = now.with_skipped(name, now.skipped.get(name, frozenset()) - {table})
-    return _written(settings, now if sink else replace(now, tables=now.tables - {table}))
+    return _write(settings, now if sink else replace(now, tables=now.tables - {table}))
 
 
 def _sinks(settings: Settings, now: Paused) -> set[str]:
@@ -110,11 +110,11 @@ def _table(settings: Settings, target: str, now: Paused) -> str:
     return name
 
 
-def _written(settings: Settings, paused: Paused) -> Paused:
-    place = settings.state / _FILE
+def _write(settings: Settings, paused: Paused) -> Paused:
+    path = settings.state / _FILE
     try:
         settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        durable_files.replace(place, json.dumps({**paused.facts(), "resumed": paused.resumed}).encode())
+        durable_files.replace(path, json.dumps({**paused.facts(), "resumed": paused.resumed}).encode())
     except OSError as error:
-        raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.", "Nothing was changed.") from None
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}.", "Nothing was changed.") from None
     return paused

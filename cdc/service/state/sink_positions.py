@@ -1,4 +1,8 @@
-"""The names under which held tables keep their place in the log, and how far a sink is with and without them. Pure."""
+"""How far a sink is, with and without its held-back tables, and the consumer names of those tables. Pure.
+
+A held-back table is one that is paused, or one that waits because its store cannot take it now. It has its own consumer
+position in the log.
+"""
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,50 +14,50 @@ from cdc.ports import Consumer
 
 @dataclass(frozen=True, slots=True)
 class SinkPosition:
-    """Up to where a sink has applied the log (`flowing`), and each table that is held back from it.
+    """The LSN up to which a sink has applied the log (`applied`), and that of each held-back table.
 
-    `tables` are those that it is given; none: all.
+    `tables` are the tables of the sink; empty: all.
     """
 
-    flowing: Lsn
-    held: Mapping[str, Lsn] = field(default_factory=dict)
+    applied: Lsn
+    held_back: Mapping[str, Lsn] = field(default_factory=dict)
     tables: frozenset[str] = frozenset()
 
     @property
     def reached(self) -> Lsn:
-        """Up to where it has everything, tables that are held back included."""
-        return self.of(())
+        """The LSN up to which it has every table, held-back ones included."""
+        return self.reached_for(())
 
-    def of(self, tables: Collection[str], except_held: bool = False) -> Lsn:
-        """Up to where it has these tables (none named: all), or all of them that are not held back."""
-        concerned = [at for table, at in self.held.items() if not tables or table in tables]
-        return self.flowing if except_held else min([self.flowing, *concerned])
+    def reached_for(self, tables: Collection[str], except_held_back: bool = False) -> Lsn:
+        """The LSN up to which it has these tables (empty: all), or those of them that are not held back."""
+        concerned = [at for table, at in self.held_back.items() if not tables or table in tables]
+        return self.applied if except_held_back else min([self.applied, *concerned])
 
-    def given(self, table: str) -> bool:
-        """Whether it is to hold a table."""
+    def has_table(self, table: str) -> bool:
+        """Whether the sink receives a table."""
         return not self.tables or table in self.tables
 
 
-NOWHERE = SinkPosition(ZERO_LSN)
+NO_POSITION = SinkPosition(ZERO_LSN)
 
 
 def by_name(consumers: Iterable[Consumer]) -> dict[str, Consumer]:
-    """The log's consumers by their names."""
+    """The log's consumers by name."""
     return {consumer.name: consumer for consumer in consumers}
 
 
-def place_of(sink: str, tables: Sequence[TableId], consumers: Iterable[Consumer]) -> SinkPosition:
-    """A sink's place. The trap: one that left the pipeline may have a place yet, and counts no more."""
+def position_of(sink: str, tables: Sequence[TableId], consumers: Iterable[Consumer]) -> SinkPosition:
+    """A sink's position. A table that left the pipeline may still have a consumer; it no longer counts."""
     at = {name: consumer.reached for name, consumer in by_name(consumers).items()}
     names = {consumer_name(sink, table): str(table) for table in tables}
     prefix = _prefix(sink)
-    held = {names.get(name, name): reached for name, reached in at.items() if name.startswith(prefix)}
-    known = held if not tables else {table: reached for table, reached in held.items() if table in names.values()}
-    return SinkPosition(at.get(sink, ZERO_LSN), known, frozenset(map(str, tables)))
+    found = {names.get(name, name): reached for name, reached in at.items() if name.startswith(prefix)}
+    held_back = {table: reached for table, reached in found.items() if not tables or table in names.values()}
+    return SinkPosition(at.get(sink, ZERO_LSN), held_back, frozenset(map(str, tables)))
 
 
 def consumer_name(sink: str, table: TableId) -> str:
-    """Of a table held back from a sink. A digest, since a table may be called anything and a consumer may not."""
+    """The consumer of a held-back table. A digest: a table name may contain characters that a consumer name may not."""
     return f"{_prefix(sink)}{hashlib.sha256(str(table).encode()).hexdigest()[:16]}"
 
 

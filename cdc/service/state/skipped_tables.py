@@ -1,6 +1,6 @@
-"""Which tables a sink has passed over without keeping their changes: a small file beside its checkpoint.
+"""Which tables a sink skips: a small file beside its checkpoint.
 
-Promise: a table is in it before the first change is lost, and leaves it only when a backfill has read the table again.
+Promise: a table is in the file before its first change is dropped, and until a backfill has read the table again.
 """
 
 import json
@@ -16,80 +16,80 @@ from cdc.service.state.gaps import Gap
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """`reached` is up to where the sink has the table, and `since` where the log ended: no row of it in the store is
-    newer. `refill` is the backfill that was asked for later; empty while changes are passed over."""
+    """`reached` is the LSN up to which the sink has the table. `since` is the log's head when it was skipped: no row of
+    it in the store is newer. `refill` is the backfill that was requested on resume; empty while changes are dropped."""
 
     reached: Lsn
     since: Lsn
     refill: str = ""
     emptied: bool = False
-    """Whether the rows of before were removed since the backfill was asked for."""
+    """Whether the old rows were removed from the store since the backfill was requested."""
 
-    def passed_over(self, end: Lsn) -> bool:
-        """Whether the sink never got an entry of the log that ends there."""
+    def dropped(self, end: Lsn) -> bool:
+        """Whether the sink dropped the log entry that ends at `end`."""
         return end > self.reached and (not self.refill or end <= int(self.refill, 16))
 
     def refilled(self, table: TableId, capture: Mapping[str, object]) -> bool:
-        """Whether capture says that the table was read again as a whole."""
-        asked = Gap(ZERO_LSN, Lsn(int(self.refill, 16) - 1), (str(table),))
-        return not asked.without(capture).tables
+        """Whether, by capture's status, the whole table was read again."""
+        missing = Gap(ZERO_LSN, Lsn(int(self.refill, 16) - 1), (str(table),))
+        return not missing.remaining(capture).tables
 
 
 class SkippedTables:
-    """The file of one sink. One process uses it, from any of its threads."""
+    """The file of one sink. For one process, from any of its threads."""
 
     def __init__(self, state: Path, sink: str) -> None:
         self._path = state / "checkpoints" / f"{sink}.skipped"
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._tables = self._read()
 
     def all(self) -> Mapping[TableId, Skipped]:
-        """Every table of it."""
+        """Every table in the file."""
         return dict(self._tables)
 
-    def passed_over(self) -> frozenset[TableId]:
-        """Those whose changes are passed over now."""
+    def dropping(self) -> frozenset[TableId]:
+        """The tables whose changes are dropped now."""
         return frozenset(table for table, one in self._tables.items() if not one.refill)
 
     def add(self, table: TableId, reached: Lsn, since: Lsn) -> None:
-        """Durable on return. One that is passed over already keeps its place."""
-        with self._turn:
-            if table not in self.passed_over():
+        """Durable on return. A table whose changes are dropped already keeps its first LSNs."""
+        with self._lock:
+            if table not in self.dropping():
                 self._write({**self._tables, table: Skipped(reached, since)})
 
     def refilling(self, table: TableId, backfill: str) -> None:
-        """A backfill was asked for; changes are applied again."""
-        with self._turn:
+        """A backfill was requested; from now on changes are kept."""
+        with self._lock:
             self._write({**self._tables, table: replace(self._tables[table], refill=backfill)})
 
     def emptied(self, table: TableId) -> None:
-        """Its rows of before are gone from the store."""
-        with self._turn:
+        """Its old rows were removed from the store."""
+        with self._lock:
             self._write({**self._tables, table: replace(self._tables[table], emptied=True)})
 
     def remove(self, table: TableId) -> None:
-        """The table is whole again."""
-        with self._turn:
+        """The table is complete again."""
+        with self._lock:
             self._write({name: one for name, one in self._tables.items() if name != table})
 
     def _read(self) -> Mapping[TableId, Skipped]:
         try:
-            said = json.loads(self._path.read_text(encoding="utf-8"))
+            found = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        return {TableId.parse(table): _of_facts(one) for table, one in said.items()}
+        return {TableId.parse(table): _parsed(facts) for table, facts in found.items()}
 
     def _write(self, tables: Mapping[TableId, Skipped]) -> None:
-        said = {str(table): _facts(one) for table, one in tables.items()}
+        facts = {str(table): _facts(one) for table, one in tables.items()}
         durable_files.make_folder(self._path.parent)
-        durable_files.replace(self._path, json.dumps(said).encode())
+        durable_files.replace(self._path, json.dumps(facts).encode())
         self._tables = tables
 
 
 def _facts(one: Skipped) -> dict[str, str | bool]:
-    places = {"reached": format_lsn(one.reached), "since": format_lsn(one.since)}
-    return {**places, "refill": one.refill, "emptied": one.emptied}
+    lsns = {"reached": format_lsn(one.reached), "since": format_lsn(one.since)}
+    return {**lsns, "refill": one.refill, "emptied": one.emptied}
 
 
-def _of_facts(said: Mapping[str, str]) -> Skipped:
-    return Skipped(parse_lsn(said["reached"]), parse_lsn(said["since"]), said["refill"], bool(said["emptied"]))
+def _parsed(facts: Mapping[str, str]) -> Skipped:
+    return Skipped(parse_lsn(facts["reached"]), parse_lsn(facts["since"]), facts["refill"], bool(facts["emptied"]))

@@ -1,7 +1,7 @@
-"""What each part of the daemon says of itself: one small JSON file a part, replaced whole.
+"""The status that each part of the daemon reports: one small JSON file per part, replaced whole.
 
-Promise: a reader sees the old facts or the new ones, never half of each. The trap: a file outlives its process, so its
-age (`at`) is part of what it says, and whoever shows it must look at that first.
+Promise: a reader sees the old facts or the new ones, never half of each. The trap: a file outlives its process, so
+check its age (`at`) before you use its facts.
 """
 
 import json
@@ -16,20 +16,20 @@ Facts = Mapping[str, object]
 
 
 def folder(state: Path) -> Path:
-    """Where the status files lie."""
+    """The folder of the status files."""
     return state / "status"
 
 
 def publish(state: Path, part: str, facts: Facts) -> None:
-    """Replace what a part says, stamped with the time and the process. Raises OSError and leaves nothing aside."""
-    place = folder(state)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Replace a part's status file, stamped with time and pid. If it raises OSError, no temporary file is left."""
+    target = folder(state)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
     stamped = {**facts, "part": part, "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
-    replace_unsynced(place / f"{part}.json", json.dumps(stamped, ensure_ascii=False, default=str).encode())
+    replace_unsynced(target / f"{part}.json", json.dumps(stamped, ensure_ascii=False, default=str).encode())
 
 
 def read(state: Path, part: str) -> dict[str, object]:
-    """What a part last said; empty if it never did."""
+    """What a part last reported; empty if it never did."""
     try:
         facts = json.loads((folder(state) / f"{part}.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -38,7 +38,7 @@ def read(state: Path, part: str) -> dict[str, object]:
 
 
 def gone(facts: Facts) -> bool:
-    """Whether the process that said this has ended: what it said of the present may be over."""
+    """Whether the process that reported this has ended: its facts may be out of date."""
     pid = facts.get("pid")
     if not isinstance(pid, int):
         return False
@@ -47,12 +47,12 @@ def gone(facts: Facts) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # it runs, for another user
+        return False  # it runs, as another user
     return False
 
 
 def age(facts: Facts, now: datetime) -> float:
-    """Seconds since the part spoke; infinite if it never did."""
+    """Seconds since the part reported; infinite if it never did."""
     try:
         return (now - datetime.fromisoformat(str(facts["at"]))).total_seconds()
     except (KeyError, ValueError):

@@ -1,6 +1,6 @@
-"""What is kept of a sink's store in the state folder: the marks that it last showed, and its losses. Small JSON files.
+"""What the state folder knows of a sink's store: the last fingerprint of each table, and its lost tables. JSON files.
 
-Promise: a losses file is there before anything is done about a loss, and gone only when nothing is missing.
+Promise: the losses file exists before anything is done about a loss, and until nothing is missing any more.
 """
 
 import json
@@ -19,7 +19,7 @@ State = Literal["lost", "renewing", "asking", "refilling", "rewinding"]
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where a sink was in the log."""
+    """A point in the log. How far a sink is, table by table, is `sink_positions.SinkPosition`."""
 
     reached: Lsn = ZERO_LSN
     offset: Offset | None = None
@@ -27,29 +27,29 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class StoredMark:
-    """What a table last showed when it was well, and where the sink was then."""
+    """The last good fingerprint of a table, and the sink's position then."""
 
     mark: Mark
-    place: LogPosition
+    position: LogPosition
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A table that a store does not hold as it was written."""
+    """A table whose content in the store is no longer what was written. Its changes are due from `position` on."""
 
     message: str
     remedy: str
-    place: LogPosition
+    position: LogPosition
     state: State = "lost"
     refill: bool = True
     final: bool = False
-    """What the store shows from now on proves nothing: only a refill makes it good."""
+    """Only a refill can repair it: an unchanged fingerprint from now on proves nothing."""
     backfill: str = ""
     until: LogPosition | None = None
-    """The end of the log when everything that is missing was in it: the sink has to pass it."""
+    """The head of the log once everything missing was in it: the sink must pass it."""
 
     @property
-    def waits(self) -> bool:
+    def blocks_writes(self) -> bool:
         """Whether nothing may be written into the table."""
         return self.state in ("lost", "renewing")
 
@@ -59,7 +59,7 @@ class Loss:
 
 
 class StoreFiles:
-    """The files of one sink. Written by the process that applies, read by anybody."""
+    """The files of one sink. Written by the apply process, except for refill requests; read by any process."""
 
     def __init__(self, state: Path, sink: str) -> None:
         self._folder = state / "stores"
@@ -68,38 +68,38 @@ class StoreFiles:
         )
 
     def losses(self) -> dict[TableId, Loss]:
-        """What the store has lost and not got back yet."""
-        return {TableId.parse(name): _loss(said) for name, said in _read(self._losses).items()}
+        """The lost tables that are not repaired yet."""
+        return {TableId.parse(name): _loss(facts) for name, facts in _read(self._losses).items()}
 
     def any_loss(self) -> bool:
-        """Whether there are losses; cheaper than to read them."""
+        """Whether there are losses; cheaper than reading them."""
         return self._losses.exists()
 
     def write_losses(self, losses: Mapping[TableId, Loss]) -> None:
-        """Durable on return; there is no file where there is nothing lost. Raises LogFull."""
+        """Durable on return; without losses the file is removed. Raises LogFull."""
         if losses:
-            self._write(self._losses, {str(table): asdict(loss) for table, loss in losses.items()})
+            self._write(self._losses, {str(table): _facts(loss) for table, loss in losses.items()})
         else:
             durable_files.remove(self._losses)
 
     def marks(self) -> dict[TableId, StoredMark]:
-        """What each table last showed."""
-        return {TableId.parse(name): _seen(said) for name, said in _read(self._marks).items()}
+        """The last good fingerprint of each table."""
+        return {TableId.parse(name): _mark(facts) for name, facts in _read(self._marks).items()}
 
     def write_marks(self, marks: Mapping[TableId, StoredMark]) -> None:
         """Durable on return. Raises LogFull."""
-        self._write(self._marks, {str(table): asdict(seen) for table, seen in marks.items()})
+        self._write(self._marks, {str(table): _facts(mark) for table, mark in marks.items()})
 
-    def ask_refill(self, tables: Collection[TableId]) -> None:
-        """Have lost tables filled again by the process that applies."""
+    def request_refill(self, tables: Collection[TableId]) -> None:
+        """Ask the apply process to refill lost tables."""
         self._write(self._request, {"tables": sorted(map(str, tables))})
 
-    def asked_refills(self) -> frozenset[TableId]:
-        """The tables that somebody wants filled again."""
+    def requested_refills(self) -> frozenset[TableId]:
+        """The lost tables that a user wants refilled."""
         return frozenset(map(TableId.parse, _read(self._request).get("tables", ())))
 
-    def forget_request(self) -> None:
-        """It was taken up."""
+    def remove_refill_request(self) -> None:
+        """The apply process has taken the request over."""
         self._request.unlink(missing_ok=True)
 
     def _write(self, path: Path, facts: Mapping[str, object]) -> None:
@@ -115,14 +115,22 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _seen(said: Mapping[str, Any]) -> StoredMark:
-    return StoredMark(said["mark"], _place(said["place"]) or LogPosition())
+def _facts(item: StoredMark | Loss) -> dict[str, Any]:
+    """As the files have it, where `position` is called `place`."""
+    facts = asdict(item)
+    facts["place"] = facts.pop("position")
+    return facts
 
 
-def _loss(said: Mapping[str, Any]) -> Loss:
-    place = _place(said["place"]) or LogPosition()
-    return Loss(**{**said, "place": place, "until": _place(said["until"])})
+def _mark(facts: Mapping[str, Any]) -> StoredMark:
+    return StoredMark(facts["mark"], _position(facts["place"]) or LogPosition())
 
 
-def _place(said: Mapping[str, Any] | None) -> LogPosition | None:
-    return LogPosition(Lsn(said["reached"]), said["offset"]) if said else None
+def _loss(facts: Mapping[str, Any]) -> Loss:
+    position = _position(facts["place"]) or LogPosition()
+    others = {name: value for name, value in facts.items() if name != "place"}
+    return Loss(**{**others, "position": position, "until": _position(facts["until"])})
+
+
+def _position(facts: Mapping[str, Any] | None) -> LogPosition | None:
+    return LogPosition(Lsn(facts["reached"]), facts["offset"]) if facts else None

@@ -147,7 +147,7 @@ def test_whoever_stops_looking_is_told_that_the_backfill_goes_on(
     wait_until(lambda: "public.items running" in program.said(), 30, "its first line")
     program.send(signal.SIGINT)
     assert program.wait(30) == 1
-    assert "goes on without you" in program.said() and "--cancel" in program.said()
+    assert "continues in the background" in program.said() and "--cancel" in program.said()
 
 
 def test_a_terminal_shows_a_bar_with_rate_and_time_left(captured: tuple[Rig, Program]) -> None:

@@ -12,7 +12,7 @@ from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaSettings
 from cdc.log.segments.log import SegmentWriter
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
-from cdc.service.apply.sink_workers import SinkWorker
+from cdc.service.apply.sink_worker import SinkWorker
 from cdc.service.observe.health import reasons
 from cdc.service.state import status
 from cdc.service.state.gaps import GapFile

@@ -1,4 +1,4 @@
-"""Stores that change behind our back: what was lost is noticed, held, and filled again."""
+"""Stores that change behind our back: what was lost is detected, held back, and refilled."""
 
 import re
 import shutil
@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from cdc.config.settings import Settings
 from cdc.ports import Sink
 from cdc.service.apply import lost_tables
-from cdc.service.apply.paused_tables import TableRequests
+from cdc.service.apply.held_back_tables import TableRequests
 from cdc.service.observe.health import reasons
 from cdc.service.observe.positions import Positions
-from cdc.service.observe.uncovered import Asked, Standing
+from cdc.service.observe.uncovered import PipelineProgress, Scope
 from cdc.service.state import status
 from sinks import memory, registry
 from sinks.context import SinkContext
@@ -79,7 +79,8 @@ def test_health_names_the_lost_tables_in_one_sentence_with_the_remedy(make: Make
     (reason,) = reasons({"state": "streaming", "at": now.isoformat()}, apply, ("memory",), now)
     assert reason.message == "public.items, public.others: is not what was written."
     assert "millrace refill memory" in reason.remedy
-    lacking = Standing({}, apply, Positions(scene.settings, scene.log.reader).places()).excepted(Asked(("memory",)))
+    positions = Positions(scene.settings, scene.log.reader).by_sink()
+    lacking = PipelineProgress({}, apply, positions).excepted(Scope(("memory",)))
     assert [(item.kind, item.table) for item in lacking] == [("lost", "public.items"), ("lost", "public.others")]
 
 
@@ -128,7 +129,7 @@ def test_on_request_a_lost_table_is_filled_again_and_counts(make: Make) -> None:
     scene.delete(1)
     del memory._STORES["memory"]["public.items"]
     scene.attend()
-    scene.files.ask_refill([ITEMS.table])
+    scene.files.request_refill([ITEMS.table])
     scene.attend()
     assert "backfill" in scene.said()["public.items"] and not scene.counts()
     scene.both("newer")
@@ -178,7 +179,7 @@ def test_a_cancelled_refill_is_said_and_nothing_counts(make: Make) -> None:
     status.publish(scene.settings.state, "capture", {"backfills": [{"id": identity, "state": "cancelled"}]})
     scene.attend()
     assert "was cancelled" in scene.said()["public.items"] and not scene.counts()
-    scene.files.ask_refill([ITEMS.table])
+    scene.files.request_refill([ITEMS.table])
     scene.refilled()
     assert scene.equal()
 
@@ -312,7 +313,7 @@ def test_an_empty_redis_in_the_place_of_the_one_that_was_written_waits_for_a_per
     scene.attend()
     assert "empty server" in scene.said()["public.items"] and not scene.counts()
     assert redis.Redis.from_url(redis_url).keys("*") == []
-    scene.files.ask_refill([ITEMS.table, OTHERS.table])
+    scene.files.request_refill([ITEMS.table, OTHERS.table])
     scene.refilled()
     assert scene.equal() and scene.counts()
 

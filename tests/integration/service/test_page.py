@@ -72,7 +72,7 @@ def test_it_names_what_is_wrong(tab: Page, settings: Settings) -> None:
     say(settings, "waiting")
     shown(tab, settings).shows("out of memory")
     assert "Not ready" in tab.text()
-    assert "redis holds back" in tab.text()
+    assert "redis waiting" in tab.text()
 
 
 def test_a_tables_name_is_text_and_never_markup(tab: Page, settings: Settings) -> None:
@@ -83,7 +83,7 @@ def test_a_tables_name_is_text_and_never_markup(tab: Page, settings: Settings) -
 
 def test_it_shows_what_the_slot_costs_and_when_it_is_full(tab: Page, settings: Settings) -> None:
     say(settings, "running", slot_retained_bytes=5_000_000_000, slot_safe_bytes=2_000_000_000)
-    shown(tab, settings).shows("5.0 GB of WAL kept for us")
+    shown(tab, settings).shows("5.0 GB of WAL kept for the slot")
     tab.shows("2.0 GB more until the slot is lost")
 
 
@@ -101,7 +101,7 @@ def test_a_dead_letter_is_tried_again_from_the_keyboard(tab: Page, settings: Set
     assert _VALUE not in str(tab.run("document.documentElement.outerHTML"))
     tab.run("document.querySelector('#letters button').focus()")
     tab.press("Enter", "\r")
-    tab.shows("1 change(s) will be tried again")
+    tab.shows("1 dead letter(s) will be retried")
     assert [letter.version for letter in box.list(retry=True)] == [7]
 
 
@@ -122,15 +122,15 @@ def test_a_table_that_waits_is_named_with_its_reason_and_can_be_skipped_and_resu
         status.publish(settings.state, "apply", {"state": "running", "sinks": sinks})
 
     publish()
-    shown(tab, settings).shows("waits since 10:20:30, tried 3 time(s)")
-    for part in ("Not ready", "Change it back.", f"{_TABLE} waits alone", "waits in delta"):
+    shown(tab, settings).shows("waiting since 10:20:30, tried 3 time(s)")
+    for part in ("Not ready", "Change it back.", f"{_TABLE} waiting", "waiting in delta"):
         tab.shows(part)
     tab.run("document.querySelector('[data-id^=\"skip \"]').focus()")
     tab.press("Enter", "\r")
     wait_until(lambda: pauses.read(settings.state).skipped == {"delta": {_TABLE}}, 20, "skipped")
     delta |= {"tables_waiting": {}, "tables_skipped": [_TABLE]}
     publish()
-    tab.shows("resuming fills it again")
+    tab.shows("resuming refills it")
     tab.shows("Everything works")
     tab.run("document.querySelector('#waiting-tables button').focus()")
     tab.press("Enter", "\r")
@@ -154,7 +154,7 @@ def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) ->
     writer = cdc.log.open_writer(settings)
     writer.append(Entry(pa.Table.from_pylist([{**row, **rest}], schema=LOG_SCHEMA), Lsn(9)))
     writer.close()
-    BatchHistory(settings.state, "redis", lambda: ZERO_LSN).note(Lsn(9), ())
+    BatchHistory(settings.state, "redis", lambda: ZERO_LSN).record(Lsn(9), ())
     cdc.log.open_reader(settings).commit("redis", Lsn(9))
     httpx.get(f"{address(settings)}v1/wait?lsn=0/9&sink=redis", trust_env=False).raise_for_status()
     shown(tab, settings)
@@ -165,7 +165,7 @@ def test_a_rows_way_through_the_system_is_told(tab: Page, settings: Settings) ->
     told = str(tab.run("document.querySelector('#why-events').innerText"))
     for part in ("inserted", "5 · 0", "0/7", "0/8", "0/9", "waiting", "applied, batch 1\n"):
         assert part in f"{told}\n"
-    assert "The log knows no schema" in str(tab.run("document.querySelector('#why-stores').innerText"))
+    assert "The log has no schema" in str(tab.run("document.querySelector('#why-stores').innerText"))
     assert _VALUE not in tab.text()
 
 

@@ -13,8 +13,8 @@ import pytest
 from cdc.errors import SinkError, StoreRefused
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch
-from cdc.service.apply.paused_tables import PausedTables, TableRequests
-from cdc.service.state.sink_positions import consumer_name, place_of
+from cdc.service.apply.held_back_tables import HeldBackTables, TableRequests
+from cdc.service.state.sink_positions import consumer_name, position_of
 from cdc.service.state.skipped_tables import SkippedTables
 from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
@@ -58,16 +58,16 @@ class Source:
         self.restart_lsn = Lsn(0)
         self.asked: list[TableId] = []
 
-    def beats(self, version: Lsn) -> bool:
+    def reads_newer_than(self, version: Lsn) -> bool:
         return self.restart_lsn > version
 
-    def ask(self, table: TableId) -> str:
+    def request(self, table: TableId) -> str:
         self.asked.append(table)
         return f"{self.restart_lsn:X}"
 
 
 class Scene:
-    """A sink with its applier and its holds; batches are given by hand, as a query would."""
+    """A sink with its applier and its held-back tables; batches are given by hand, as a query would."""
 
     def __init__(self, log: FilledLog, state: Path) -> None:
         self.log = log
@@ -89,8 +89,8 @@ class Scene:
             stop=threading.Event(),
         )
         skipped = SkippedTables(self._state, "store")
-        self.holds = PausedTables(self.log.reader, self.applier, skipped, self.source, NONE)
-        self.holds.restore()
+        self.held_back = HeldBackTables(self.log.reader, self.applier, skipped, self.source, NONE)
+        self.held_back.restore()
 
     def live(self, rows: Sequence[Row]) -> Lsn:
         """One batch of the stream."""
@@ -105,9 +105,9 @@ class Scene:
         return {image["id"]: image["label"] for image in images}
 
     def reached(self) -> Lsn | None:
-        """Up to where the held tables are complete; None: none is held."""
-        held = place_of("store", (ITEMS.table, OTHERS.table), self.log.reader.consumers()).held
-        return min(held.values(), default=None)
+        """Up to where the held-back tables are complete; None: none is held back."""
+        held_back = position_of("store", (ITEMS.table, OTHERS.table), self.log.reader.consumers()).held_back
+        return min(held_back.values(), default=None)
 
 
 @pytest.fixture
@@ -125,12 +125,12 @@ def row(key: int, version: int, label: str, name: str = "public.items", big: str
 
 def test_a_held_table_waits_while_the_others_go_on(scene: Scene) -> None:
     before = scene.live([row(1, 10, "one")])
-    scene.holds.follow(HELD)
+    scene.held_back.follow(HELD)
     scene.live([row(1, 20, "two"), row(1, 21, "beside", "public.others")])
     assert scene.labels() == {1: "one"}
     assert scene.labels(OTHERS) == {1: "beside"}
     assert scene.reached() == before
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert scene.labels() == {1: "two"}
     assert scene.reached() is None
     scene.live([row(1, 30, "three")])
@@ -140,9 +140,9 @@ def test_a_held_table_waits_while_the_others_go_on(scene: Scene) -> None:
 def test_a_partial_change_after_the_pause_keeps_what_was_changed_during_it(scene: Scene) -> None:
     """Applied before the catch-up, it would keep the large column of before the pause, for ever."""
     scene.live([row(1, 10, "one", big="old")])
-    scene.holds.follow(HELD)
+    scene.held_back.follow(HELD)
     scene.live([row(1, 20, "two", big="new")])
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     scene.live([row(1, 30, "three", big=None)])
     stored = json.loads(scene.sink.stored(ITEMS).to_pylist()[0]["after"])
     assert (stored["label"], stored["big"]) == ("three", "new")
@@ -150,19 +150,19 @@ def test_a_partial_change_after_the_pause_keeps_what_was_changed_during_it(scene
 
 def test_a_hold_outlives_the_process_and_so_does_what_it_waits_for(scene: Scene) -> None:
     scene.live([row(1, 10, "one")])
-    scene.holds.follow(HELD)
+    scene.held_back.follow(HELD)
     scene.live([row(1, 20, "two")])
     scene.start()
     scene.live([row(1, 30, "three"), row(2, 31, "new")])
     assert scene.labels() == {1: "one"}
     scene.start()
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert scene.labels() == {1: "three", 2: "new"}
 
 
 def test_retention_keeps_what_a_held_table_has_yet_to_get(scene: Scene) -> None:
     before = scene.live([row(1, 10, "one")])
-    scene.holds.follow(HELD)
+    scene.held_back.follow(HELD)
     scene.live([row(1, 20, "two")])
     consumers = {consumer.name: consumer.reached for consumer in scene.log.reader.consumers()}
     assert consumers[consumer_name("store", ITEMS.table)] == before < consumers["store"]
@@ -170,11 +170,11 @@ def test_retention_keeps_what_a_held_table_has_yet_to_get(scene: Scene) -> None:
 
 def test_a_truncate_during_the_pause_is_caught_up_in_its_place(scene: Scene) -> None:
     scene.live([row(1, 10, "one"), row(2, 11, "two")])
-    scene.holds.follow(HELD)
+    scene.held_back.follow(HELD)
     scene.live([change("t", None, 20)])
     scene.live([row(3, 30, "three")])
     assert set(scene.labels()) == {1, 2}
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert scene.labels() == {3: "three"}
 
 
@@ -187,7 +187,7 @@ def test_held_and_released_at_random_while_batches_come_it_ends_in_the_right_sta
     def steer() -> None:
         chance = random.Random(seed + 100)
         while not done.is_set():
-            scene.holds.follow(chance.choice((HELD, NONE)))
+            scene.held_back.follow(chance.choice((HELD, NONE)))
 
     steering = threading.Thread(target=steer)
     steering.start()
@@ -197,7 +197,7 @@ def test_held_and_released_at_random_while_batches_come_it_ends_in_the_right_sta
     finally:
         done.set()
         steering.join(60)
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     stored = scene.sink.stored(ITEMS).to_pylist()
     assert stored == scene.sink.expected(ITEMS, images(history.state())).to_pylist()
 
@@ -211,14 +211,14 @@ def test_a_table_that_the_store_cannot_take_waits_alone_and_loses_nothing(scene:
     assert scene.labels() == {1: "one"}
     assert scene.reached() == before
     assert scene.applier.status.state == "running"
-    said = scene.holds.waiting[ITEMS.table].facts("store", ITEMS.table)
+    said = scene.held_back.waiting[ITEMS.table].facts("store", ITEMS.table)
     assert "another type" in str(said["message"])
     for part in ("Change it back.", "millrace resume public.items --sink store", "millrace skip public.items"):
         assert part in str(said["remedy"])
     scene.refused.clear()
-    scene.holds.follow(TableRequests(resumed=1))
+    scene.held_back.follow(TableRequests(resumed=1))
     assert scene.labels() == {1: "two", 2: "new"}
-    assert scene.holds.waiting == {}
+    assert scene.held_back.waiting == {}
     assert scene.reached() is None
     scene.live([row(1, 40, "live again")])
     assert scene.labels() == {1: "live again", 2: "new"}
@@ -228,11 +228,11 @@ def test_it_is_tried_again_by_itself_but_not_at_once(scene: Scene, monkeypatch: 
     scene.refused.add(ITEMS.table)
     scene.live([row(1, 10, "one")])
     scene.refused.clear()
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert scene.labels() == {}, "it was refused a moment ago"
     later = time.monotonic() + 6
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert scene.labels() == {1: "one"}
 
 
@@ -241,11 +241,11 @@ def test_the_time_between_two_tries_grows(scene: Scene) -> None:
     scene.live([row(1, 10, "one")])
     pauses = []
     for resumed in range(1, 12):
-        scene.holds.follow(TableRequests(resumed=resumed))
-        pauses.append(round(scene.holds.waiting[ITEMS.table].due - time.monotonic()))
+        scene.held_back.follow(TableRequests(resumed=resumed))
+        pauses.append(round(scene.held_back.waiting[ITEMS.table].due - time.monotonic()))
     assert pauses == sorted(pauses)
     assert 290 < pauses[-1] <= 300
-    assert scene.holds.waiting[ITEMS.table].tries == 12
+    assert scene.held_back.waiting[ITEMS.table].tries == 12
 
 
 def test_a_waiting_table_waits_on_after_a_restart_and_the_others_still_flow(scene: Scene) -> None:
@@ -254,23 +254,23 @@ def test_a_waiting_table_waits_on_after_a_restart_and_the_others_still_flow(scen
     scene.start()
     scene.live([row(1, 20, "two"), row(1, 21, "beside", "public.others")])
     assert scene.labels(OTHERS) == {1: "beside"}
-    scene.holds.follow(NONE)
-    assert ITEMS.table in scene.holds.waiting
+    scene.held_back.follow(NONE)
+    assert ITEMS.table in scene.held_back.waiting
     scene.refused.clear()
     scene.start()
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert scene.labels() == {1: "two"}
 
 
 def test_a_table_without_rows_that_cannot_be_prepared_is_named_too(scene: Scene) -> None:
     scene.refused.add(ITEMS.table)
     scene.applier.greet()
-    assert list(scene.holds.waiting) == [ITEMS.table]
-    scene.holds.follow(TableRequests(resumed=1))
-    assert scene.holds.waiting[ITEMS.table].tries == 2, "nothing to catch up with is no reason to go on"
+    assert list(scene.held_back.waiting) == [ITEMS.table]
+    scene.held_back.follow(TableRequests(resumed=1))
+    assert scene.held_back.waiting[ITEMS.table].tries == 2, "nothing to catch up with is no reason to go on"
     scene.refused.clear()
-    scene.holds.follow(TableRequests(resumed=2))
-    assert scene.holds.waiting == {}
+    scene.held_back.follow(TableRequests(resumed=2))
+    assert scene.held_back.waiting == {}
 
 
 def test_a_table_that_lost_its_key_waits_alone(scene: Scene) -> None:
@@ -278,7 +278,7 @@ def test_a_table_that_lost_its_key_waits_alone(scene: Scene) -> None:
     keyless = scene.log.record(replace(ITEMS, columns=columns, identity="n"))
     scene.live([{**row(1, 10, "one"), "schema_id": keyless.id}, row(1, 11, "beside", "public.others")])
     assert scene.labels(OTHERS) == {1: "beside"}
-    assert "REPLICA IDENTITY FULL" in scene.holds.waiting[ITEMS.table].remedy
+    assert "REPLICA IDENTITY FULL" in scene.held_back.waiting[ITEMS.table].remedy
 
 
 def test_a_store_that_refuses_us_altogether_stops_the_sink_and_holds_no_table(scene: Scene) -> None:
@@ -288,32 +288,32 @@ def test_a_store_that_refuses_us_altogether_stops_the_sink_and_holds_no_table(sc
     scene.sink.apply = refuse  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreRefused):
         scene.live([row(1, 10, "one")])
-    assert (scene.applier.status.state, scene.holds.waiting) == ("refused", {})
+    assert (scene.applier.status.state, scene.held_back.waiting) == ("refused", {})
 
 
 def test_a_skipped_table_keeps_nothing_back_and_comes_back_by_a_backfill_without_ghosts(scene: Scene) -> None:
     first = scene.live([row(1, 10, "one"), row(2, 11, "deleted while nobody looked")])
     scene.refused.add(ITEMS.table)
     second = scene.live([row(1, 20, "two")])
-    scene.holds.follow(SKIPPED)
+    scene.held_back.follow(SKIPPED)
     assert scene.reached() is None, "retention keeps nothing for it"
-    assert scene.holds.skipped_now() == {ITEMS.table}
-    passed_over = scene.holds.skipped.all()[ITEMS.table].passed_over
-    assert [passed_over(end) for end in (first, second)] == [False, True]
+    assert scene.held_back.skipped_now() == {ITEMS.table}
+    dropped = scene.held_back.skipped.all()[ITEMS.table].dropped
+    assert [dropped(end) for end in (first, second)] == [False, True]
     end = scene.live([change("d", '{"id":2}', 30), row(1, 31, "three"), row(1, 32, "beside", "public.others")])
     scene.start()
-    scene.holds.follow(SKIPPED)
+    scene.held_back.follow(SKIPPED)
     scene.live([row(1, 40, "four")])
     assert scene.labels() == {1: "one", 2: "deleted while nobody looked"}
     scene.refused.clear()
-    scene.holds.follow(TableRequests(resumed=1))
-    assert "open since before" in scene.holds.waiting[ITEMS.table].message
+    scene.held_back.follow(TableRequests(resumed=1))
+    assert "open since before" in scene.held_back.waiting[ITEMS.table].message
     assert scene.source.asked == []
     scene.source.restart_lsn = Lsn(end + 100)
-    scene.holds.follow(TableRequests(resumed=2))
+    scene.held_back.follow(TableRequests(resumed=2))
     assert scene.labels() == {}
     assert scene.source.asked == [ITEMS.table]
-    assert list(scene.holds.skipped.all()) == [ITEMS.table], "until the backfill has ended"
+    assert list(scene.held_back.skipped.all()) == [ITEMS.table], "until the backfill has ended"
     scene.live([row(1, end + 100, "as the source has it")])
     scene.live([row(3, end + 200, "live")])
     assert scene.labels() == {1: "as the source has it", 3: "live"}
@@ -323,15 +323,15 @@ def test_a_skipped_table_keeps_nothing_back_and_comes_back_by_a_backfill_without
 def test_a_skipped_table_that_the_store_still_cannot_take_waits_again_and_loses_nothing_more(scene: Scene) -> None:
     scene.live([row(1, 10, "one")])
     scene.refused.add(ITEMS.table)
-    scene.holds.follow(SKIPPED)
+    scene.held_back.follow(SKIPPED)
     scene.source.restart_lsn = Lsn(1000)
-    scene.holds.follow(TableRequests(resumed=1))
-    assert "another type" in scene.holds.waiting[ITEMS.table].message
+    scene.held_back.follow(TableRequests(resumed=1))
+    assert "another type" in scene.held_back.waiting[ITEMS.table].message
     assert scene.source.asked == [ITEMS.table], "the backfill tells the log what the table is now"
     scene.live([row(2, 2000, "kept")])
     scene.refused.clear()
     scene.start()
-    scene.holds.follow(NONE)
+    scene.held_back.follow(NONE)
     assert (scene.labels(), scene.source.asked) == ({2: "kept"}, [ITEMS.table])
 
 
@@ -339,24 +339,24 @@ def test_a_skipped_table_that_the_store_still_cannot_take_waits_again_and_loses_
 def test_a_held_table_that_left_the_pipeline_holds_nothing_and_stops_nothing(scene: Scene, paused: bool) -> None:
     scene.live([row(1, 10, "one")])
     scene.refused |= set() if paused else {ITEMS.table}
-    scene.holds.follow(HELD if paused else NONE)
+    scene.held_back.follow(HELD if paused else NONE)
     scene.live([row(1, 20, "two")])
     assert scene.reached() is not None
-    left = TableRequests(given=frozenset({OTHERS.table}))
-    scene.holds.follow(left)
-    assert (scene.reached(), scene.holds.waiting) == (None, {})
+    left = TableRequests(tables=frozenset({OTHERS.table}))
+    scene.held_back.follow(left)
+    assert (scene.reached(), scene.held_back.waiting) == (None, {})
     scene.start()
-    scene.holds.follow(left)
+    scene.held_back.follow(left)
     scene.live([row(1, 30, "three"), row(1, 31, "beside", "public.others")])
     assert (scene.labels(), scene.labels(OTHERS)) == ({1: "one"}, {1: "beside"})
     scene.source.restart_lsn = Lsn(1000)
     scene.refused.clear()
-    scene.holds.follow(TableRequests(given=BOTH))
+    scene.held_back.follow(TableRequests(tables=BOTH))
     assert scene.source.asked == [ITEMS.table], "back in the pipeline, it is read again"
 
 
 def test_a_table_that_left_and_is_refused_only_then_is_passed_over(scene: Scene) -> None:
-    scene.holds.follow(TableRequests(given=frozenset({OTHERS.table})))
+    scene.held_back.follow(TableRequests(tables=frozenset({OTHERS.table})))
     scene.refused.add(ITEMS.table)
     scene.live([row(1, 10, "one"), row(1, 11, "beside", "public.others")])
     assert (scene.reached(), scene.labels(OTHERS)) == (None, {1: "beside"})

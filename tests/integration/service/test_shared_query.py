@@ -37,29 +37,29 @@ class Fleet:
         self.log = log
         self._settings = settings
         self._spark = spark
-        self.lanes = self._made()
+        self.workers = self._made()
 
     def _made(self) -> SinkWorkers:
         return SinkWorkers(self._settings, self.log.reader, lambda: self._spark)
 
     def start(self) -> None:
-        self.lanes.want(self._settings, Paused())
-        self.lanes.tend()
+        self.workers.follow(self._settings, Paused())
+        self.workers.run_queries()
 
     def restart(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        self.lanes.close()
+        self.workers.close()
         meanwhile()
-        self.lanes = self._made()
+        self.workers = self._made()
         self.start()
 
     def fact(self, name: str, what: str) -> Any:
-        return self.lanes.facts()[name][what]
+        return self.workers.facts()[name][what]
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Tend as the apply process does."""
 
         def there() -> bool:
-            self.lanes.tend()
+            self.workers.run_queries()
             return condition()
 
         wait_until(there, 90, what)
@@ -106,7 +106,7 @@ def make_fleet(
 
     yield make
     for fleet in made:
-        fleet.lanes.close()
+        fleet.workers.close()
 
 
 def test_level_sinks_share_a_query_end_alike_and_go_on_after_a_restart(make_fleet: Callable[..., Fleet]) -> None:
@@ -139,7 +139,7 @@ def test_a_dead_sink_leaves_the_others_alone_catches_up_by_itself_and_comes_back
             fleet.log.append([row(1, version, f"v{version}"), row(version, version + 1, "x")]), "cache", "search"
         )
     fleet.until(lambda: fleet.shared() == {"cache", "search"}, "the lake left")
-    fleet.lanes.tend()
+    fleet.workers.run_queries()
     assert (fleet.fact("lake", "state"), fleet.fact("lake", "restarts")) == ("waiting", 0)
     fleet.sinks["lake"].down = False
     fleet.reach(fleet.log.append([row(1, 100, "last")]))
@@ -179,7 +179,7 @@ def test_queries_of_their_own_are_left_for_a_shared_one_once_they_are_level(
     pair = ("cache", "lake")
     fleet = make_fleet(pair, cache={"query": "own"}, lake={"query": "own"})
     fleet.reach(fleet.log.append([row(1, 10, "one")]))
-    fleet.lanes.close()
+    fleet.workers.close()
     again = make_fleet(pair, fleet)
     end = again.log.append([row(2, 20, "two")])
     again.reach(end)

@@ -97,7 +97,7 @@ def test_trimming_says_first_what_would_go_and_stops_at_the_slowest_consumer(con
     said = json.loads(run("trim", "--hours", "0", "--dry-run", "--json", "--config", str(config)))
     assert said == {"entries": 3, "rows": 9, "until": "3", "dry_run": True}
     assert len(_rows(config)) == 15
-    assert "3 entries with 9 change(s) gone" in run("trim", "--hours", "0", "--yes", "--config", str(config))
+    assert "Removed 3 entries with 9 change(s)" in run("trim", "--hours", "0", "--yes", "--config", str(config))
     assert commits(_rows(config)) == [400] * 3 + [500] * 3
 
 

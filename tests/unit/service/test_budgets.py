@@ -37,7 +37,7 @@ def test_too_little_free_space_is_a_full_log(tmp_path: Path) -> None:
 def test_too_large_a_state_folder_is_a_full_log_until_it_shrinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.service.daemon.budgets._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.service.daemon.budgets._MEASURE_SECONDS", 0.0)
     ballast = tmp_path / "log" / "segment"
     ballast.parent.mkdir()
     ballast.write_bytes(bytes(3 * MB))
@@ -79,19 +79,19 @@ def test_a_snapshot_that_waits_for_room_ends_when_everything_stops() -> None:
 
 def test_one_look_over_the_limit_is_not_enough_and_three_are() -> None:
     budget = MemoryBudget({"capture": 100})
-    assert [bool(budget.judge("capture", size * MB)) for size in (101, 150, 99, 101, 101, 101, 101)] == [
+    assert [bool(budget.restart_reason("capture", size * MB)) for size in (101, 150, 99, 101, 101, 101, 101)] == [
         *[False] * 5,
         True,
         False,
     ]
-    assert not any(budget.judge("apply", 10**12) for _ in range(9))
+    assert not any(budget.restart_reason("apply", 10**12) for _ in range(9))
 
 
 def test_a_part_that_came_no_further_since_it_was_started_again_is_left_alone_and_named() -> None:
     budget = MemoryBudget({"capture": 100})
 
     def judged(progress: int, size: int = 101) -> list[bool]:
-        return [bool(budget.judge("capture", size * MB, progress)) for _ in range(4)]
+        return [bool(budget.restart_reason("capture", size * MB, progress)) for _ in range(4)]
 
     assert judged(7) == [False, False, True, False]
     assert not any(judged(7)) and "Raise budgets.capture_memory_mb" in budget.excess["capture"]
@@ -135,8 +135,8 @@ def restarted(supervisor: Supervisor, part: ChildProcess, reason: str) -> None:
 
 def test_a_part_is_started_again_at_once_with_the_reason_and_without_a_penalty() -> None:
     with supervised("import time; time.sleep(600)", grace=5) as (supervisor, part):
-        restarted(supervisor, part, "it holds too much")
-        assert part.facts()["last_exit"] == "it holds too much"
+        restarted(supervisor, part, "it uses too much")
+        assert part.facts()["last_exit"] == "it uses too much"
         assert (part.restarts, part.attempts.failures) == (1, 0)
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.model import Lsn
 from cdc.service.observe.disk_forecast import DiskForecast
-from cdc.service.observe.lag import Lags, Moment, SinkLag
+from cdc.service.observe.lag import LagInputs, Lags, SinkLag
 from cdc.service.observe.metric_families import FAMILIES
 from cdc.service.observe.metrics import MOST_TABLES, OTHERS, document, exposition
 from cdc.service.observe.observer import Observation
@@ -56,7 +56,7 @@ def full(tables: int = 2) -> Observation:
         apply={"sinks": {"redis": sink}},
         daemon=parts,
         head=Lsn(800),
-        places={"redis": SinkPosition(Lsn(500))},
+        positions={"redis": SinkPosition(Lsn(500))},
         sink_lags={"redis": SinkLag(300, 2.5)},
         table_lags=lags,
         slot_room=5,
@@ -134,14 +134,14 @@ def said(at: float, **facts: object) -> dict[str, object]:
     return {"state": "streaming", "at": stamp, "watermark": 500, "source_lsn": 500, **facts}
 
 
-def moment(at: float, capture: dict[str, object], head: int = 500, reached: int = 500) -> Moment:
-    return Moment(at, capture, Lsn(head), {"redis": Lsn(reached)}, {"redis": ["public.a", "public.b"]})
+def inputs(at: float, capture: dict[str, object], head: int = 500, reached: int = 500) -> LagInputs:
+    return LagInputs(at, capture, Lsn(head), {"redis": Lsn(reached)}, {"redis": ["public.a", "public.b"]})
 
 
 def test_an_idle_pipeline_that_holds_everything_is_not_behind() -> None:
     lags = Lags()
     for second in range(100):
-        lags.look(moment(_START + second, said(_START + second)))
+        lags.update(inputs(_START + second, said(_START + second)))
     assert (lags.capture, lags.sinks["redis"]) == (SinkLag(), SinkLag())
 
 
@@ -151,7 +151,7 @@ def test_a_sink_that_stands_still_is_further_behind_each_second() -> None:
     found = []
     for second in (1, 10, 100):
         facts = said(_START + second, tables=tables, last_commit_at=tables["public.a"]["at"])
-        lags.look(moment(_START + second, facts, head=500, reached=200))
+        lags.update(inputs(_START + second, facts, head=500, reached=200))
         found.append((lags.sinks["redis"].seconds, lags.tables["redis", "public.a"].seconds))
     assert found == [(1, 1), (10, 10), (100, 100)]
     assert lags.sinks["redis"].bytes == 300
@@ -161,7 +161,7 @@ def test_a_sink_that_stands_still_is_further_behind_each_second() -> None:
 def test_a_sink_with_nothing_yet_is_not_behind_by_all_the_wal_there_ever_was() -> None:
     lags = Lags()
     for second, head in ((0, 500), (10, 520)):
-        lags.look(moment(_START + second, said(_START + second), head=head, reached=0))
+        lags.update(inputs(_START + second, said(_START + second), head=head, reached=0))
     assert lags.sinks["redis"] == SinkLag(20, 10)
 
 
@@ -169,7 +169,7 @@ def test_a_table_that_has_everything_is_not_behind_though_its_neighbour_is() -> 
     lags = Lags()
     stamp = datetime.fromtimestamp(_START, UTC).isoformat()
     tables = {"public.a": {"lsn": 400, "at": stamp}, "public.b": {"lsn": 100, "at": stamp}}
-    lags.look(moment(_START + 5, said(_START + 5, tables=tables), reached=200))
+    lags.update(inputs(_START + 5, said(_START + 5, tables=tables), reached=200))
     assert lags.tables["redis", "public.a"].seconds == 5
     assert lags.tables["redis", "public.b"] == SinkLag()
 
@@ -179,7 +179,7 @@ def test_new_changes_do_not_make_an_old_lag_look_young() -> None:
     for second in range(1, 60):
         stamp = datetime.fromtimestamp(_START + second, UTC).isoformat()
         facts = said(_START + second, tables={"public.a": {"lsn": 400 + second, "at": stamp}}, last_commit_at=stamp)
-        lags.look(moment(_START + second, facts, head=500 + second, reached=200))
+        lags.update(inputs(_START + second, facts, head=500 + second, reached=200))
     assert lags.tables["redis", "public.a"].seconds == 58
     assert lags.sinks["redis"].seconds == 58
 
@@ -187,10 +187,10 @@ def test_new_changes_do_not_make_an_old_lag_look_young() -> None:
 def test_an_entry_without_rows_does_not_make_an_idle_pipeline_look_old() -> None:
     lags = Lags()
     old = datetime.fromtimestamp(_START - 1000, UTC).isoformat()
-    lags.look(moment(_START, said(_START, last_commit_at=old)))
-    lags.look(moment(_START + 1, said(_START + 1, last_commit_at=old), head=510))
+    lags.update(inputs(_START, said(_START, last_commit_at=old)))
+    lags.update(inputs(_START + 1, said(_START + 1, last_commit_at=old), head=510))
     assert lags.sinks["redis"].seconds == 0
-    lags.look(moment(_START + 4, said(_START + 4, last_commit_at=old), head=510))
+    lags.update(inputs(_START + 4, said(_START + 4, last_commit_at=old), head=510))
     assert lags.sinks["redis"].seconds == 3
 
 
@@ -199,7 +199,7 @@ def test_a_sink_that_follows_at_a_distance_is_that_far_behind() -> None:
     for second in range(3000):
         stamp = datetime.fromtimestamp(_START + second, UTC).isoformat()
         facts = said(_START + second, last_commit_at=stamp, watermark=1000 + second, source_lsn=1000 + second)
-        lags.look(moment(_START + second, facts, head=1000 + second, reached=max(1000, 990 + second)))
+        lags.update(inputs(_START + second, facts, head=1000 + second, reached=max(1000, 990 + second)))
         if second > 20:
             assert lags.sinks["redis"] == SinkLag(10, 9)
 
@@ -207,9 +207,9 @@ def test_a_sink_that_follows_at_a_distance_is_that_far_behind() -> None:
 @pytest.mark.parametrize("facts", [{"state": "reconnecting"}, {"source_lsn": 900}])
 def test_a_reader_that_is_behind_puts_every_sink_and_table_behind(facts: dict[str, object]) -> None:
     lags = Lags()
-    lags.look(moment(_START, said(_START)))
+    lags.update(inputs(_START, said(_START)))
     for second in (10, 20):
-        lags.look(moment(_START + second, said(_START + second, **facts)))
+        lags.update(inputs(_START + second, said(_START + second, **facts)))
     assert lags.capture.seconds == 20
     assert lags.sinks["redis"].seconds == 20
     assert lags.tables["redis", "public.a"].seconds == 20
@@ -218,7 +218,7 @@ def test_a_reader_that_is_behind_puts_every_sink_and_table_behind(facts: dict[st
 def test_a_reader_that_is_silent_is_behind() -> None:
     lags = Lags()
     for second in range(60):
-        lags.look(moment(_START + second, said(_START)))
+        lags.update(inputs(_START + second, said(_START)))
     assert lags.capture.seconds > 40
 
 

@@ -12,7 +12,7 @@ from cdc.model import LOG_SCHEMA, Entry, Lsn, TableId
 from cdc.ports import LogWriter
 from cdc.service.capture.status import CaptureStatus
 from cdc.service.observe.positions import Positions
-from cdc.service.observe.uncovered import Asked
+from cdc.service.observe.uncovered import Scope
 from cdc.service.state import status
 from cdc.service.state.sink_positions import consumer_name
 from tests.contract.logs import rows
@@ -109,7 +109,7 @@ def test_a_table_that_is_held_back_counts_unless_it_has_left_the_pipeline(
         reader.commit(consumer_name("cache", TableId.parse(name)), place)
     reader.commit("cache", EARLIER)
     assert Positions(settings).reached() == {"cache": 100}
-    standing = Positions(settings).standing()
-    assert standing.behind(EARLIER, Asked(("cache",))) == ["cache"]
-    assert standing.behind(EARLIER, Asked(("cache",), except_waiting=True)) == []
-    assert [item.table for item in standing.excepted(Asked(("cache",)))] == ["public.users"]
+    progress = Positions(settings).progress()
+    assert progress.behind(EARLIER, Scope(("cache",))) == ["cache"]
+    assert progress.behind(EARLIER, Scope(("cache",), except_waiting=True)) == []
+    assert [item.table for item in progress.excepted(Scope(("cache",)))] == ["public.users"]

@@ -27,7 +27,7 @@ def test_the_same_file_changes_nothing(settings_of: Make) -> None:
 
 def test_a_sink_concerns_apply_alone_and_is_not_a_restart(settings_of: Make) -> None:
     found = changed(settings_of, {"sinks": [REDIS]}, {"sinks": [REDIS, {"kind": "delta", "path": "/lake"}]})
-    assert found == Plan(tell=frozenset({"apply"}), changes=("sink delta added",))
+    assert found == Plan(reload=frozenset({"apply"}), changes=("sink delta added",))
 
 
 def test_a_sink_that_goes_keeps_its_place_and_the_outcome_says_so(settings_of: Make) -> None:
@@ -38,12 +38,12 @@ def test_a_sink_that_goes_keeps_its_place_and_the_outcome_says_so(settings_of: M
 
 def test_a_sink_with_other_settings_is_changed(settings_of: Make) -> None:
     found = changed(settings_of, {"sinks": [REDIS]}, {"sinks": [{**REDIS, "trigger_seconds": 2}]})
-    assert found == Plan(tell=frozenset({"apply"}), changes=("sink redis changed",))
+    assert found == Plan(reload=frozenset({"apply"}), changes=("sink redis changed",))
 
 
 def test_tables_are_told_to_both_parts(settings_of: Make) -> None:
     found = changed(settings_of, {"source": {"tables": ["a.b"]}}, {"source": {"tables": ["a.b", "a.c"]}})
-    assert found == Plan(tell=frozenset({"capture", "apply"}), changes=("table a.c added",))
+    assert found == Plan(reload=frozenset({"capture", "apply"}), changes=("table a.c added",))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_only_the_parts_concerned_start_again(
 ) -> None:
     found = changed(settings_of, {}, {section: value})
     assert found.restart == parts
-    assert not found.tell
+    assert not found.reload
     assert found.changes == (f"{section}.{next(iter(value))} changed",)
 
 

@@ -151,7 +151,7 @@ def test_a_signal_is_heard_wherever_the_main_thread_is(tmp_path: Path) -> None:
 import pathlib, signal, threading
 from cdc.service.daemon import signals
 stop, again = threading.Event(), threading.Event()
-signals.hear({{signal.SIGTERM: stop, signal.SIGHUP: again}})
+signals.set_on_signal({{signal.SIGTERM: stop, signal.SIGHUP: again}})
 pathlib.Path({str(ready)!r}).touch()
 while not stop.is_set():
     again.wait(0)

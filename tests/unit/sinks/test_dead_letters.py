@@ -110,9 +110,9 @@ def test_showing_a_letter_gives_its_values(letters: DeadLetters, config: str) ->
 
 def test_a_retry_is_asked_for_and_a_drop_is_confirmed(letters: DeadLetters, config: str) -> None:
     letters.add([LETTER, replace(LETTER, key='{"id":2}')])
-    assert "1 change(s) will be tried again" in run("retry", "--config", config, "--key", LETTER.key)
+    assert "will retry 1 dead letter(s)" in run("retry", "--config", config, "--key", LETTER.key)
     assert [letter.key for letter in letters.list(retry=True)] == [LETTER.key]
-    assert "1 change(s) given up" in run("drop", "--config", config, "--key", LETTER.key, "--yes")
+    assert "Deleted 1 dead letter(s)" in run("drop", "--config", config, "--key", LETTER.key, "--yes")
     assert [letter.key for letter in letters.list()] == ['{"id":2}']
 
 
@@ -125,7 +125,7 @@ def test_retry_and_drop_say_in_json_what_they_did(letters: DeadLetters, config: 
 @pytest.mark.parametrize("named", ['{"id":1}', '{ "id": 1 }', "1"])
 def test_a_key_may_be_named_as_people_write_it(letters: DeadLetters, config: str, named: str) -> None:
     letters.add([LETTER, replace(LETTER, key='{"id":11}')])
-    assert "1 change(s) given up" in run("drop", "--config", config, "--key", named, "--yes")
+    assert "Deleted 1 dead letter(s)" in run("drop", "--config", config, "--key", named, "--yes")
     with pytest.raises(ConfigError, match="no dead letter"):
         run("retry", "--config", config, "--key", named)
 

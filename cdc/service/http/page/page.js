@@ -12,7 +12,7 @@ function make(tag, attributes, ...children) {
   return node;
 }
 
-/** Replace what a node holds; whoever was at a button with the keyboard stays there. */
+/** Replace a node's children; a focused button keeps the focus. */
 function refill(node, ...children) {
   const at = node.contains(document.activeElement) ? document.activeElement.dataset.id : null;
   node.replaceChildren(...children);
@@ -55,10 +55,10 @@ function stage(title, state, kind, extra, ...lines) {
   return box;
 }
 
-function arrow(rate, held) {
-  const kind = held ? "held" : rate > 0 ? "moving" : "";
+function arrow(rate, blocked) {
+  const kind = blocked ? "blocked" : rate > 0 ? "moving" : "";
   return make("div", { class: `arrow ${kind}` }, `${number(Math.round(rate))}/s`, make("i", { "aria-hidden": "true" }),
-    held || "");
+    blocked || "");
 }
 
 function sinkKind(sink) {
@@ -71,7 +71,7 @@ function pauseButton(target, paused) {
   const button = make("button", { type: "button", "data-id": `pause ${target}`, "aria-label": `${verb} ${target}` }, verb);
   button.addEventListener("click", async () => {
     if (button.getAttribute("aria-disabled")) return;
-    button.setAttribute("aria-disabled", "true"); // a disabled one would lose the keyboard
+    button.setAttribute("aria-disabled", "true"); // a disabled button would lose the focus
     try { await post(`v1/${verb}`, { target }); } finally { await refresh(); }
   });
   return button;
@@ -80,23 +80,23 @@ function pauseButton(target, paused) {
 function storeBox(sink) {
   const behind = sink.lag_seconds > 0.5 || sink.lag_bytes > 0;
   const lost = Object.keys(sink.lost);
-  const nothing = lost.length ? "what was lost" : "the first snapshot";
-  const lacks = sink.reached === "0/0" ? nothing : `${bytes(sink.lag_bytes)} of WAL`;
+  const initial = lost.length ? "its lost tables" : "the first snapshot";
+  const lacks = sink.reached === "0/0" ? initial : `${bytes(sink.lag_bytes)} of WAL`;
   const lines = [[behind ? duration(sink.lag_seconds) : "up to date", behind ? `behind, ${lacks}` : "", behind && sink.lag_seconds > 30 ? "slow" : ""],
     [number(sink.changes), `changes applied, last batch ${duration(sink.batch_ms / 1000)}`]];
-  if (sink.dead_letters) lines.push([number(sink.dead_letters), "set aside", "bad"]);
-  if (sink.held.length) lines.push([sink.held.join(", "), "held back", "slow"]);
+  if (sink.dead_letters) lines.push([number(sink.dead_letters), "dead letter(s)", "bad"]);
+  if (sink.held.length) lines.push([sink.held.join(", "), "paused", "slow"]);
   const waiting = Object.keys(sink.waiting);
-  if (waiting.length) lines.push([waiting.join(", "), waiting.length > 1 ? "wait alone" : "waits alone", "bad"]);
+  if (waiting.length) lines.push([waiting.join(", "), "waiting", "bad"]);
   if (lost.length) lines.push([lost.join(", "), "lost", "bad"]);
   if (sink.skipped.length) lines.push([sink.skipped.join(", "), "skipped", "slow"]);
   return stage(sink.name, sink.state, sinkKind(sink), [pauseButton(sink.name, sink.state === "paused")], ...lines);
 }
 
 function slotLines(slot) {
-  const lines = [[bytes(slot.bytes), "of WAL kept for us"]];
+  const lines = [[bytes(slot.bytes), "of WAL kept for the slot"]];
   if (slot.room !== null) lines.push([bytes(slot.room), "more until the slot is lost", slot.seconds_to_full !== null ? "slow" : ""]);
-  if (slot.seconds_to_full !== null) lines.push([duration(slot.seconds_to_full), "until then, at this pace", "bad"]);
+  if (slot.seconds_to_full !== null) lines.push([duration(slot.seconds_to_full), "until then, at this rate", "bad"]);
   return lines;
 }
 
@@ -117,9 +117,9 @@ function drawFlow(flow) {
   if (flow.disk_seconds_to_full !== null && flow.disk_seconds_to_full < 21600) log.push([duration(flow.disk_seconds_to_full), "until the disk is full", "bad"]);
   refill($("flow"),
     stage("Postgres", flow.capture, kind, [], ...slotLines(flow.slot), ...(flow.trouble ? [["", flow.trouble, "bad"]] : [])),
-    arrow(flow.per_second, flow.queued_bytes > 1e6 ? `${bytes(flow.queued_bytes)} waits for the log` : ""),
+    arrow(flow.per_second, flow.queued_bytes > 1e6 ? `${bytes(flow.queued_bytes)} not yet in the log` : ""),
     stage("Log", flow.head, "good", [], ...log),
-    arrow(appliedRate(flow), waiting.length ? `${waiting.join(", ")} holds back` : ""),
+    arrow(appliedRate(flow), waiting.length ? `${waiting.join(", ")} waiting` : ""),
     make("div", { class: "stores" }, ...flow.sinks.map(storeBox)));
 }
 
@@ -127,30 +127,30 @@ function drawReasons(reasons, sinks) {
   $("reasons").replaceChildren(...reasons.map((reason) =>
     make("li", {}, make("strong", {}, reason.part), `: ${reason.message} ${reason.remedy || ""}`)));
   const late = sinks.filter((sink) => sink.lag_seconds > 60).map((sink) => `${sink.name} is ${duration(sink.lag_seconds)} behind`);
-  if (reasons.length) say("Not ready", "bad");
-  else say(["Everything works", ...late].join("; "), late.length ? "slow" : "good");
+  if (reasons.length) showVerdict("Not ready", "bad");
+  else showVerdict(["Everything works", ...late].join("; "), late.length ? "slow" : "good");
 }
 
-function say(text, kind) {
+function showVerdict(text, kind) {
   const verdict = $("verdict");
   if (verdict.textContent !== text) verdict.textContent = text;
   verdict.className = kind;
 }
 
-// -- tables that wait, snapshots, tables, dead letters
+// -- waiting tables, snapshots, tables, dead letters
 
 function drawWaiting(flow) {
   const rows = Object.entries(flow.waiting).map(([table, why]) => waitingRow("capture", table, "not followed", why, []));
   for (const sink of flow.sinks) {
     for (const [table, why] of Object.entries(sink.waiting)) {
-      const since = `waits since ${String(why.since || "").slice(11, 19)}, tried ${number(why.tries)} time(s)`;
-      rows.push(waitingRow(sink.name, table, since, why, [tableButton("resume", "try again", table, sink.name), tableButton("skip", "skip", table, sink.name)]));
+      const since = `waiting since ${String(why.since || "").slice(11, 19)}, tried ${number(why.tries)} time(s)`;
+      rows.push(waitingRow(sink.name, table, since, why, [tableButton("resume", "retry", table, sink.name), tableButton("skip", "skip", table, sink.name)]));
     }
     for (const [table, why] of Object.entries(sink.lost)) {
       rows.push(waitingRow(sink.name, table, "lost", { message: `${why.message}. ${why.remedy}` }, []));
     }
     for (const table of sink.skipped) {
-      rows.push(waitingRow(sink.name, table, "skipped", { message: "Its changes are not kept; resuming fills it again." }, [tableButton("resume", "resume", table, sink.name)]));
+      rows.push(waitingRow(sink.name, table, "skipped", { message: "Its changes are dropped; resuming refills it." }, [tableButton("resume", "resume", table, sink.name)]));
     }
   }
   $("waiting").hidden = !rows.length;
@@ -168,9 +168,9 @@ function tableButton(verb, label, target, sink) {
   const button = make("button", { type: "button", "data-id": `${verb} ${target} ${sink}`, "aria-label": `${label} ${target} in ${sink}` }, label);
   button.addEventListener("click", async () => {
     if (button.getAttribute("aria-disabled")) return;
-    button.setAttribute("aria-disabled", "true"); // a disabled one would lose the keyboard
+    button.setAttribute("aria-disabled", "true"); // a disabled button would lose the focus
     const { status, body } = await post(`v1/${verb}`, { target, sink });
-    const done = verb === "skip" ? `${sink} goes on without ${target}.` : `${target} is tried again in ${sink}.`;
+    const done = verb === "skip" ? `${sink} skips ${target}.` : `${target} is retried in ${sink}.`;
     $("waiting-answer").textContent = status === 200 ? done : body.error;
     await refresh();
   });
@@ -200,8 +200,8 @@ function bar(text, value, most) {
 
 function drawTables(flow) {
   const sinks = flow.sinks.map((sink) => sink.name);
-  const heads = [["table", ""], ["captured", "number"], ...sinks.map((name) => [name, "number"]), ["behind", "number"], ["", ""]];
-  const held = new Set(flow.sinks.flatMap((sink) => sink.held));
+  const heads = [["table", ""], ["captured", "number"], ...sinks.map((name) => [name, "number"]), ["lag", "number"], ["", ""]];
+  const paused = new Set(flow.sinks.flatMap((sink) => sink.held));
   const waits = (table) => flow.sinks.filter((sink) => table in sink.waiting).map((sink) => sink.name).join(", ");
   const rows = Object.entries(flow.tables).map(([table, one]) => {
     const ops = Object.entries(one.captured).map(([op, count]) => `${number(count)} ${OPS[op] || op}`).join(", ");
@@ -211,8 +211,8 @@ function drawTables(flow) {
       make("td", { class: "number", title: ops }, number(total)),
       ...sinks.map((name) => make("td", { class: "number" }, number(one.applied[name]))),
       make("td", { class: `number ${behind > 30 || waits(table) ? "slow" : ""}` },
-        held.has(table) ? "held" : waits(table) ? `waits in ${waits(table)}` : behind > 0.5 ? duration(behind) : "–"),
-      make("td", {}, pauseButton(table, held.has(table))));
+        paused.has(table) ? "paused" : waits(table) ? `waiting in ${waits(table)}` : behind > 0.5 ? duration(behind) : "–"),
+      make("td", {}, pauseButton(table, paused.has(table))));
   });
   const table = $("tables");
   table.tHead.replaceChildren(headRow(heads));
@@ -226,10 +226,10 @@ const headRow = (heads) => make("tr", {}, ...heads.map(([name, kind]) =>
 function drawLetters(found) {
   const table = $("letters");
   table.hidden = !found.letters.length;
-  if (!found.letters.length) { $("letters-answer").textContent = "None: every change was taken."; return; }
+  if (!found.letters.length) { $("letters-answer").textContent = "None: the stores have accepted every change."; return; }
   const shown = found.letters.length < found.total ? `, the newest ${found.letters.length} shown` : "";
-  const text = `${number(found.total)} change(s) set aside${shown}. Their keys: millrace dlq list`;
-  if (!$("letters-answer").dataset.said) $("letters-answer").textContent = text;
+  const text = `${number(found.total)} dead letter(s)${shown}. For their keys: millrace dlq list`;
+  if (!$("letters-answer").dataset.kept) $("letters-answer").textContent = text;
   table.tHead.replaceChildren(headRow([["sink", ""], ["table", ""], ["LSN", ""], ["reason", ""], ["attempts", "number"], ["since", ""], ["", ""]]));
   refill(table.tBodies[0], ...found.letters.map((one) => make("tr", {},
     make("td", {}, one.sink), make("td", {}, one.table), make("td", {}, one.lsn), make("td", { class: "long" }, one.reason),
@@ -239,15 +239,15 @@ function drawLetters(found) {
 
 function retryButton(one) {
   const name = `${one.sink} ${one.table} ${one.lsn}`;
-  const button = make("button", { type: "button", "data-id": `retry ${name}`, "aria-label": `try ${name} again` }, "try again");
+  const button = make("button", { type: "button", "data-id": `retry ${name}`, "aria-label": `retry ${name}` }, "retry");
   button.addEventListener("click", async () => {
     if (button.getAttribute("aria-disabled")) return;
-    button.setAttribute("aria-disabled", "true"); // a disabled one would lose the keyboard
+    button.setAttribute("aria-disabled", "true"); // a disabled button would lose the focus
     const { status, body } = await post("v1/dead-letters/retry", { sink: one.sink, table: one.table, lsn: one.lsn });
     const answer = $("letters-answer");
-    answer.textContent = status === 200 ? `${body.asked} change(s) will be tried again.` : body.error;
-    answer.dataset.said = "yes";
-    setTimeout(() => { delete answer.dataset.said; }, 6000);
+    answer.textContent = status === 200 ? `${body.asked} dead letter(s) will be retried.` : body.error;
+    answer.dataset.kept = "yes";
+    setTimeout(() => { delete answer.dataset.kept; }, 6000);
     await refresh();
   });
   return button;
@@ -264,22 +264,22 @@ $("why").addEventListener("submit", async (event) => {
   table.hidden = status !== 200 || !body.events.length;
   $("why-stores").hidden = status !== 200;
   if (status !== 200) { $("why-answer").textContent = body.error; return; }
-  $("why-answer").textContent = body.events.length ? `${body.events.length} event(s) in the log.` : "The log holds no event of this key.";
+  $("why-answer").textContent = body.events.length ? `${body.events.length} event(s) in the log.` : "The log has no event of this key.";
   const sinks = [...new Set(body.events.flatMap((one) => Object.keys(one.sinks)))];
   table.tHead.replaceChildren(headRow(["what", "at", "transaction", "commit", "version", "log entry", "schema", ...sinks].map((name) => [name, ""])));
-  table.tBodies[0].replaceChildren(...body.events.map(({ event: one, entry, sinks: fate, batches }) => make("tr", {},
+  table.tBodies[0].replaceChildren(...body.events.map(({ event: one, entry, sinks: outcome, batches }) => make("tr", {},
     make("td", {}, OPS[one.op] + (one.unchanged ? `, ${one.unchanged} column(s) not sent` : "")),
     make("td", {}, one.commit_ts.slice(0, 23)), make("td", {}, `${one.xid} · ${one.ordinal}`), make("td", {}, one.commit_lsn),
     make("td", {}, one.version), make("td", {}, entry), make("td", {}, String(one.schema_id)),
-    ...sinks.map((name) => make("td", { class: fate[name] === "applied" ? "good" : "slow" }, toldFate(fate[name], batches[name]))))));
-  $("why-stores").tHead.replaceChildren(headRow(["store", "holds", "version", "place"].map((name) => [name, ""])));
-  $("why-stores").tBodies[0].replaceChildren(...Object.entries(body.stored).map(([name, held]) => make("tr", {},
-    make("td", {}, name), make("td", { class: held.state === "unknown" ? "slow" : "" }, held.state),
-    make("td", {}, held.version || "–"), make("td", {}, held.place || held.trouble))));
+    ...sinks.map((name) => make("td", { class: outcome[name] === "applied" ? "good" : "slow" }, outcomeText(outcome[name], batches[name]))))));
+  $("why-stores").tHead.replaceChildren(headRow(["store", "state", "version", "place"].map((name) => [name, ""])));
+  $("why-stores").tBodies[0].replaceChildren(...Object.entries(body.stored).map(([name, found]) => make("tr", {},
+    make("td", {}, name), make("td", { class: found.state === "unknown" ? "slow" : "" }, found.state),
+    make("td", {}, found.version || "–"), make("td", {}, found.place || found.trouble))));
 });
 
-function toldFate(fate, batch) {
-  if (fate !== "applied") return fate || "–";
+function outcomeText(outcome, batch) {
+  if (outcome !== "applied") return outcome || "–";
   if (!batch) return "applied, batch not recorded";
   return `applied, batch ${batch.first === batch.last ? batch.first : `${batch.first} to ${batch.last}`}`;
 }
@@ -310,7 +310,7 @@ async function refresh() {
     const locked = error instanceof NeedsToken;
     $("token").hidden = !locked;
     $("main").hidden = locked;
-    say(locked ? "A token is needed" : "The daemon does not answer", "bad");
+    showVerdict(locked ? "A token is needed" : "The daemon does not answer", "bad");
   }
 }
 

@@ -1,5 +1,5 @@
 "use strict";
-// Lines over the last hour, drawn as SVG; each plot says its newest values in words for who cannot see it.
+// Lines over the last hour, drawn as SVG; each plot's aria-label has its newest values for screen readers.
 
 const SPACE = "http://www.w3.org/2000/svg";
 const COLOURS = ["var(--a)", "var(--b)", "var(--c)", "var(--d)"];
@@ -20,7 +20,7 @@ function plot(id, series) {
   svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
   svg.setAttribute("aria-label", described(series));
   const points = series.flatMap((one) => one.points.filter((point) => point[1] !== null));
-  if (!points.length) { svg.replaceChildren(shape("text", { x: PAD, y: HEIGHT / 2 }, "nothing yet")); return; }
+  if (!points.length) { svg.replaceChildren(shape("text", { x: PAD, y: HEIGHT / 2 }, "no data yet")); return; }
   const last = Math.max(...points.map((point) => point[0]));
   const first = Math.min(last - 60, ...points.map((point) => point[0]));
   const top = Math.max(1, ...points.map((point) => point[1]));
@@ -46,18 +46,18 @@ function line(one, x, y) {
 }
 
 function described(series) {
-  const said = series.map((one) => {
+  const texts = series.map((one) => {
     const known = one.points.filter((point) => point[1] !== null);
-    return known.length ? `${one.name}: ${short(known[known.length - 1][1])} now, at most ${short(Math.max(...known.map((point) => point[1])))}` : `${one.name}: nothing yet`;
+    return known.length ? `${one.name}: ${short(known[known.length - 1][1])} now, at most ${short(Math.max(...known.map((point) => point[1])))}` : `${one.name}: no data yet`;
   });
-  return said.join("; ");
+  return texts.join("; ");
 }
 
 function drawPlots(history) {
   const samples = history.samples;
   const perSink = (value) => history.sinks.map((name, at) => ({
     name, colour: COLOURS[at % COLOURS.length],
-    points: samples.map((sample, place) => [sample.time, value(sample, sample.sinks.indexOf(name), samples[place - 1])]),
+    points: samples.map((sample, index) => [sample.time, value(sample, sample.sinks.indexOf(name), samples[index - 1])]),
   }));
   const rate = (sample, at, before) => {
     if (!before || at < 0 || before.changes[at] === undefined) return null;
