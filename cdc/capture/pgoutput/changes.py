@@ -86,7 +86,7 @@ def _read(frames: Frames, layout: RowLayout, message: Ints, at: Ints) -> _Read:
     if has_new.any():
         new, ends = read_tuples(frames, message[has_new], at[has_new], layout.width)
         at[has_new] = ends
-    _require(frames, message, at, at == frames.stop[message], "A message goes on after its last column")
+    _require(frames, message, at, at == frames.stop[message], "A message continues after its last column")
     return _Read(old, new, has_old, has_new, full)
 
 

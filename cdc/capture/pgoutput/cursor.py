@@ -80,4 +80,4 @@ class MessageCursor:
     def end(self) -> None:
         """Raise DecodeError if bytes are left."""
         if self._at != len(self._message):
-            raise DecodeError("A message goes on after its last field", HEAD + self._at)
+            raise DecodeError("A message continues after its last field", HEAD + self._at)

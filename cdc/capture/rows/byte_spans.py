@@ -123,7 +123,7 @@ def require_room(size: int, what: str) -> None:
     """Raise DecodeError for a size above Arrow's 32-bit offsets, before anything is allocated."""
     if size > MAX_BUFFER:
         raise DecodeError(
-            f"{what} needs {size} bytes, more than an image can hold ({MAX_BUFFER})",
+            f"{what} needs {size} bytes, more than an image may have ({MAX_BUFFER})",
             0,
             "Leave the large column out of the publication or drop it in the pipeline file.",
         )

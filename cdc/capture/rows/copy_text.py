@@ -29,7 +29,7 @@ def parse(chunk: bytes | bytearray | memoryview, width: int) -> Block:
         return Block(data, [Spans(data, _NOTHING, _NOTHING) for _ in range(width)], lines)
     stop = np.flatnonzero((data == _LINE) | (data == _TAB))
     if len(stop) != lines * width or (data[stop[width - 1 :: width]] != _LINE).any():
-        raise DecodeError(f"A chunk of COPY does not hold {width} columns in every line", 0)
+        raise DecodeError(f"A chunk of COPY does not have {width} columns in every line", 0)
     start = np.concatenate(([0], stop[:-1] + 1))
     null = (stop - start == 2) & (data[start] == _BACKSLASH) & (data[stop - 1] == ord("N"))
     data, start, stop = _unescaped(data, start, stop)

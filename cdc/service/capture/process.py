@@ -77,7 +77,7 @@ class Capture:
 
     def run(self) -> None:
         """Take the initial snapshot if the log is new or a resync was requested, then run the stream."""
-        fresh = slot.MARK not in self.log.progress().marks or resync.wanted(self.log)
+        fresh = slot.MARK not in self.log.progress().marks or resync.requested(self.log)
         self.preflight(fresh)
         before = self._published_before()
         published = self._start_fresh() if fresh else self._published(before)
@@ -141,19 +141,19 @@ class Capture:
 
     def begin(self, published: Publication) -> None:
         """Create the slot, record it in the log, and take the initial snapshot of every table that has one."""
-        again = resync.wanted(self.log)
+        again = resync.requested(self.log)
         settings = resync.whole(self.settings) if again else self.settings
         self._claim()
         self.status.set_state("creating slot")
         self.status.history_exact_from = ""
         self._publish_first_status()
         stored = self.log.progress().marks.get(slot.MARK)
-        noted = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
+        recorded = {publication.MARK: published.mark(), key_marks.MARK: self._keys()}
         for table in captured_tables.waiting_tables(self.log.progress().marks):  # the snapshot has it too
-            noted |= captured_tables.wait_mark(table, None)
+            recorded |= captured_tables.wait_mark(table, None)
         try:
             with slot.create(settings.source, _SLOT_SECONDS, self._waiting) as made:
-                marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **noted}
+                marks = {slot.MARK: slot.SourceIdentity.of_created(made).mark(), **recorded}
                 more: Ending | None = partial(resync.ending, settings, self.log, made) if again else None
                 self.status.set_state("snapshot")
                 log = WaitingLog(self.log, self.stop, partial(self.status.set_state, "snapshot"))

@@ -22,18 +22,18 @@ from cdc.model import LOG_SCHEMA, Entry, Op, format_lsn, parse_lsn
 from cdc.ports import LogWriter
 
 MARK = "resync"
-_WANTED, _DONE = "wanted", "done"
+_REQUESTED, _DONE = "wanted", "done"
 
 
 def request(settings: Settings) -> None:
     """Make the next start of capture a resync. Raises LogFenced while the pipeline runs."""
     with closing(cdc.log.open_writer(settings)) as log:
-        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {MARK: _WANTED}))
+        log.append(Entry(LOG_SCHEMA.empty_table(), log.progress().end, {MARK: _REQUESTED}))
 
 
-def wanted(log: LogWriter) -> bool:
+def requested(log: LogWriter) -> bool:
     """Whether a resync was requested and is not finished."""
-    return log.progress().marks.get(MARK) == _WANTED
+    return log.progress().marks.get(MARK) == _REQUESTED
 
 
 def whole(settings: Settings) -> Settings:
