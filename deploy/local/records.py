@@ -42,5 +42,5 @@ class Records:
             return None
         fields = json.loads(path.read_text())
         stop = signal.Signals(fields.pop("stop"))
-        places = {"log": Path(fields["log"]), "data": Path(fields["data"]), "ports": tuple(fields["ports"])}
-        return Running(**{**fields, **places}), stop
+        typed = {"log": Path(fields["log"]), "data": Path(fields["data"]), "ports": tuple(fields["ports"])}
+        return Running(**{**fields, **typed}), stop

@@ -90,11 +90,11 @@ def test_java_home_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: p
 # -- folders
 
 
-@pytest.mark.parametrize("place", ["file/home", "/proc/millrace-home"])
-def test_folder_that_cannot_be_made_is_named(tmp_path: Path, write_private_file: str) -> None:
+@pytest.mark.parametrize("path", ["file/home", "/proc/millrace-home"])
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match=r"cannot be written.*MILLRACE_HOME"):
-        folders.make(tmp_path / write_private_file, 0o711)
+        folders.make(tmp_path / path, 0o711)
 
 
 def test_reachable_sees_a_closed_folder_on_the_way(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_data_does_not_go_into_a_folder_that_a_stranger_made_first(tmp_path: Pat
         shutil.rmtree(theirs)
 
 
-def test_file_is_never_placed_through_a_link(tmp_path: Path) -> None:
+def test_a_private_file_is_never_written_through_a_link(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     (tmp_path / "link").symlink_to(target)
