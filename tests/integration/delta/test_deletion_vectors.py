@@ -12,6 +12,7 @@ from cdc.errors import Rejected
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.delta import sink as delta
+from sinks.delta.deletion_vectors import writer as vector_writer
 from sinks.delta.rows import rewrite
 from sinks.delta.transaction_log import LiveFiles
 from sinks.delta.write import writer
@@ -95,7 +96,7 @@ def test_a_batch_marked_again_makes_no_commit(lake: Path, open_lake: OpenLake) -
 def test_marks_end_as_the_rewrite_does(
     open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch, seed: int, schema: TableSchema, keys: list[dict[str, str]]
 ) -> None:
-    monkeypatch.setattr(writer, "SMALL_FILES", 4)
+    monkeypatch.setattr(vector_writer, "SMALL_FILES", 4)
     rng = random.Random(f"{seed}-{schema.table}")
     ends_as_the_source(open_lake(schema, as_text={str(schema.table): ("at",)}), schema, rng, keys)
 
@@ -123,7 +124,7 @@ def test_an_older_change_never_brings_a_deleted_row_back(open_lake: OpenLake) ->
 def test_small_files_are_taken_in_so_that_their_number_stays_bounded(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "SMALL_FILES", 6)
+    monkeypatch.setattr(vector_writer, "SMALL_FILES", 6)
     monkeypatch.setattr(writer, "LEAST_FILE", 20_000)
     sink = loaded(open_lake)
     files = len(stored_table(lake).file_uris())
@@ -177,7 +178,7 @@ def test_a_writer_between_look_and_commit_is_noticed(
             rival.apply(numbers(range(0, 5000, 250), 20, "rival"))
         return real(*arguments)
 
-    monkeypatch.setattr(writer, "decide", decide)
+    monkeypatch.setattr(vector_writer, "decide", decide)
     sink.apply(numbers(range(0, 5000, 250), 10, "late"))
     rows = scanned(lake)
     assert len(rows) == 5000
