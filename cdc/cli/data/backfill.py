@@ -43,7 +43,7 @@ def backfill(
     sql: Annotated[bool, typer.Option("--sql", help="Print the signed SQL instead of sending it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a table again, whole or in part, while live changes continue.
+    """Read a table again, whole or in part, beside live changes.
 
     A live change always wins over a row that is read. Without a table, lists the backfills.
 

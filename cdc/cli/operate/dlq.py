@@ -13,7 +13,7 @@ from cdc.json_text.members import members, unquote
 from cdc.model import Lsn, format_lsn
 from sinks.apply.dead_letters import DeadLetter, DeadLetters
 
-app = typer.Typer(help="Show, retry or delete dead letters: changes that a store refused.", no_args_is_help=True)
+app = typer.Typer(help="Show, retry or delete dead letters (refused changes).", no_args_is_help=True)
 
 SinkOption = Annotated[str, typer.Option("--sink", metavar="SINK", help="Only this sink.")]
 TableOption = Annotated[str, typer.Option("--table", metavar="TABLE", help="Only this table, as schema.name.")]

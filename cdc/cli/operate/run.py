@@ -61,9 +61,9 @@ def _raise_final_error(config: Path, code: int) -> None:
     state = settings_from(config).state
     for part in ("capture", "apply"):
         facts = files.read(state, part)
-        said = nested(facts, "error")
-        if facts.get("state") == "failed" and said.get("message") and not said.get("transient"):
-            error = MillraceError(f"{part}: {said['message']}", str(said.get("remedy", "")))
+        failure = nested(facts, "error")
+        if facts.get("state") == "failed" and failure.get("message") and not failure.get("transient"):
+            error = MillraceError(f"{part}: {failure['message']}", str(failure.get("remedy", "")))
             error.exit_code = code
             raise error
 

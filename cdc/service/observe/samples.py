@@ -1,4 +1,4 @@
-"""Samples of the last hour, for the page's plots. Kept in memory: a restart begins anew."""
+"""Samples of the last hour, for the page's plots. Kept in memory: a restart loses them."""
 
 from collections import deque
 from collections.abc import Sequence
