@@ -12,7 +12,7 @@ from bench.capture.run import Sizes
 from bench.comparison import RESULTS, Comparison
 from bench.sinks import delta_batches
 
-both = pytest.mark.parametrize("comparison", [run.COMPARISON, snapshot.COMPARISON], ids=lambda comparison: comparison.name)
+both = pytest.mark.parametrize("comparison", [run.COMPARISON, snapshot.COMPARISON], ids=lambda one: one.name)
 
 
 @both

@@ -21,8 +21,8 @@ from cdc.service.state import status
 from cdc.service.state.gaps import GapFile
 from cdc.service.state.pauses import Paused
 from cdc.service.state.skipped_tables import Skipped, SkippedTables
-from sinks.apply.errors import Stopped, TableLost
 from sinks.apply.batch_buffer import BatchBuffer
+from sinks.apply.errors import Stopped, TableLost
 from sinks.context import SinkContext
 from sinks.spark.query import SinkQuery
 from sinks.spark.shared_query import SharedQuerySink
