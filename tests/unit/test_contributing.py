@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+GENERATED = (".venv/", "build/")
 ROW = re.compile(r"^\| `([a-z_/]+/)` \| (.+) \|$", re.MULTILINE)
 
 
@@ -15,7 +16,7 @@ def paths() -> set[str]:
 
 
 def test_every_path_exists() -> None:
-    found = {path for path in paths() if not path.startswith(".venv/")}
+    found = {path for path in paths() if not path.startswith(GENERATED)}
     assert len(found) > 30
     assert sorted(path for path in found if not (ROOT / path).exists()) == []
 
