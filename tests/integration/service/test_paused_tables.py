@@ -307,7 +307,7 @@ def test_a_skipped_table_keeps_nothing_back_and_comes_back_by_a_backfill_without
     assert scene.labels() == {1: "one", 2: "deleted while nobody looked"}
     scene.refused.clear()
     scene.held_back.follow(TableRequests(resumed=1))
-    assert "open since before" in scene.held_back.waiting[ITEMS.table].message
+    assert "still open in the source" in scene.held_back.waiting[ITEMS.table].message
     assert scene.source.asked == []
     scene.source.restart_lsn = Lsn(end + 100)
     scene.held_back.follow(TableRequests(resumed=2))
