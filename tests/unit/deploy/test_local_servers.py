@@ -203,7 +203,7 @@ def test_download_is_fetched_once(one_pin: bytes) -> None:
     [
         ("thing.jar", b"something else", "does not have the SHA-256 pinned"),
         ("other.jar", b"the real thing", "not pinned"),
-        (None, b"", "did not bring thing.jar"),
+        (None, b"", "lacks thing.jar"),
     ],
 )
 def test_wrong_download_leaves_nothing_behind(
