@@ -288,7 +288,7 @@ class TestMalformed:
             ([pg.frame(pg.insert(10, [b"1"]))], "outside"),
             (transaction(pg.insert(10, [b"1"])), "never described"),
             (transaction(pg.relation(ORDERS), pg.insert(10, [b"1"])), "1 columns where its relation has 3"),
-            (transaction(pg.relation(ORDERS), pg.insert(10, [b"1", None, None]) + b"x"), "goes on"),
+            (transaction(pg.relation(ORDERS), pg.insert(10, [b"1", None, None]) + b"x"), "continues after"),
             (transaction(pg.relation(ORDERS), pg.update(10, [UNCHANGED, None, None])), "Key column id"),
             (transaction(pg.relation(ORDERS), b"I\0\0\0\x0aX"), "mark"),
             (transaction(pg.begin(1)), "out of turn"),
