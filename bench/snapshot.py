@@ -223,7 +223,7 @@ def _shown(figures: Figures) -> str:
 def main() -> None:
     """Print a line for each turn and the ratios; write the results. With an argument, be that contender."""
     if len(sys.argv) > 1:
-        footprint.do_without("pandas")
+        footprint.block_import("pandas")
         footprint.collect_rarely()
         print(json.dumps(contend(sys.argv[1], *json.load(sys.stdin))))
         return

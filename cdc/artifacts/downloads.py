@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from cdc.artifacts.folders import cache_folder, make
-from cdc.artifacts.progress import Narrate
+from cdc.artifacts.progress import Report
 from cdc.errors import EnvironmentFault
 
 PINS = Path(__file__).with_name("pins.yaml")
@@ -38,7 +38,7 @@ def provide(
     name: str,
     fetch: Callable[[Path], None],
     unpack: Callable[[Path], None] | None,
-    narrate: Narrate,
+    report: Report,
     *,
     one_of: bool = False,
 ) -> Path:
@@ -54,7 +54,7 @@ def provide(
     with locked(final.with_name(f"{final.name}.lock")):
         if final.is_dir():
             return final
-        narrate(f"downloading {name} (once)")
+        report(f"downloading {name} (once)")
         for leftover in final.parent.glob(f".{name}-*"):  # of a killed process: this one has the lock
             shutil.rmtree(leftover, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))

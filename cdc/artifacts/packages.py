@@ -8,20 +8,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cdc.artifacts.progress import Narrate
+from cdc.artifacts.progress import Report
 from cdc.errors import EnvironmentFault
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
 """Every Debian package runs this script before it starts a service; exit code 101 forbids the start."""
 
 
-def install(names: Sequence[str], what: str, narrate: Narrate) -> None:
+def install(names: Sequence[str], what: str, report: Report) -> None:
     """Install packages by name. Raises EnvironmentFault, which names the packages, if that is not possible."""
     remedy = f"Install it: apt-get install {' '.join(names)}"
     prefix = _root_command()
     if prefix is None or shutil.which("apt-get") is None:
         raise EnvironmentFault(f"{what} is missing on this machine.", remedy)
-    narrate(f"installing {' '.join(names)} with apt")
+    report(f"installing {' '.join(names)} with apt")
     try:
         _apt_install(prefix, names)
     except subprocess.CalledProcessError:

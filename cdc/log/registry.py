@@ -50,7 +50,7 @@ def open_reader(settings: "Settings") -> LogReader:
     return _kind(settings).open_reader(settings)
 
 
-def knock(settings: "Settings", seconds: float) -> None:
+def check_server(settings: "Settings", seconds: float) -> None:
     """Check that the log's server, if it has one, answers in time. For commands, which wait less than a daemon.
 
     Raises LogError, which names the server and the remedy.

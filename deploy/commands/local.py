@@ -15,7 +15,7 @@ from cdc.cli.output import ERR, OUT, JsonOption, print_json, print_table
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cdc.artifacts.progress import Narrate
+    from cdc.artifacts.progress import Report
     from deploy.local.server import Running
 
 app = typer.Typer(help="Real servers on this machine, without Docker.", no_args_is_help=True)
@@ -48,8 +48,8 @@ def up(
     from deploy.local.servers import STANDARD, Servers
 
     names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
-    with _narrated(quiet=as_json) as narrate, _interruptible():
-        running = Servers(home or home_folder(), narrate=narrate).up(names, _ports(port or []))
+    with _reporting(quiet=as_json) as report, _interruptible():
+        running = Servers(home or home_folder(), report=report).up(names, _ports(port or []))
     _show(running, as_json)
 
 
@@ -113,7 +113,7 @@ def _show(running: "dict[str, Running]", as_json: bool) -> None:
 
 
 @contextmanager
-def _narrated(*, quiet: bool) -> "Iterator[Narrate]":
+def _reporting(*, quiet: bool) -> "Iterator[Report]":
     """A spinner with the latest line on standard error; plain lines if that is not a terminal."""
     if quiet:
         yield lambda _line: None

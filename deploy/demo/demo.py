@@ -57,7 +57,7 @@ class Demo:
     @contextmanager
     def servers(self, keep: bool) -> Iterator[Servers]:
         """Start Postgres and Redis; stop all servers at the end unless `keep`."""
-        servers = Servers(self.home, narrate=self.say)
+        servers = Servers(self.home, report=self.say)
         try:
             servers.up(("postgres", "redis"))
             self.mark("Postgres and Redis are up")

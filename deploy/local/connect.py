@@ -11,7 +11,7 @@ from pathlib import Path
 from cdc.artifacts import downloads, java, maven
 from cdc.artifacts.account import account, write_private_file
 from cdc.artifacts.class_archive import class_archive
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 from deploy.local.kafka import write_logging
 from deploy.local.server import HOST, Launch, Site
 
@@ -52,11 +52,11 @@ class Connect:
     port_count: int = 1
     patience: float = 240
 
-    def install(self, narrate: Narrate) -> None:
+    def install(self, report: Report) -> None:
         """The worker's jars, the connector and a Java."""
-        java.java17_or_newer(narrate)
-        _jars(narrate)
-        _connector(narrate)
+        java.java17_or_newer(report)
+        _jars(report)
+        _connector(report)
 
     def prepare(self, site: Site) -> Launch:
         """Write the worker's settings; its state is in Kafka."""
@@ -88,13 +88,13 @@ class Connect:
         return f"http://{HOST}:{site.port}"
 
 
-def _jars(narrate: Narrate) -> Path:
-    return downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, narrate), None, narrate)
+def _jars(report: Report) -> Path:
+    return downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, report), None, report)
 
 
-def _connector(narrate: Narrate) -> Path:
+def _connector(report: Report) -> Path:
     return downloads.provide(
-        PLUGIN, lambda folder: maven.copy(ARTIFACT, folder, narrate, plugin=OLD_PLUGIN), _unpack, narrate
+        PLUGIN, lambda folder: maven.copy(ARTIFACT, folder, report, plugin=OLD_PLUGIN), _unpack, report
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from cdc.artifacts import downloads, java, maven
 from cdc.artifacts.account import account, write_private_file
 from cdc.artifacts.class_archive import class_archive
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 from cdc.errors import EnvironmentFault
 from deploy.local.server import HOST, Launch, Site
 
@@ -63,10 +63,10 @@ class Kafka:
     port_count: int = 2
     patience: float = 120
 
-    def install(self, narrate: Narrate) -> None:
+    def install(self, report: Report) -> None:
         """The jars and a Java."""
-        java.java17_or_newer(narrate)
-        jars(narrate)
+        java.java17_or_newer(report)
+        jars(report)
 
     def prepare(self, site: Site) -> Launch:
         """Write server.properties, and format the storage if it is new."""
@@ -108,9 +108,9 @@ def answers(port: int) -> bool:
         return False
 
 
-def jars(narrate: Narrate) -> Path:
+def jars(report: Report) -> Path:
     """The folder with the broker's jars."""
-    return downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, narrate), None, narrate)
+    return downloads.provide(SET, lambda folder: maven.copy_dependencies(POM, folder, report), None, report)
 
 
 def write_logging(folder: Path) -> None:

@@ -18,7 +18,7 @@ import yaml
 from cdc.artifacts import downloads, java, maven
 from cdc.artifacts.account import account, set_owner, write_private_file
 from cdc.artifacts.class_archive import class_archive
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 from deploy.local.server import HOST, Launch, Site
 
 VERSION = "3.8.0"
@@ -73,10 +73,10 @@ class OpenSearch:
     port_count: int = 2
     patience: float = 240
 
-    def install(self, narrate: Narrate) -> None:
+    def install(self, report: Report) -> None:
         """Download the distribution, and find a Java for it."""
-        java.java21(narrate)
-        distribution(narrate)
+        java.java21(report)
+        distribution(report)
 
     def prepare(self, site: Site) -> Launch:
         """Write settings and create folders in the data folder; the distribution itself is never written to."""
@@ -112,9 +112,9 @@ class OpenSearch:
         return f"http://{HOST}:{site.port}"
 
 
-def distribution(narrate: Narrate, *, full: bool = True) -> Path:
+def distribution(report: Report, *, full: bool = True) -> Path:
     """The unpacked distribution; without `full` it lacks the analysis module, which the Java from PyPI cannot run."""
-    folder = downloads.provide(SET, lambda folder: maven.copy(ARTIFACT, folder, narrate), _unpack, narrate)
+    folder = downloads.provide(SET, lambda folder: maven.copy(ARTIFACT, folder, report), _unpack, report)
     return folder / ("full" if full else "small")
 
 

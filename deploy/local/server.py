@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from cdc.artifacts.progress import Narrate
+from cdc.artifacts.progress import Report
 
 HOST = "127.0.0.1"
 
@@ -81,7 +81,7 @@ class Server(Protocol):
     def patience(self) -> float:
         """Seconds that it may take to become ready on a slow, busy machine."""
 
-    def install(self, narrate: Narrate) -> None:
+    def install(self, report: Report) -> None:
         """Find or download its program. Slow the first time, fast and offline afterwards. Raises EnvironmentFault."""
 
     def prepare(self, site: Site) -> Launch:

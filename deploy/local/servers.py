@@ -17,7 +17,7 @@ from typing import TypeVar
 from cdc.artifacts import folders
 from cdc.artifacts.account import account
 from cdc.artifacts.downloads import locked
-from cdc.artifacts.progress import Narrate, silent
+from cdc.artifacts.progress import Report, silent
 from cdc.errors import ConfigError, EnvironmentFault
 from deploy.local import ports
 from deploy.local.connect import Connect
@@ -48,12 +48,12 @@ class Servers:
     """
 
     def __init__(
-        self, home: Path, servers: Mapping[str, Server] | None = None, *, tied: bool = False, narrate: Narrate = silent
+        self, home: Path, servers: Mapping[str, Server] | None = None, *, tied: bool = False, report: Report = silent
     ) -> None:
         self.home = home.absolute()
         self._servers = dict(servers or known_servers())
         self._tied = tied
-        self._narrate = narrate
+        self._report = report
         self._records = Records(self.home / "records")
         self._stop_waiting = threading.Event()
 
@@ -70,7 +70,7 @@ class Servers:
             found = self._records.running()
             _require_same_ports(found, requested or {})
             missing = [name for name in wanted if name not in found]
-            self._in_parallel(lambda name: self._servers[name].install(self._narrate), missing)
+            self._in_parallel(lambda name: self._servers[name].install(self._report), missing)
             started: list[Running] = []
             try:
                 self._in_parallel(self._await, [self._site_of(found[name]) for name in wanted if name in found])
@@ -175,7 +175,7 @@ class Servers:
         return tuple(chosen)
 
     def _spawn(self, site: Site, launch: Launch) -> Running:
-        self._narrate(f"starting {site.name}")
+        self._report(f"starting {site.name}")
         identity = spawn(launch, site.data, site.log, account(), tied=self._tied)
         address = self._servers[site.name].address(site)
         running = Running(
@@ -196,7 +196,7 @@ class Servers:
             if self._stop_waiting.wait(pause):
                 return
             pause = min(0.25, pause * 1.3)
-        self._narrate(f"{site.name} is ready on port {site.port}")
+        self._report(f"{site.name} is ready on port {site.port}")
 
     def _in_parallel(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:
         """Run all at once; the first error, or Ctrl-C, stops the others from waiting."""
@@ -217,7 +217,7 @@ class Servers:
     def _end(self, running: Running, how: signal.Signals | None = None) -> None:
         stop = how or self._records.stop_signal(running.name)
         end(Identity(running.pid, running.started), stop, patience=30)
-        self._narrate(f"{running.name} stopped")
+        self._report(f"{running.name} stopped")
 
     def _end_strays(self, name: str) -> None:
         """End processes in the server's folder that an `up` started but did not record before it died."""

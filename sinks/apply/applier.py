@@ -129,7 +129,7 @@ class Applier:
                 self._apply_table(batch)
             self._retry.succeeded()
 
-    def retry_letters(self) -> int:
+    def retry_dead_letters(self) -> int:
         """Apply the dead letters that are marked for retry; returns how many of them remain."""
         self.status.dead_letters = self._dead_letters.count()  # the CLI may have dropped some
         letters = self._dead_letters.to_retry() if self.status.dead_letters else {}
@@ -150,7 +150,7 @@ class Applier:
 
     # -- the store
 
-    def greet(self) -> None:
+    def open_store(self) -> None:
         """Open the store before the first batch; waits for it as a batch does."""
         with self.turn:
             self._retry.run(self._prepare_new_tables)

@@ -52,7 +52,7 @@ class BatchBuffer:
 
     # -- sinks
 
-    def board(self, name: str) -> None:
+    def add_member(self, name: str) -> None:
         """Add a sink that has everything up to the base."""
         with self._changed:
             self._set_cursor(name, self._first)

@@ -51,7 +51,7 @@ def next_batch(waiting: Mapping[str, SinkBacklog], waited: float) -> ScheduleDec
     return ScheduleDecision(True, slow)
 
 
-def crew(lags: Mapping[str, Lag]) -> frozenset[str]:
+def sinks_to_share(lags: Mapping[str, Lag]) -> frozenset[str]:
     """The sinks that start a shared query: the furthest one and those within NEAR of it. Empty for a single sink."""
     if not lags:
         return frozenset()

@@ -166,7 +166,7 @@ class SinkQuery:
         return query is not None and query.isActive and query.status["message"].startswith("Initializing")
 
     @property
-    def independent(self) -> bool:
+    def uses_own_checkpoint(self) -> bool:
         """Whether its own checkpoint, not the position in the log, says how far this sink is."""
         return not self._shared_mark.exists() and (
             self._folder.exists() or position(self._log, self.settings.name).reached > ZERO_LSN

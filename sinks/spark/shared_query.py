@@ -35,7 +35,7 @@ class SharedQuery:
     """The shared query. Every start needs a new object."""
 
     def __init__(self, log: LogReader, checkpoints: Path, base: Lsn) -> None:
-        self.ring = BatchBuffer(base)
+        self.buffer = BatchBuffer(base)
         self._log = log
         self._folder = checkpoints / NAME
         self._query: StreamingQuery | None = None
@@ -56,14 +56,14 @@ class SharedQuery:
 
     def halt(self) -> None:
         """Close the buffer and stop the query."""
-        self.ring.close()
+        self.buffer.close()
         if self._query is not None:
             stop_query(self._query, NAME)
 
     def _batch(self, changes: "DataFrame", _number: int) -> None:
         try:
             for folded in collected(changes, self._log):
-                self.ring.put(folded, size(folded))
+                self.buffer.put(folded, size(folded))
         except Stopped:
             return  # Spark may record the batch as done: the checkpoint is deleted at the next start
         except MillraceError as error:
@@ -84,7 +84,7 @@ class SharedQuerySink:
         self._thread.start()
 
     @property
-    def aboard(self) -> bool:
+    def active(self) -> bool:
         """Whether it still takes batches."""
         return self._thread.is_alive() and self._settings.name in self._buffer.members
 

@@ -147,8 +147,8 @@ def beginning_again(jobs: Iterable[Job]) -> dict[TableId, WaitReason]:
     for job in jobs:
         if job.restarts and job.state not in (JobState.DONE, JobState.LEFT):
             message = f"{job.request.table} begins again and is incomplete: backfill {job.id} is {job.state}."
-            steer = "" if job.state is JobState.RUNNING else f" --resume {job.id}"
-            found[job.request.table] = WaitReason(message, f"See: millrace backfill{steer}")
+            option = "" if job.state is JobState.RUNNING else f" --resume {job.id}"
+            found[job.request.table] = WaitReason(message, f"See: millrace backfill{option}")
     return found
 
 

@@ -108,7 +108,7 @@ def ask(request: Request, key: bytes) -> str:
     return json.dumps({"backfill": body, "signature": _signature(body, key)}, ensure_ascii=False)
 
 
-def steer(verb: str, identity: str, key: bytes) -> str:
+def control_message(verb: str, identity: str, key: bytes) -> str:
     """The signed message that pauses, resumes or cancels a backfill."""
     body: dict[str, object] = {verb: identity}
     return json.dumps({**body, "signature": _signature(body, key)})

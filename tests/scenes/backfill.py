@@ -16,7 +16,7 @@ from cdc.clock import SystemClock
 from cdc.model import Entry, TableId, parse_lsn
 from cdc.ports import LogWriter
 from snapshots.backfill.coordinator import Backfills
-from snapshots.backfill.requests import Request, ask, steer
+from snapshots.backfill.requests import Request, ask, control_message
 from snapshots.backfill.signing_key import control_key
 from tests.fix_capture import Following, Rig
 from tests.fix_processes import wait_until
@@ -58,7 +58,7 @@ class Backfilling:
         return f"{parse_lsn(self.rig.ask(f'select lsn from ({SAY}) said', signed)):X}"
 
     def tell(self, verb: str, identity: str) -> None:
-        self.rig.ask(SAY, steer(verb, identity, control_key(self.rig.state)))
+        self.rig.ask(SAY, control_message(verb, identity, control_key(self.rig.state)))
 
     def job(self, identity: str) -> dict[str, Any]:
         return next((dict(job) for job in self.backfills.facts() if job["id"] == identity), {"state": "unknown"})

@@ -71,7 +71,7 @@ class LossScene:
         skipped = SkippedTables(self.settings.state, sink.name)
         self.held_back = HeldBackTables(self.log.reader, self.applier, skipped, NoRefill(), TableRequests())
         self.held_back.restore()
-        self.applier.greet()
+        self.applier.open_store()
 
     def write(self, *labels: str, schema: TableSchema = ITEMS) -> None:
         """Rows 0, 1, … of a table get these labels: a batch of the stream."""

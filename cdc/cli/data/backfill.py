@@ -14,7 +14,7 @@ from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_
 from cdc.cli.progress import HEADINGS, Facts, progress_display, table_row
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import TableId
-from snapshots.backfill.requests import Request, ask, steer
+from snapshots.backfill.requests import Request, ask, control_message
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
@@ -76,7 +76,10 @@ def _print_sql(settings: "Settings", asked: list[Request], actions: dict[str, st
     from snapshots.tables.wal_messages import PREFIX
 
     key = control_key(settings.state)
-    messages = [*(steer(verb, identity, key) for verb, identity in actions.items()), *(ask(one, key) for one in asked)]
+    messages = [
+        *(control_message(verb, identity, key) for verb, identity in actions.items()),
+        *(ask(one, key) for one in asked),
+    ]
     for message in messages:
         statement = sql.SQL("select pg_logical_emit_message(true, {}, {});").format(PREFIX, message)
         OUT.print(statement.as_string(None), markup=False, highlight=False, soft_wrap=True)
@@ -144,7 +147,7 @@ def _steer(settings: "Settings", verb: str, identity: str) -> list[Facts]:
     chosen = {job["id"] for job in _backfills(settings) if identity in (job["id"], "all" if _open(job) else "")}
     if not chosen and identity != "all":
         raise ConfigError(f"There is no backfill {identity}.", "List them with: millrace backfill")
-    _send(settings, steer(verb, identity, control_key(settings.state)))
+    _send(settings, control_message(verb, identity, control_key(settings.state)))
     deadline = time.monotonic() + _ANSWER_SECONDS
     while True:
         jobs = [job for job in _backfills(settings) if job["id"] in chosen]

@@ -24,7 +24,7 @@ _PREVIOUS_SECONDS = 60.0
 """How long to wait for the apply process of a daemon that was killed: it still finishes its batches."""
 
 
-def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
+def run(settings: Settings, stop: threading.Event, news: process.SettingsChange) -> None:
     """Apply until `stop` is set, then finish the present batches."""
     driver = Driver(settings)
     workers = SinkWorkers(settings, cdc.log.open_reader(settings), driver)

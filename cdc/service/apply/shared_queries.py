@@ -13,7 +13,7 @@ from cdc.ports import LogReader
 from cdc.service.apply.sink_worker import SinkWorker
 from cdc.service.daemon.restarts import Attempts
 from cdc.service.state.sink_positions import by_name
-from sinks.apply.batch_schedule import crew
+from sinks.apply.batch_schedule import sinks_to_share
 from sinks.spark.query import ReadStart
 from sinks.spark.shared_query import NAME, SharedQuery
 
@@ -79,7 +79,7 @@ class SharedQueries:
             return
         consumers = by_name(self._log.consumers())
         ready = {name for name, worker in workers.items() if worker.can_start_shared(consumers[name])}
-        self._members = crew({lag.consumer: lag for lag in self._log.lags() if lag.consumer in ready})
+        self._members = sinks_to_share({lag.consumer: lag for lag in self._log.lags() if lag.consumer in ready})
         if not self._members:
             return
         last = min((consumers[name] for name in self._members), key=lambda consumer: consumer.order)
@@ -92,14 +92,14 @@ class SharedQueries:
             self._failed(str(error))
             return
         for name in self._members:
-            query.ring.board(name)
-            workers[name].join_shared(query.ring)
+            query.buffer.add_member(name)
+            workers[name].join_shared(query.buffer)
         self._query = query
         _log.info("%s share a query", ", ".join(sorted(self._members)))
 
     @staticmethod
     def _join(query: SharedQuery, workers: Mapping[str, SinkWorker]) -> None:
         for name, worker in workers.items():
-            if worker.own_position and query.ring.join(name, worker.own_position):
+            if worker.own_position and query.buffer.join(name, worker.own_position):
                 _log.info("sink %s has caught up and shares the query again", name)
-                worker.join_shared(query.ring)
+                worker.join_shared(query.buffer)

@@ -104,7 +104,7 @@ class SinkWorker:
     @property
     def shares(self) -> bool:
         """Whether it takes its batches from a shared query."""
-        return self._shared is not None and self._shared.aboard
+        return self._shared is not None and self._shared.active
 
     @property
     def own_position(self) -> Lsn:
@@ -116,7 +116,9 @@ class SinkWorker:
         """Whether a shared query can start for it at its committed position."""
         if self.runner.query.alone:
             return ZERO_LSN < position.reached <= self.own_position
-        return not self._in_shared_query and self.runner.restart_at is None and not self.runner.query.independent
+        return (
+            not self._in_shared_query and self.runner.restart_at is None and not self.runner.query.uses_own_checkpoint
+        )
 
     def join_shared(self, buffer: BatchBuffer) -> None:
         """Take batches from a shared query, whose buffer knows this sink already. Its own query ends meanwhile."""
@@ -140,7 +142,7 @@ class SinkWorker:
         return self._shared is not None or (self._handover is not None and self._handover.is_alive())
 
     def _check_shared(self, shared: SharedQuerySink) -> None:
-        if shared.aboard:
+        if shared.active:
             return
         self._shared = None
         if shared.error is None:
@@ -194,9 +196,9 @@ class SinkWorker:
 
     def _check(self) -> None:
         if self.applier.status.state in ("starting", "refused"):
-            self.applier.greet()
+            self.applier.open_store()
         self.applier.look()
-        self.applier.retry_letters()
+        self.applier.retry_dead_letters()
         if self.runner.started:
             self._losses.repair(self.applier)
             self._held_back.follow(self._losses.with_lost(self._requests))

@@ -48,7 +48,7 @@ _UNDO_ATTEMPTS, _UNDO_SECONDS = 20, 0.2
 _log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, stop: threading.Event, news: process.News) -> None:
+def run(settings: Settings, stop: threading.Event, news: process.SettingsChange) -> None:
     """Capture until `stop` is set. Raises errors that need a restart or a person."""
     with closing(cdc.log.open_writer(settings)) as log, _status(settings, log) as status:
         spill_folder = SpillFolder(settings.state / "scratch")
@@ -71,7 +71,7 @@ class Capture:
     log: LogWriter
     status: CaptureStatus
     stop: threading.Event
-    news: process.News = lambda: None
+    news: process.SettingsChange = lambda: None
     spill_folder: SpillFolder | None = None
     """Where large transactions are spilled, within the disk budget; None: under the state folder, without a budget."""
 
@@ -242,6 +242,6 @@ def request_refill(key: bytes, connection: Connection, wanted: PartitionRefill) 
 
 
 if __name__ == "__main__":
-    footprint.do_without("pandas")
+    footprint.block_import("pandas")
     footprint.collect_rarely()
     sys.exit(process.main("capture", run))

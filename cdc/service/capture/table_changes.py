@@ -25,7 +25,7 @@ from cdc.errors import ConfigError, LogFull, MillraceError, SourceError, SourceR
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, TableId
 from cdc.ports import LogWriter, Schemas
 from cdc.service.capture import obstacles
-from cdc.service.daemon.process import News
+from cdc.service.daemon.process import SettingsChange
 from snapshots.backfill import jobs
 from snapshots.backfill.coordinator import Backfills
 from snapshots.backfill.jobs import Job
@@ -185,7 +185,7 @@ class TableChanges:
     _oids: dict[TableId, int] = field(default_factory=dict)
     """The oids of the captured tables at the last check."""
 
-    def run(self, news: News) -> None:
+    def run(self, news: SettingsChange) -> None:
         """Apply every change of the pipeline file, and automatic changes of tables, until `stop`."""
         earliest = 0.0
         while not self.stop.wait(_POLL_SECONDS):

@@ -23,7 +23,7 @@ class _Blocker(MetaPathFinder):
         return None
 
 
-def do_without(module: str) -> None:
+def block_import(module: str) -> None:
     """From now on, importing this module fails as if it were not installed. An import that was done stays."""
     sys.meta_path.insert(0, _Blocker(module))
 

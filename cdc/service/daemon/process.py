@@ -37,9 +37,9 @@ own deadline."""
 SUPERVISOR = "MILLRACE_SUPERVISOR"
 """The environment variable with the pid of the process that started a part."""
 _PR_SET_PDEATHSIG = 1
-News = Callable[[], Settings | None]
+SettingsChange = Callable[[], Settings | None]
 """Returns the new settings after a reload was requested, else None."""
-Run = Callable[[Settings, threading.Event, News], None]
+Run = Callable[[Settings, threading.Event, SettingsChange], None]
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def main(part: str, run: Run) -> int:
     try:
         settings = settings_from(options.config)
         log_output.configure(part, options.log_format, options.log_level, secrets_in(settings))
-        cdc.log.knock(settings, LOG_SECONDS)
+        cdc.log.check_server(settings, LOG_SECONDS)
         run(settings, stop, _news(options.config, again))
     except MillraceError as error:
         return _report(part, settings, error)
@@ -111,7 +111,7 @@ def _kill_if_late(part: str, stop: threading.Event) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _news(config: Path, asked: threading.Event) -> News:
+def _news(config: Path, asked: threading.Event) -> SettingsChange:
     """Reads the file again after SIGHUP. An invalid file changes nothing: the daemon has reported it."""
 
     def news() -> Settings | None:

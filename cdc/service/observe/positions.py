@@ -20,7 +20,7 @@ from cdc.service.state.store_files import StoreFiles
 
 def open_log(settings: Settings) -> LogReader:
     """The log, for an interactive caller. Raises LogError within seconds if its server does not answer."""
-    cdc.log.knock(settings, LOG_SECONDS)
+    cdc.log.check_server(settings, LOG_SECONDS)
     return cdc.log.open_reader(settings)
 
 

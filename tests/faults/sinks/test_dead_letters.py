@@ -57,10 +57,10 @@ def test_only_the_refused_key_waits_and_a_retry_after_mending_the_mapping_heals_
     assert (letter.key, letter.version, letter.attempts) == ('{"id":2}', 11, 1)
     assert "planted-value" not in letter.reason
     letters.ask_retry()
-    assert strict.retry_letters() == 0
+    assert strict.retry_dead_letters() == 0
     assert letters.list()[0].attempts == 2
     mended = applier({})
     letters.ask_retry(key='{"id":2}')
-    mended.retry_letters()
+    mended.retry_dead_letters()
     assert letters.count() == 0
     check(opened({}), {one["key"]: one["after"] for one in (row(1, 20, "21"), *rows[1:])})

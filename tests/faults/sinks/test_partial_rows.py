@@ -217,6 +217,6 @@ def test_dead_letters_are_read_in_pieces_by_bytes_and_only_those_of_the_batch(tm
     assert sink.most <= BOUND * 1.1
     assert made.status.dead_letters == ROWS // 2
     DeadLetters(tmp_path / "letters").ask_retry()
-    assert made.retry_letters() == 0
+    assert made.retry_dead_letters() == 0
     assert sink.most <= BOUND * 1.1
     check(sink, full("new") | dict(list(full().items())[ROWS // 2 :]))

@@ -162,13 +162,13 @@ def test_a_sink_that_shall_park_goes_on_and_a_retry_brings_what_it_parked(scene:
         "given up: sink 'redis': Redis cannot be reached (ConnectionError)."
     }
     scene.letters.ask_retry()
-    applier.retry_letters()
+    applier.retry_dead_letters()
     assert {letter.attempts for letter in scene.letters.list()} == {2}
     scene.between.pass_on()
     applier.apply(folded(row(1, 30, "newest")))
     assert [letter.key for letter in scene.letters.list()] == ['{"id":2}']
     scene.letters.ask_retry()
-    applier.retry_letters()
+    applier.retry_dead_letters()
     assert scene.letters.count() == 0
     check(scene.open(), image(1, "newest") | image(2, "newer"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.capture.source import slot
 from cdc.model import parse_lsn
-from snapshots.backfill.requests import steer
+from snapshots.backfill.requests import control_message
 from snapshots.backfill.signing_key import control_key
 from snapshots.initial.snapshot import EXACT_MARK, STATE_MARK
 from tests.fix_capture import Rig
@@ -74,7 +74,7 @@ def test_what_a_snapshot_cut_short_has_left_may_be_cancelled_and_nobody_waits_fo
         program = rig.start()
         wait_until(lambda: backfills(rig, program), 60, "what is left is under way")
         assert rig.status()["history_exact_from"] == ""
-        rig.ask(SAY, steer("cancel", "all", control_key(rig.state)))
+        rig.ask(SAY, control_message("cancel", "all", control_key(rig.state)))
         wait_until(lambda: rig.status()["history_exact_from"], 60, "the rest is given up")
         assert {job["state"] for job in backfills(rig, program)} == {"cancelled"}
     assert program.terminate() == 0

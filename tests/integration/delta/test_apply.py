@@ -58,7 +58,7 @@ def test_a_table_without_rows_is_there_for_its_readers(open_applier: Open, fille
     filled_log.record(schema_of("empty"))
     filled_log.record(schema_of("other"))
     applier = open_applier(tables=[TableId("public", "empty"), TableId("public", "late")])
-    applier.greet()
+    applier.open_store()
     assert DeltaTable(lake / "public.empty").to_pyarrow_table().column_names[:2] == ["id", "label"]
     assert not (lake / "public.other").exists(), "not a table of this sink"
     filled_log.record(schema_of("late"))
@@ -72,7 +72,7 @@ def test_rows_of_an_older_schema_fit_a_table_that_was_made_for_the_newest(
     filled_log.record(schema_of("items", Column("old", TEXT)))
     filled_log.record(schema_of("items", Column("new", INT4)))
     applier = open_applier()
-    applier.greet()
+    applier.open_store()
     row = change("u", '{"id":1}', 10, '{"id":1,"label":"a","old":"o"}', schema_id=1)
     deliver(applier, filled_log, [row])
     deliver(applier, filled_log, [change("u", '{"id":2}', 20, '{"id":2,"label":"b","new":7}', schema_id=2)])
@@ -84,7 +84,7 @@ def test_a_table_that_has_no_key_keeps_no_other_waiting(open_applier: Open, fill
     filled_log.record(TableSchema(TableId("public", "keyless"), (Column("n", INT4),), 1, identity="n"))
     filled_log.record(schema_of("items"))
     applier = open_applier()
-    applier.greet()
+    applier.open_store()
     assert applier.status.state == "running"
     assert DeltaTable(lake / "public.items").version() == 0
 

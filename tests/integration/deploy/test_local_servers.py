@@ -151,7 +151,7 @@ def test_interrupted_up_leaves_nothing_running(home: Path, run_program: RunProgr
         class Never(Redis):
             def ready(self, site):
                 return False
-        servers = Servers(Path({str(home)!r}), {{"postgres": Postgres(), "redis": Never()}}, narrate=print)
+        servers = Servers(Path({str(home)!r}), {{"postgres": Postgres(), "redis": Never()}}, report=print)
         servers.up(["postgres", "redis"])
     """
     program = run_program("-c", textwrap.dedent(code))
@@ -166,10 +166,10 @@ def test_up_that_was_killed_is_completed_by_the_next_one(home: Path, run_program
         import os, signal
         from pathlib import Path
         from deploy.local.servers import Servers
-        def narrate(line):
+        def report(line):
             if line == "starting redis":
                 os.kill(os.getpid(), signal.SIGKILL)
-        Servers(Path({str(home)!r}), narrate=narrate).up(["postgres", "redis"])
+        Servers(Path({str(home)!r}), report=report).up(["postgres", "redis"])
     """
     run_program("-c", textwrap.dedent(code)).wait(30)
     left = Servers(home).status()

@@ -184,12 +184,12 @@ def test_held_and_released_at_random_while_batches_come_it_ends_in_the_right_sta
     history = History(ITEMS, INTEGERS, rng).write(160)
     done = threading.Event()
 
-    def steer() -> None:
+    def control_message() -> None:
         chance = random.Random(seed + 100)
         while not done.is_set():
             scene.held_back.follow(chance.choice((HELD, NONE)))
 
-    steering = threading.Thread(target=steer)
+    steering = threading.Thread(target=control_message)
     steering.start()
     try:
         for rows in cut(history.rows, rng, 16):
@@ -264,7 +264,7 @@ def test_a_waiting_table_waits_on_after_a_restart_and_the_others_still_flow(scen
 
 def test_a_table_without_rows_that_cannot_be_prepared_is_named_too(scene: Scene) -> None:
     scene.refused.add(ITEMS.table)
-    scene.applier.greet()
+    scene.applier.open_store()
     assert list(scene.held_back.waiting) == [ITEMS.table]
     scene.held_back.follow(TableRequests(resumed=1))
     assert scene.held_back.waiting[ITEMS.table].tries == 2, "nothing to catch up with is no reason to go on"

@@ -181,7 +181,7 @@ def test_a_letter_is_tried_again_when_asked(pipeline: Pipeline) -> None:
     reach(pipeline, pipeline.log.append([row(1, 10, "poison")]))
     pipeline.sink.picky = False
     assert pipeline.letters.ask_retry() == 1
-    assert pipeline.applier.retry_letters() == 0
+    assert pipeline.applier.retry_dead_letters() == 0
     assert pipeline.letters.count() == 0
     pipeline.check(ITEMS, {'{"id":1}': '{"id":1,"label":"poison","big":"poison"}'})
 

@@ -12,7 +12,7 @@ from cdc.model import TableId
 from cdc.service.observe.uncovered import unfinished
 from snapshots.backfill import pace
 from snapshots.backfill.chunk_reader import TableReader
-from snapshots.backfill.requests import Request, steer
+from snapshots.backfill.requests import Request, control_message
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
 from tests.scenes.backfill import FILL, ITEM, ITEMS, SAY, assert_right, backfilling, marks, own, write_once, writers
@@ -142,7 +142,7 @@ def test_a_request_without_our_signature_is_not_obeyed(incremental: Rig, small_c
     with backfilling(incremental) as scene:
         wait_until(lambda: scene.job(own())["rows"] >= 40, what="the first chunks")
         incremental.ask(SAY, '{"cancel": "all"}')
-        incremental.ask(SAY, steer("cancel", "all", b"guessed"))
+        incremental.ask(SAY, control_message("cancel", "all", b"guessed"))
         forged = [scene.ask(Request(ITEM, where=where), key=b"guessed") for where in ("true", "")]
         scene.wait(own())
         scene.catch_up()

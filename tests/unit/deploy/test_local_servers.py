@@ -42,7 +42,7 @@ def test_missing_java_says_which_package_to_install() -> None:
 
 @pytest.mark.usefixtures("bare_machine")
 def test_missing_maven_says_which_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "java17", lambda _narrate: tmp_path)
+    monkeypatch.setattr(java, "java17", lambda _report: tmp_path)
     with pytest.raises(EnvironmentFault, match=r"Maven \(mvn\) is missing.*apt-get install maven"):
         maven.copy("a:b:1:jar", tmp_path, silent)
 

@@ -38,7 +38,7 @@ def ends(taken: list[Folded]) -> list[int]:
 @pytest.fixture
 def buffer() -> BatchBuffer:
     made = BatchBuffer(Lsn(10))
-    made.board("cache")
+    made.add_member("cache")
     return made
 
 
@@ -67,7 +67,7 @@ def fed(buffer: BatchBuffer, *numbers: int, size: int = 1) -> list[int]:
 
 
 def test_every_sink_takes_every_batch_and_a_slow_one_several_at_once(buffer: BatchBuffer) -> None:
-    buffer.board("lake")
+    buffer.add_member("lake")
     assert fed(buffer, 20, 30) == [20, 30]
     assert ends(buffer.take("lake")) == [20, 30]
     buffer.close()
@@ -90,7 +90,7 @@ def test_a_sink_that_is_too_far_behind_is_left_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(batch_schedule, "PATIENCE", 0.0)
     monkeypatch.setattr(batch_schedule, "BUDGET", 5)
-    buffer.board("lake")
+    buffer.add_member("lake")
     assert fed(buffer, 20, 30, 40, size=3) == [20, 30, 40]
     assert buffer.members == {"cache"}
     assert buffer.take("lake") == []
@@ -130,7 +130,7 @@ def test_a_hundred_thousand_tiny_batches_leave_nothing_behind_and_cost_the_same_
             return super().values()
 
     buffer._batches = Counting()
-    buffer.board("lake")
+    buffer.add_member("lake")
     for number in range(100_000):
         tiny = Watched(Lsn(20 + number), None, [])
         alive.add(tiny)
@@ -165,7 +165,7 @@ def test_closing_ends_every_wait(buffer: BatchBuffer) -> None:
 
     thread = beside(put)
     other = BatchBuffer(Lsn(0))
-    other.board("cache")
+    other.add_member("cache")
     taker = beside(lambda: outcome.append(f"took {other.take('cache')}"))
     buffer.close()
     other.close()

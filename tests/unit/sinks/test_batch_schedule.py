@@ -4,7 +4,7 @@ import pytest
 
 from cdc.ports import Lag
 from sinks.apply import batch_schedule
-from sinks.apply.batch_schedule import BUDGET, NEAR, PATIENCE, ScheduleDecision, SinkBacklog, crew, next_batch
+from sinks.apply.batch_schedule import BUDGET, NEAR, PATIENCE, ScheduleDecision, SinkBacklog, next_batch, sinks_to_share
 
 IDLE = SinkBacklog(0, 0)
 BUSY = SinkBacklog(1, 1000)
@@ -50,7 +50,7 @@ def lag(size: int) -> Lag:
     ],
 )
 def test_sinks_start_together_that_are_near_the_foremost(bytes_behind: dict[str, int], together: set[str]) -> None:
-    assert crew({name: lag(size) for name, size in bytes_behind.items()}) == together
+    assert sinks_to_share({name: lag(size) for name, size in bytes_behind.items()}) == together
 
 
 def test_a_sink_is_given_more_than_the_readiest_one_holds() -> None:

@@ -18,9 +18,9 @@ from snapshots.backfill.requests import (
     Request,
     ask,
     chunk_message,
+    control_message,
     ended_message,
     parse_message,
-    steer,
 )
 from snapshots.initial.plan import Leaf, TablePlan, mark_name
 
@@ -52,8 +52,8 @@ def test_a_request_needs_our_signature(request: Request) -> None:
 @pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])
 def test_steering_needs_our_signature(verb: str) -> None:
     assert isinstance(parse_message(json.dumps({verb: "all"}).encode(), KEY), RefusedRequest)
-    assert isinstance(parse_message(steer(verb, "all", b"another").encode(), KEY), RefusedRequest)
-    said = json.loads(steer("pause", "1F", KEY))
+    assert isinstance(parse_message(control_message(verb, "all", b"another").encode(), KEY), RefusedRequest)
+    said = json.loads(control_message("pause", "1F", KEY))
     assert isinstance(
         parse_message(json.dumps({verb: "all", "signature": said["signature"]}).encode(), KEY), RefusedRequest
     )
@@ -76,7 +76,7 @@ def test_no_message_does_harm(content: bytes) -> None:
 def test_every_message_of_ours_is_understood() -> None:
     assert parse_message(chunk_message(True, "t").encode(), KEY) == ChunkMark(True, "t")
     assert parse_message(chunk_message(False, "t").encode(), KEY) == ChunkMark(False, "t")
-    assert parse_message(steer("pause", "all", KEY).encode(), KEY) == JobControl("pause", "all")
+    assert parse_message(control_message("pause", "all", KEY).encode(), KEY) == JobControl("pause", "all")
     assert parse_message(ended_message("1", "t", "why").encode(), KEY) == Ended("1", "t", "why")
 
 
