@@ -34,7 +34,7 @@ Note = Callable[[Lsn, Collection[TableId]], None]
 """Called after each applied batch with the position it reached and the tables that were skipped in it."""
 Refuse = Callable[[TableId, TableRefused], None]
 """Called for a table that the store cannot take, under `Applier.turn` and before the position is committed. It must
-add the table to `Applier.held` and make the log keep its changes."""
+add the table to `Applier.held_back` and make the log keep its changes."""
 _log = logging.getLogger(__name__)
 _PREPARE_EVERY = 50
 """Batches after which tables that have no row yet are prepared."""
@@ -81,7 +81,7 @@ class Applier:
         """Without it, a table that the store cannot take stops the whole sink."""
         self.turn = threading.RLock()
         """Taken while a batch is applied."""
-        self.held: frozenset[TableId] = frozenset()
+        self.held_back: frozenset[TableId] = frozenset()
         """Tables whose changes are skipped: paused and lost ones. Changed under `turn`."""
         self._log = log
         self._dead_letters = letters
@@ -100,15 +100,17 @@ class Applier:
     def apply(self, folded: Folded) -> None:
         """Apply every table, then commit the position. Waits while the store is down; raises Stopped at the end.
 
-        Tables in `held` are skipped, and `catch_up` applies their changes later. A table that the store cannot take
+        Tables in `held_back` are skipped, and `catch_up` applies their changes later. A table that the store refuses
         is skipped from this batch on.
         """
         with self.turn:
             failpoint.reached("sink.before_apply")
-            self._apply_tables([batch for batch in folded.batches if batch.schema.table not in self.held])
+            self._apply_tables([batch for batch in folded.batches if batch.schema.table not in self.held_back])
             failpoint.reached("sink.after_apply")
             if folded.reached:
-                self._note(folded.reached, self.held)  # before the position: after a crash the batch is applied again
+                self._note(
+                    folded.reached, self.held_back
+                )  # before the position: after a crash the batch is applied again
                 reached, offset = folded.reached, folded.offset
                 self._retry.run(lambda: self._store.record_position(reached))
                 self._retry.run(lambda: self._log.commit(self.name, reached, offset))
@@ -197,14 +199,14 @@ class Applier:
         self._store.close()
 
     def _skip(self, tables: frozenset[TableId]) -> None:
-        self.held |= tables
+        self.held_back |= tables
 
     def _prepare_new_tables(self) -> None:
         """Open the store and prepare tables that have no row yet, so that readers find them empty."""
         sink = self._store.connect()
         self._store.check_losses(sink)
         for schema in self._log.schemas.newest():
-            if self._store.is_prepared(schema.table) or schema.table in self.held:
+            if self._store.is_prepared(schema.table) or schema.table in self.held_back:
                 continue
             if self.tables and schema.table not in self.tables:
                 continue
@@ -242,7 +244,7 @@ class Applier:
         """Returns why the store cannot take the table, if so; part of the batches may be in the store then."""
         try:
             for batch in batches:
-                if batch.schema.table not in self.held:  # a check may have found it lost in the meantime
+                if batch.schema.table not in self.held_back:  # a check may have found it lost in the meantime
                     self._apply_unless_lost(batch)
                 failpoint.reached("sink.mid_batch")
         except TableRefused as error:

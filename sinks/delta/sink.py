@@ -180,7 +180,7 @@ class DeltaSink:
         for piece in store.pieces(layout, [one.name for one in layout.placed], f"NOT {DELETED}"):
             yield named_as_source(schema, layout, piece)
 
-    def held(self, schema: TableSchema, key: str) -> StoredKey:
+    def stored_key(self, schema: TableSchema, key: str) -> StoredKey:
         """See sinks.rows.stored_key.KeyReader."""
         return read_key(self._new_store(schema.table), self._layout(schema), schema, key)
 

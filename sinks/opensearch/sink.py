@@ -227,7 +227,7 @@ class OpenSearchSink:
         rows = DocumentRows(self._client, schema, name, self._documents, self._indexes.live_rows())
         yield from rows.all() if keys is None else rows.of(keys)
 
-    def held(self, schema: TableSchema, key: str) -> StoredKey:
+    def stored_key(self, schema: TableSchema, key: str) -> StoredKey:
         """See sinks.rows.stored_key.KeyReader. A search by id finds the document on any shard."""
         name, identity = self._indexes.index_of(index_name(self._settings.prefix, schema.table)), document_id(key)
         if name is None:

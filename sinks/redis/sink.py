@@ -312,7 +312,7 @@ class RedisSink:
         names = self._names_of(schema)
         return RedisRows(self._client, schema, names, self._format, self._settings.cluster, self._inner(names))
 
-    def held(self, schema: TableSchema, key: str) -> StoredKey:
+    def stored_key(self, schema: TableSchema, key: str) -> StoredKey:
         """See sinks.rows.stored_key.KeyReader. In mode `invalidate` a row is there if the application wrote it."""
         names = self._names_of(schema)
         row = names.row(key)

@@ -19,5 +19,5 @@ class StoredKey:
 class KeyReader(Protocol):
     """A sink that can look up a single key. Only reads; may be called while the pipeline runs."""
 
-    def held(self, schema: TableSchema, key: str) -> StoredKey:
+    def stored_key(self, schema: TableSchema, key: str) -> StoredKey:
         """What is stored under a key, given in the log's JSON form. Raises SinkError."""

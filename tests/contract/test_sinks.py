@@ -91,7 +91,7 @@ def test_an_inserted_row_is_stored_and_a_deleted_one_is_gone(sink: Sink) -> None
 
 def _held(sink: Sink, schema: TableSchema, keys: Sequence[str]) -> list[tuple[str, int]]:
     """State and version of single keys; none where a sink cannot be asked for them."""
-    found = [sink.held(schema, key) for key in keys] if isinstance(sink, KeyReader) else []
+    found = [sink.stored_key(schema, key) for key in keys] if isinstance(sink, KeyReader) else []
     return [(one.state, one.version) for one in found]
 
 

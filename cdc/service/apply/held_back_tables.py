@@ -94,17 +94,17 @@ class HeldBackTables:
         names = self._consumers()
         tables = (schema.table for schema in self._log.schemas.newest())
         held_back = {table for table in tables if consumer_name(self._sink, table) in names}
-        self._applier.held = frozenset(held_back | self.skipped.dropping())
+        self._applier.held_back = frozenset(held_back | self.skipped.dropping())
 
     def follow(self, requests: TableRequests) -> None:
         """Hold back what is requested, and release the rest once it has caught up. May take long; raises Stopped."""
         self.requests, self._applier.tables = requests, requests.tables
         retry, self._resumed = requests.resumed != self._resumed, requests.resumed
-        for table in sorted(table for table in self._applier.held | requests.skipped if self._must_skip(table)):
+        for table in sorted(table for table in self._applier.held_back | requests.skipped if self._must_skip(table)):
             self._skip(table)
-        for table in sorted(requests.paused - self._applier.held):
+        for table in sorted(requests.paused - self._applier.held_back):
             self._hold_back(table)
-        for table in sorted(self._applier.held - requests.paused - self.skipped_now()):
+        for table in sorted(self._applier.held_back - requests.paused - self.skipped_now()):
             if requests.has(table) and (retry or self._due(table)):
                 self._try_release(table)
 
@@ -113,7 +113,7 @@ class HeldBackTables:
         if not self.requests.has(table):
             self._skip(table)
             return
-        if table not in self._applier.held:
+        if table not in self._applier.held_back:
             self._hold_back(table)
         self._wait(table, error)
 
@@ -123,7 +123,7 @@ class HeldBackTables:
 
     def paused_now(self) -> frozenset[TableId]:
         """The tables that are held back because they are paused."""
-        return (self._applier.held & self.requests.paused) - self.skipped.dropping()
+        return (self._applier.held_back & self.requests.paused) - self.skipped.dropping()
 
     # -- one table
 
@@ -140,7 +140,7 @@ class HeldBackTables:
             known = self._consumers().get(self._sink)
             position = (known.reached, known.offset) if known else (ZERO_LSN, None)
             self._log.commit(consumer_name(self._sink, table), *position)
-            self._applier.held |= {table}
+            self._applier.held_back |= {table}
         _log.info("sink %s: %s is held back", self._sink, table)
 
     def _skip(self, table: TableId) -> None:
@@ -149,7 +149,7 @@ class HeldBackTables:
             known = self._consumers()
             position = known.get(consumer_name(self._sink, table)) or known.get(self._sink)
             self.skipped.add(table, position.reached if position else ZERO_LSN, self._log.head()[1])
-            self._applier.held |= {table}
+            self._applier.held_back |= {table}
             self._forget_waiting(table)
         self._log.forget(consumer_name(self._sink, table))
         _log.warning("sink %s continues without %s", self._sink, table)
@@ -218,7 +218,7 @@ class HeldBackTables:
                 break
         with self._applier.turn:
             self._catch_up(table, offset)
-            self._applier.held -= {table}
+            self._applier.held_back -= {table}
             self._forget_waiting(table)
         self._log.forget(name)
         _log.info("sink %s: %s has caught up and is released", self._sink, table)

@@ -156,7 +156,7 @@ class LostTables:
     def _check_refill(self, applier: Applier, table: TableId, loss: Loss) -> None:
         """End the loss once everything missing is in the log and the sink has applied it."""
         now = self._check_backfill(table, loss) if loss.until is None else loss
-        if now is None or now.until is None or table in applier.held:
+        if now is None or now.until is None or table in applier.held_back:
             return
         here = self._position()
         if here.reached > now.until.reached or here.offset == now.until.offset:

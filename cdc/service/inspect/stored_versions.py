@@ -59,7 +59,7 @@ def _read(settings: Settings, sink: SinkSettings, schema: TableSchema, key: str)
         with closing(registry.open_sink(sink, SinkContext(settings.state))) as opened:
             if not isinstance(opened, KeyReader):
                 return StoredVersion("unknown", trouble=f"A sink of kind {sink.kind} cannot look up a key.")
-            found = opened.held(schema, key)
+            found = opened.stored_key(schema, key)
     except MillraceError as error:
         return StoredVersion("unknown", trouble=str(error))
     version = format_lsn(Lsn(found.version)) if found.version else ""

@@ -196,12 +196,12 @@ def test_old_tombstones_are_purged_and_young_ones_are_not(opened: Open) -> None:
     sink.stored(ITEMS)  # makes what was written searchable
     sink.purge(ITEMS, before)
     sink.purge(ITEMS, before + timedelta(hours=1))
-    wait_until(lambda: sink.held(ITEMS, '{"id":1}').state == "absent", 30, "the purge")
+    wait_until(lambda: sink.stored_key(ITEMS, '{"id":1}').state == "absent", 30, "the purge")
     check(sink, {'{"id":2}': '{"id":2,"label":"one"}'})
     sink.apply(batch(ITEMS, [row(1, 20, op="d")]))
     sink.stored(ITEMS)
     sink.purge(ITEMS, before)
-    assert sink.held(ITEMS, '{"id":1}').state == "deleted"
+    assert sink.stored_key(ITEMS, '{"id":1}').state == "deleted"
 
 
 def test_a_daily_purge_runs_in_the_background_and_its_failure_fails_no_batch(
@@ -224,10 +224,10 @@ def test_a_daily_purge_runs_in_the_background_and_its_failure_fails_no_batch(
     monkeypatch.setattr(sink._client, "json", watched)
     sink.apply(batch(ITEMS, [row(5000, 11)]))
     assert list(answered[0]) == ["task"], "the server purges in the background"
-    wait_until(lambda: sink.held(ITEMS, '{"id":0}').state == "absent", 60, "the purge")
+    wait_until(lambda: sink.stored_key(ITEMS, '{"id":0}').state == "absent", 60, "the purge")
     sink._purged.clear()
     sink.apply(batch(ITEMS, [row(5001, 12)]))
-    assert len(answered) == 2 and sink.held(ITEMS, '{"id":5001}').state == "there"
+    assert len(answered) == 2 and sink.stored_key(ITEMS, '{"id":5001}').state == "there"
 
 
 def test_names_that_opensearch_refuses_become_distinct_names() -> None:
