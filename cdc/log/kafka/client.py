@@ -15,7 +15,7 @@ from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, Lo
 from cdc.log.kafka.admin import Admin, Topic
 from cdc.log.kafka.settings import KafkaConnectionSettings
 
-_quiet = logging.getLogger("cdc.log.kafka.log.client")
+_quiet = logging.getLogger("cdc.log.kafka.librdkafka")
 _quiet.setLevel(logging.CRITICAL)  # librdkafka logs every reconnect; anything important is raised as an error
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
