@@ -11,7 +11,9 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the servers and the pipeline running.")] = False,
     seconds: Annotated[float, typer.Option(metavar="SECONDS", help="How long the workload runs.")] = 20.0,
 ) -> None:
-    """Start servers, a pipeline and a workload; verify that all sinks equal the source.
+    """Run servers, a pipeline and a workload, then verify.
+
+    Ends with an error where a sink differs from the source.
 
     Example: millrace demo --seconds 60 --keep
     """
