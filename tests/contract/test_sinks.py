@@ -100,7 +100,7 @@ def test_a_store_that_lost_a_table_shows_it_and_takes_older_rows_once_the_table_
 ) -> None:
     """Rows that are read again have versions below those of changes and truncates that the store once had."""
     if not isinstance(sink, Fingerprinted):
-        pytest.skip("it cannot tell")
+        pytest.skip("this sink has no fingerprints")
     mark, items = sink.sign(ITEMS), ITEMS.table
     sink.apply(batch(ITEMS, [row(1, 10, FULL), row(2, 11, OTHER)]))
     sink.apply(batch(ITEMS, [change("t", None, 20), row(1, 30, FULL)]))

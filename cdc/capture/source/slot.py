@@ -260,7 +260,7 @@ class _Blockers:
         pids = self._pids()
         if seconds >= self.timeout:
             raise SourceRefused(
-                f"Creating slot {self.slot} waited {seconds:.0f} seconds for transactions ({pids or 'not known'}).",
+                f"Creating slot {self.slot} waited {seconds:.0f} s for open transactions ({pids or 'not known'}).",
                 "End them, for instance with select pg_terminate_backend(pid), and start again.",
             )
         if pids:

@@ -176,7 +176,7 @@ def test_a_topic_deleted_under_the_writer_stops_it_with_a_reason(
     admin = AdminClient({"bootstrap.servers": settings.bootstrap})
     for future in admin.delete_topics([topic]).values():
         future.result()
-    with pytest.raises(LogCorrupt, match="gone"):
+    with pytest.raises(LogCorrupt, match="is missing"):
         log.append(batch(20, ROWS))
     assert log.progress().end == 10
     with pytest.raises(LogCorrupt, match=f"Topic {topic} is missing"):

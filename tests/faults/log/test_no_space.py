@@ -189,7 +189,7 @@ def test_a_spool_for_kafka_goes_on_where_the_disk_was_full(tmp_path: Path, monke
     disk = Disk(monkeypatch)
     spool = KafkaSpool(Kafka(), tmp_path)
     spool.write(entry(1).rows)
-    with disk.full_from(1), pytest.raises(LogFull, match="No room"):
+    with disk.full_from(1), pytest.raises(LogFull, match="No disk space"):
         spool.write(entry(2).rows)
     spool.write(entry(2).rows)
     with pytest.raises(LogFull, match="Kafka"):

@@ -262,7 +262,7 @@ def test_a_full_disk_is_busy_and_the_batch_goes_through_once_there_is_room(small
     ballast = disk / "ballast"
     ballast.write_bytes(b"\0" * (shutil.disk_usage(disk).free - 8192))
     big = batch(ITEMS, [change("u", '{"id":1}', 6, f'{{"id":1,"label":"{os.urandom(40000).hex()}"}}')])
-    with pytest.raises(Busy, match="no room"):
+    with pytest.raises(Busy, match="the disk is full"):
         sink.apply(big)
     assert labels(sink)[1] == "x 1"
     ballast.unlink()
