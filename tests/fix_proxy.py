@@ -143,10 +143,15 @@ class Proxy:
 
     async def _pump(self, way: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            while data := await reader.read(self._portion()):
-                while way not in self._open:
-                    await self._changed.wait()
-                await self._forward(way, data, writer)
+            try:
+                while data := await reader.read(self._portion()):
+                    while way not in self._open:
+                        await self._changed.wait()
+                    await self._forward(way, data, writer)
+            except ConnectionResetError:  # a killed process resets: the other side must see it too
+                if way in self._open:
+                    _abort(writer)
+                raise
             if writer.can_write_eof():
                 writer.write_eof()
 

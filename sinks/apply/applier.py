@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from cdc import failpoint
 from cdc.config.settings import RetrySettings
@@ -35,6 +35,7 @@ Note = Callable[[Lsn, Collection[TableId]], None]
 Refuse = Callable[[TableId, TableRefused], None]
 """Called for a table that the store cannot take, under `Applier.turn` and before the position is committed. It must
 add the table to `Applier.held_back` and make the log keep its changes."""
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _PREPARE_EVERY = 50
 """Batches after which tables that have no row yet are prepared."""
@@ -108,17 +109,16 @@ class Applier:
             self._apply_tables([batch for batch in folded.batches if batch.schema.table not in self.held_back])
             failpoint.reached("sink.after_apply")
             if folded.reached:
-                self._note(
-                    folded.reached, self.held_back
-                )  # before the position: after a crash the batch is applied again
+                # before the position: after a crash the batch is applied again
+                self._note(folded.reached, self.held_back)
                 reached, offset = folded.reached, folded.offset
-                self._retry.run(lambda: self._store.record_position(reached))
+                self._run_unless_stopped(lambda: self._store.record_position(reached))
                 self._retry.run(lambda: self._log.commit(self.name, reached, offset))
                 self.status.reached = folded.reached
             self.status.newest = folded.newest or self.status.newest
             self.status.batches += 1
             if not folded.batches or not self.status.batches % _PREPARE_EVERY:
-                self._retry.run(self._prepare_new_tables)
+                self._run_unless_stopped(self._prepare_new_tables)
             self._retry.succeeded()
 
     def catch_up(self, folded: Folded) -> None:
@@ -198,6 +198,15 @@ class Applier:
             self.turn.release()
         self._store.close()
 
+    def _run_unless_stopped(self, action: Callable[[], T]) -> T:
+        """Wait for the store without a row in hand: for ever, or as often as `then: stop` allows."""
+        policy = self._retry.policy
+        try:
+            return self._retry.run(action, policy.attempts if policy.then == "stop" else 0)
+        except GaveUp as error:
+            self.status.state, self.status.error = "stopped", str(error)
+            raise
+
     def _skip(self, tables: frozenset[TableId]) -> None:
         self.held_back |= tables
 
@@ -229,7 +238,7 @@ class Applier:
         tables: dict[TableId, list[Batch]] = {}
         for batch in batches:
             tables.setdefault(batch.schema.table, []).append(batch)
-        sink = self._retry.run(self._store.connect) if len(tables) > 1 else None
+        sink = self._run_unless_stopped(self._store.connect) if len(tables) > 1 else None
         threads = sink.threads if isinstance(sink, SideBySide) else 1
         if threads == 1:
             refused = [self._apply_in_order(group) for group in tables.values()]
