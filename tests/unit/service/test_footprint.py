@@ -6,9 +6,9 @@ import sys
 _PROGRAM = """
 import sys
 import cdc.service.capture
-from cdc.service.daemon import footprint as lean
-lean.do_without("pandas")
-lean.collect_rarely()
+from cdc.service.daemon import footprint
+footprint.block_import("pandas")
+footprint.collect_rarely()
 import pyarrow as pa
 from cdc.model import LOG_SCHEMA
 assert pa.array([1, 2]).to_pylist() == [1, 2] and LOG_SCHEMA.empty_table().num_rows == 0
@@ -23,8 +23,8 @@ def test_capture_loads_neither_pandas_nor_spark() -> None:
 
 _DRAIN = """
 import gc
-from cdc.service.daemon import footprint as lean
-lean.collect_rarely()
+from cdc.service.daemon import footprint
+footprint.collect_rarely()
 before = gc.get_stats()
 frames = [memoryview(b"frame") for _ in range(20_000)]
 print(gc.get_stats() == before)
