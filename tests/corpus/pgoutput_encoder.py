@@ -119,27 +119,3 @@ def stream_abort(xid: int, subxid: int) -> bytes:
 
 def parallel_abort(xid: int, subxid: int, lsn: int, ts: int = 0) -> bytes:
     return stream_abort(xid, subxid) + struct.pack("!Qq", lsn, ts - EPOCH)
-
-
-def _prepared(kind: bytes, numbers: bytes, xid: int, gid: str) -> bytes:
-    return kind + numbers + struct.pack("!I", xid) + _text(gid)
-
-
-def begin_prepare(lsn: int, end: int, ts: int, xid: int, gid: str) -> bytes:
-    return _prepared(b"b", struct.pack("!QQq", lsn, end, ts - EPOCH), xid, gid)
-
-
-def prepare(lsn: int, end: int, ts: int, xid: int, gid: str) -> bytes:
-    return _prepared(b"P", struct.pack("!BQQq", 0, lsn, end, ts - EPOCH), xid, gid)
-
-
-def stream_prepare(lsn: int, end: int, ts: int, xid: int, gid: str) -> bytes:
-    return _prepared(b"p", struct.pack("!BQQq", 0, lsn, end, ts - EPOCH), xid, gid)
-
-
-def commit_prepared(lsn: int, end: int, ts: int, xid: int, gid: str) -> bytes:
-    return _prepared(b"K", struct.pack("!BQQq", 0, lsn, end, ts - EPOCH), xid, gid)
-
-
-def rollback_prepared(lsn: int, end: int, prepare_ts: int, ts: int, xid: int, gid: str) -> bytes:
-    return _prepared(b"r", struct.pack("!BQQqq", 0, lsn, end, prepare_ts - EPOCH, ts - EPOCH), xid, gid)

@@ -9,18 +9,7 @@ from cdc.capture.pgoutput import events
 from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH, MessageCursor
 from cdc.capture.pgoutput.frames import BEGIN, COMMIT, Frames
 
-Control = (
-    events.StreamStart
-    | events.StreamStop
-    | events.StreamCommit
-    | events.StreamAbort
-    | events.BeginPrepare
-    | events.Prepare
-    | events.CommitPrepared
-    | events.RollbackPrepared
-    | events.StreamPrepare
-    | events.LogicalMessage
-)
+Control = events.StreamStart | events.StreamStop | events.StreamCommit | events.StreamAbort | events.LogicalMessage
 
 
 def stream_start(cursor: MessageCursor) -> events.StreamStart:
@@ -44,32 +33,6 @@ def stream_abort(cursor: MessageCursor) -> events.StreamAbort:
 def parallel_abort(cursor: MessageCursor) -> events.StreamAbort:
     """With `streaming 'parallel'` an abort also has an LSN and a time."""
     return events.StreamAbort(cursor.u32(), cursor.u32(), cursor.lsn(), cursor.time())
-
-
-def begin_prepare(cursor: MessageCursor) -> events.BeginPrepare:
-    return events.BeginPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
-
-
-def prepare(cursor: MessageCursor) -> events.Prepare:
-    cursor.octet()
-    return events.Prepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
-
-
-def stream_prepare(cursor: MessageCursor) -> events.StreamPrepare:
-    cursor.octet()
-    return events.StreamPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
-
-
-def commit_prepared(cursor: MessageCursor) -> events.CommitPrepared:
-    cursor.octet()
-    return events.CommitPrepared(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.u32(), cursor.text())
-
-
-def rollback_prepared(cursor: MessageCursor) -> events.RollbackPrepared:
-    cursor.octet()
-    return events.RollbackPrepared(
-        cursor.lsn(), cursor.lsn(), cursor.time(), cursor.time(), cursor.u32(), cursor.text()
-    )
 
 
 def logical_message(cursor: MessageCursor) -> events.LogicalMessage:
@@ -108,11 +71,6 @@ PARSERS: dict[str, Callable[[MessageCursor], Control | None]] = {
     "E": stream_stop,
     "c": stream_commit,
     "A": stream_abort,
-    "b": begin_prepare,
-    "P": prepare,
-    "p": stream_prepare,
-    "K": commit_prepared,
-    "r": rollback_prepared,
     "M": logical_message,
     "O": origin,
     "Y": type_name,

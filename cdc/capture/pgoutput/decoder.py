@@ -24,7 +24,8 @@ counts a transaction's rows across feeds.
   has a negative `schema_id` in its rows; the StreamCommit has the id that it was recorded under.
 - Rows of tables that are not captured are dropped before their columns are decoded.
 
-Malformed bytes raise DecodeError and nothing else; the decoder must not be used afterwards.
+Malformed bytes raise DecodeError and nothing else, a slot with two_phase SourceRefused; the decoder must not be used
+afterwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,6 @@ from cdc.capture.pgoutput.events import (
     RelationChanged,
     StreamAbort,
     StreamCommit,
-    StreamPrepare,
     StreamStart,
     TableWaits,
 )
@@ -54,7 +54,7 @@ from cdc.capture.replication.captured_tables import CapturedTables
 from cdc.capture.rows.arrow_buffers import repeated, take
 from cdc.capture.rows.layout import RowLayout
 from cdc.capture.rows.mask import NO_MASK, Masking
-from cdc.errors import DecodeError
+from cdc.errors import DecodeError, SourceRefused
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 from cdc.ports import Schemas
 
@@ -149,8 +149,6 @@ class Decoder:
             event = found.get(index)
             if isinstance(event, StreamCommit):
                 found[index] = event._replace(schemas=self._relations.commit(event.xid, index))
-            elif isinstance(event, StreamPrepare):
-                self._relations.commit(event.xid, index)
             elif isinstance(event, StreamAbort):
                 if event.xid == event.subxid:
                     self._relations.end(event.xid)
@@ -205,12 +203,13 @@ class Decoder:
         return groups
 
 
-_KNOWN = flags_of_kinds("BCORYIUDTMSEcAbPKrp")
+_KNOWN = flags_of_kinds("BCORYIUDTMSEcA")
 _TRUNCATE = flags_of_kinds("T")
 _CHANGES = flags_of_kinds("IUD")
 _ROWS = flags_of_kinds("IUDT")
-_RELATIONS = flags_of_kinds("RcAp")
-_RARE = flags_of_kinds("SEcAbPKrpMOY")
+_PREPARED = frozenset(b"bPKrp")
+_RELATIONS = flags_of_kinds("RcA")
+_RARE = flags_of_kinds("SEcAMOY")
 _SIZES = (("B", BEGIN, 21), ("C", COMMIT, 26))
 
 
@@ -218,6 +217,11 @@ def _check_kinds(frames: Frames) -> None:
     unknown = frames.of(~_KNOWN)
     if len(unknown):
         at = int(unknown[0])
+        if frames.kind[at] in _PREPARED:
+            raise SourceRefused(
+                "The slot sends prepared transactions before their commit.",
+                "Use a slot that was created without two_phase: let Millrace create it.",
+            )
         raise DecodeError(f"Message kind {frames.kind[at]} is unknown", frames.offset(at, int(frames.start[at])))
     for kind, flags, wanted in _SIZES:
         these = frames.of(flags)

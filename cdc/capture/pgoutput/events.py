@@ -66,62 +66,6 @@ class StreamAbort(NamedTuple):
     row: int = 0
 
 
-class BeginPrepare(NamedTuple):
-    """A two-phase transaction follows; its rows have the prepare LSN as `commit_lsn` until it is committed."""
-
-    prepare_lsn: Lsn
-    end_lsn: Lsn
-    prepare_ts: int
-    xid: int
-    gid: str
-    row: int = 0
-
-
-class Prepare(NamedTuple):
-    """The two-phase transaction is complete but not committed."""
-
-    prepare_lsn: Lsn
-    end_lsn: Lsn
-    prepare_ts: int
-    xid: int
-    gid: str
-    row: int = 0
-
-
-class CommitPrepared(NamedTuple):
-    """A prepared transaction is committed."""
-
-    commit_lsn: Lsn
-    end_lsn: Lsn
-    commit_ts: int
-    xid: int
-    gid: str
-    row: int = 0
-
-
-class RollbackPrepared(NamedTuple):
-    """A prepared transaction is rolled back."""
-
-    prepare_end_lsn: Lsn
-    end_lsn: Lsn
-    prepare_ts: int
-    rollback_ts: int
-    xid: int
-    gid: str
-    row: int = 0
-
-
-class StreamPrepare(NamedTuple):
-    """A streamed transaction is prepared, not committed."""
-
-    prepare_lsn: Lsn
-    end_lsn: Lsn
-    prepare_ts: int
-    xid: int
-    gid: str
-    row: int = 0
-
-
 class LogicalMessage(NamedTuple):
     """`pg_logical_emit_message`. Not transactional: it arrives even if its transaction was rolled back."""
 
@@ -155,11 +99,6 @@ Event = (
     | StreamStop
     | StreamCommit
     | StreamAbort
-    | BeginPrepare
-    | Prepare
-    | CommitPrepared
-    | RollbackPrepared
-    | StreamPrepare
     | LogicalMessage
     | RelationChanged
     | TableWaits

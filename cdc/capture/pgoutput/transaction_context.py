@@ -1,5 +1,5 @@
-"""Which transaction each row of a feed belongs to, and its ordinal in it: one context per Begin, BeginPrepare or
-StreamStart, from there to its end. The last one stays open across feeds.
+"""Which transaction each row of a feed belongs to, and its ordinal in it: one context per Begin or StreamStart, from
+there to its end. The last one stays open across feeds.
 
 Also where the previous transaction ended: no change may have a smaller version (docs/adr/0013-versions.md)."""
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from cdc.arrays import Bools, Ints
 from cdc.capture.pgoutput.cursor import POSTGRES_EPOCH
-from cdc.capture.pgoutput.events import BeginPrepare, Event, StreamAbort, StreamCommit, StreamPrepare, StreamStart
+from cdc.capture.pgoutput.events import Event, StreamAbort, StreamCommit, StreamStart
 from cdc.capture.pgoutput.frames import COMMIT, Frames
 from cdc.errors import DecodeError
 from cdc.model import Lsn
 
-_CLOSER = {ord("B"): ord("C"), ord("b"): ord("P"), ord("S"): ord("E")}
+_CLOSER = {ord("B"): ord("C"), ord("S"): ord("E")}
 _OPENS, _CLOSES = np.zeros(256, np.uint8), np.zeros(256, np.bool_)
 for _opener, _closer in _CLOSER.items():
     _OPENS[_opener] = _closer
@@ -118,7 +118,7 @@ class TransactionContexts:
         ends = self._ends(frames, found)
         previous[plain + 1] = ends.before(openers[plain])
         if len(plain) < len(openers) or self.streaming:
-            self._assign_others(found, openers, (lsn, ts, xid, carry), size)
+            self._assign_streamed(found, openers, xid, carry, size)
         context = np.searchsorted(openers, message, side="right")
         ordinal = np.arange(len(message)) - first[context] + carry[context]
         assigned = RowTransactions(lsn[context], ts[context], xid[context], ordinal, previous[context])
@@ -140,30 +140,18 @@ class TransactionContexts:
                 found[index] = streamed[index]._replace(previous=Lsn(before))
         return ends
 
-    def _assign_others(
-        self,
-        found: Mapping[int, Event],
-        openers: Ints,
-        fields: tuple[Ints, Ints, Ints, Ints],
-        size: Ints,
-    ) -> None:
-        """Fill in the other contexts: prepared transactions, and streamed blocks, which continue their ordinals."""
-        lsn, ts, xid, carry = fields
+    def _assign_streamed(self, found: Mapping[int, Event], openers: Ints, xid: Ints, carry: Ints, size: Ints) -> None:
+        """Fill in the streamed blocks, which continue the ordinals of their transactions."""
         if self.streaming:
             self.streamed[self.xid] = self.ordinal + int(size[0])
         numbers = {int(message): at for at, message in enumerate(openers.tolist(), 1)}
         for message, event in sorted(found.items()):
-            if isinstance(event, BeginPrepare):
-                at = numbers[message]
-                lsn[at], ts[at], xid[at] = event.prepare_lsn, event.prepare_ts, event.xid
-            elif isinstance(event, StreamStart):
+            if isinstance(event, StreamStart):
                 at = numbers[message]
                 xid[at] = event.xid
                 carry[at] = 0 if event.first else self.streamed.get(event.xid, 0)
                 self.streamed[event.xid] = int(carry[at] + size[at])
-            elif isinstance(event, StreamCommit | StreamPrepare) or (
-                isinstance(event, StreamAbort) and event.xid == event.subxid
-            ):
+            elif isinstance(event, StreamCommit) or (isinstance(event, StreamAbort) and event.xid == event.subxid):
                 self.streamed.pop(event.xid, None)
 
     def _close(self, frames: Frames) -> None:

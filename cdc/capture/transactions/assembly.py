@@ -29,7 +29,7 @@ from cdc.capture.pgoutput.events import (
     TableWaits,
 )
 from cdc.capture.transactions.net_effect import has_full_deletes, reduced, reduced_parts
-from cdc.errors import DecodeError, LogFull, SourceRefused
+from cdc.errors import DecodeError, LogFull
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 
 _PLAIN = frozenset({Begin, Commit, RelationChanged})
@@ -255,11 +255,6 @@ class Assembler:
                 pass
             case Commit() | StreamCommit():
                 raise DecodeError("A commit without its transaction", 0)
-            case _:
-                raise SourceRefused(
-                    "The slot sends prepared transactions before their commit.",
-                    "Use a slot that was created without two_phase: let Millrace create it.",
-                )
         return []
 
     def _message(self, message: LogicalMessage) -> list[Item]:

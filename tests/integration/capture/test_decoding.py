@@ -8,18 +8,11 @@ import psycopg
 import pytest
 
 from cdc.capture.pgoutput.decoder import Decoded
-from cdc.capture.pgoutput.events import (
-    CommitPrepared,
-    LogicalMessage,
-    Prepare,
-    RelationChanged,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-)
+from cdc.capture.pgoutput.events import LogicalMessage, RelationChanged, StreamAbort, StreamCommit
 from cdc.capture.rows import copy_text
 from cdc.capture.rows.layout import images, lay_out
 from cdc.capture.rows.mask import Masking, Rule
+from cdc.errors import SourceRefused
 from cdc.model import TableId
 from tests.corpus.changes import PINNED, Connection, Feed
 from tests.fix_servers import Database, MakePostgres, fresh_database
@@ -384,17 +377,15 @@ class TestStreaming:
         assert streamed.rows.select(columns).equals(plain.rows.select(columns))
         assert any(isinstance(event, StreamCommit) for event in streamed.events)
 
-    def test_prepared_transactions_are_told_in_their_steps(self, connection: Connection) -> None:
-        feed = Feed(connection, ["t"], proto_version="3", two_phase="on")
-        for number, end in ((1, "commit"), (2, "rollback")):
-            run(connection, "begin", f"insert into t values ({number}, 'x')", f"prepare transaction 'g{number}'")
-            run(connection, f"{end} prepared 'g{number}'")
-        found = feed.decoder().feed(feed.frames())
-        steps = [event for event in found.events if isinstance(event, Prepare | CommitPrepared | RollbackPrepared)]
-        assert [(type(step), step.gid) for step in steps] == [
-            (Prepare, "g1"), (CommitPrepared, "g1"), (Prepare, "g2"), (RollbackPrepared, "g2"),
-        ]  # fmt: skip
-        assert [row["key"] for row in rows(found)] == ['{"id":1}', '{"id":2}']
+    def test_a_slot_that_sends_prepared_transactions_before_their_commit_is_refused(
+        self, connection: Connection
+    ) -> None:
+        feed = Feed(connection, ["t"], proto_version="3")
+        run(connection, "select pg_drop_replication_slot('feed')")
+        run(connection, "select pg_create_logical_replication_slot('feed', 'pgoutput', false, true)")
+        run(connection, "begin", "insert into t values (1, 'x')", "prepare transaction 'g1'", "commit prepared 'g1'")
+        with pytest.raises(SourceRefused, match="created without two_phase"):
+            feed.decoder().feed(feed.frames())
 
 
 def test_masked_columns_never_show_in_stream_or_snapshot(connection: Connection) -> None:

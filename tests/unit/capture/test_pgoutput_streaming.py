@@ -159,24 +159,3 @@ def test_parallel_aborts_say_where() -> None:
         decoder().feed(block)
     with pytest.raises(DecodeError):
         decoder(parallel=True).feed(frames(pg.stream_abort(7, 7)))
-
-
-def test_prepared_transactions_give_their_steps() -> None:
-    found = decoder().feed(
-        frames(
-            pg.begin_prepare(10, 20, 30, 7, "g"),
-            pg.relation(TABLE),
-            pg.insert(10, [b"1"]),
-            pg.prepare(10, 20, 30, 7, "g"),
-            pg.commit_prepared(40, 50, 60, 7, "g"),
-            pg.rollback_prepared(40, 50, 60, 61, 8, "h"),
-            pg.stream_prepare(70, 71, 72, 9, "i"),
-        )
-    )
-    assert found.rows["commit_lsn"].to_pylist() == [10]
-    assert list(found.events)[2:] == [
-        events.Prepare(10, 20, 30, 7, "g", 1),  # type: ignore[arg-type]
-        events.CommitPrepared(40, 50, 60, 7, "g", 1),  # type: ignore[arg-type]
-        events.RollbackPrepared(40, 50, 60, 61, 8, "h", 1),  # type: ignore[arg-type]
-        events.StreamPrepare(70, 71, 72, 9, "i", 1),  # type: ignore[arg-type]
-    ]
