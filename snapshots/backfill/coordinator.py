@@ -46,7 +46,7 @@ from snapshots.backfill.signing_key import control_key
 from snapshots.backfill.windows import PendingChunk, Windows
 from snapshots.initial.snapshot import EXACT_MARK, STATE_MARK
 from snapshots.tables.rows import ReadStamp, log_rows, removals, truncation
-from snapshots.tables.wal_messages import say
+from snapshots.tables.wal_messages import write_message
 
 _RETRY_SECONDS = 2.0
 _CANCEL_SECONDS = 5.0
@@ -171,7 +171,7 @@ class Backfills:
             case Request() as request:
                 return self._entry(Job(f"{message.lsn:X}", request))
             case JobControl(verb, identity):
-                return self._entry(*self._controlled(verb, identity))
+                return self._control(verb, identity)
             case ChunkMark(False, token):
                 self._windows.low(token)
             case ChunkMark(True, token):
@@ -208,13 +208,15 @@ class Backfills:
             return [entry]
         return [replace(entry, rows=truncation(schema, ReadStamp(lsn, Lsn(lsn - 1), datetime.now(UTC))))]
 
-    def _controlled(self, verb: str, identity: str) -> list[Job]:
+    def _control(self, verb: str, identity: str) -> Sequence[Entry]:
+        """Record the new states, then cancel queries: a query that ends while its backfill runs is a failure."""
         chosen = [job for job in self._jobs.values() if identity in (job.id, "all")]
         changed = [after for job in chosen if (after := job.after_control(verb)) != job]
+        entries = self._entry(*changed)
         for job in changed:
             if job.state is JobState.CANCELLED:
                 threading.Thread(target=self._interrupt, args=(job.id,), daemon=True).start()
-        return changed
+        return entries
 
     def _merged(self, pending: PendingChunk | None, lsn: Lsn) -> Sequence[Entry]:
         """The chunk's rows and the backfill's mark in one entry, at the position of the high mark."""
@@ -329,7 +331,7 @@ class Backfills:
         message = ended_message(job.id, self._secret, str(error))
         try:
             with connect(self._settings.source, "millrace backfill") as connection:
-                say(connection, message)
+                write_message(connection, message)
         except MillraceError as lost:
             _log.warning("The failure could not be recorded, so the next start retries the backfill: %s", lost)
 

@@ -12,6 +12,7 @@ from cdc.model import TableId
 from cdc.service.observe.uncovered import unfinished
 from snapshots.backfill import pace
 from snapshots.backfill.chunk_reader import TableReader
+from snapshots.backfill.coordinator import Backfills
 from snapshots.backfill.requests import Request, control_message
 from tests.fix_capture import Rig
 from tests.fix_processes import wait_until
@@ -292,6 +293,26 @@ def test_a_table_that_is_rewritten_while_a_chunk_waits_for_it_is_not_taken_for_e
         assert scene.wait(own())["rows"] == 500
         scene.catch_up()
     assert_right(incremental)
+
+
+def test_a_query_is_interrupted_only_when_its_backfill_counts_as_cancelled(
+    incremental: Rig, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted query of a running backfill would be a failed one."""
+    interrupt, states = Backfills._interrupt, list[str]()
+
+    def noting(backfills: Backfills, identity: str = "") -> None:
+        states.extend(job.state.value for job in backfills.jobs() if job.id == identity)
+        interrupt(backfills, identity)
+
+    monkeypatch.setattr(Backfills, "_interrupt", noting)
+    with incremental.database.connect(autocommit=False) as connection, backfilling(incremental) as scene:
+        connection.execute("lock table items in access exclusive mode")
+        blocked = "select count(*) from pg_locks where not granted and relation = 'items'::regclass"
+        wait_until(lambda: incremental.ask(blocked) > 0, 30, "the backfill to wait for the table")
+        scene.tell("cancel", "all")
+        wait_until(lambda: not incremental.ask(blocked), 30, "its query to end")
+        assert (scene.job(own())["state"], states) == ("cancelled", ["cancelled"])
 
 
 def test_partitions_and_keys_of_several_columns_are_walked_in_order(rig: Rig, small_chunks: None) -> None:
