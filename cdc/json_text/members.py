@@ -12,8 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ATOM = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity")
-_SCALAR_MEMBER = re.compile(rf"({_STRING.pattern})[ \t\r\n]*:[ \t\r\n]*({_STRING.pattern}|{_ATOM.pattern})", re.DOTALL)
-"""A member whose value is neither an object nor an array, in one match: most are so, and it saves half of the time."""
+_SCALAR_MEMBER = re.compile(
+    rf'({_STRING.pattern})[ \t\r\n]*:[ \t\r\n]*({_STRING.pattern}|{_ATOM.pattern})([ \t\r\n]*,[ \t\r\n]*(?="))?',
+    re.DOTALL,
+)
+"""A member whose value is neither an object nor an array, with the comma before the next one, in one match: most are
+so, and it saves two thirds of the time."""
 _NESTING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 """Finds where a value ends. Made a number, an integer of more than 4300 digits would be refused by Python."""
@@ -25,7 +29,11 @@ def members(text: str) -> dict[str, str]:
     at = _open(text, "{")
     while text[at : at + 1] != "}":
         if scalar := _SCALAR_MEMBER.match(text, at):
-            found[unquote(scalar[1])] = scalar[2]
+            name, value, comma = scalar.groups()
+            found[unquote(name)] = value
+            if comma:
+                at = scalar.end()
+                continue
             end = scalar.end()
         else:
             _expect(text, at, '"')
@@ -92,6 +100,8 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _skip(text: str, at: int) -> int:
+    if text[at : at + 1] > " ":  # no blank, as in nearly every message
+        return at
     match = _SPACE.match(text, at)
     return match.end() if match else at
 
