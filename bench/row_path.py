@@ -33,6 +33,7 @@ from sinks.context import SinkContext
 from sinks.delta import sink as delta
 from sinks.delta.rows.changes import changes
 from sinks.delta.schema.layout import new_layout
+from sinks.delta.settings import DeltaSettings
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 
@@ -85,21 +86,21 @@ def _run(frames: list[bytes], steps: _Steps, folder: Path) -> None:
         "read: the segment in a Spark task",
         lambda: pa.concat_tables([slice.rows for slice in reader.read(reader.start())]),
     )
-    cells = steps.time("pack: rows to cells for Spark", lambda: list(packed_rows.pack(rows)))
-    unpacked = steps.time("unpack: cells to rows in the driver", lambda: _rows(cells))
+    blocks = steps.time("pack: rows to blocks for Spark", lambda: list(packed_rows.pack(rows)))
+    unpacked = steps.time("unpack: blocks to rows in the driver", lambda: _rows(blocks))
     folded = steps.time("fold: the newest change of each key", lambda: gather(ranked(unpacked), log.schemas))
     (batch,) = folded.batches
     layout = new_layout(batch.schema)
     steps.time("type: JSON images to Delta's columns", lambda: changes(batch, layout))
-    sink = delta.open_sink(delta.DeltaSettings(path=str(folder / "lake"), maintain_minutes=0), SinkContext(folder))
+    sink = delta.open_sink(DeltaSettings(path=str(folder / "lake"), maintain_minutes=0), SinkContext(folder))
     sink.prepare(batch.schema)
     steps.time("apply: a commit to an empty Delta table, typing included", lambda: sink.apply(batch))
     sink.close()
     log.close()
 
 
-def _rows(cells: list[pa.RecordBatch]) -> pa.Table:
-    rows = packed_rows.unpack(pa.Table.from_batches(cells))
+def _rows(blocks: list[pa.RecordBatch]) -> pa.Table:
+    rows = packed_rows.unpack(pa.Table.from_batches(blocks))
     assert isinstance(rows, pa.Table)
     return rows
 

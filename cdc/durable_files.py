@@ -32,7 +32,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def room(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Translate the errors of writing: nothing is visible yet when they come, so the caller may try again."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 A removed partition removes its rows without sending deletes. Its bounds are known, and a row's partition columns are
 part of its key, so one change in the log (`Op.REMOVE`) says which rows are gone: its `key` is the text of a `KeyRange`,
-a JSON array, unlike the key of any row. Every sink tests its stored rows with `KeyRange.holds`, so all sinks agree.
+a JSON array, unlike the key of any row. Every sink tests its stored rows with `KeyRange.contains`, so all sinks agree.
 
 The trap: only types that compare the same here and in Postgres can be bounds. See `KINDS`.
 """
@@ -84,7 +84,7 @@ class Level:
             return cls(columns, kinds, listed=tuple(data["in"]))
         return cls(columns, kinds, tuple(data["from"]), tuple(data["to"]))
 
-    def holds(self, columns: Mapping[str, AnyArray]) -> Bools:
+    def contains(self, columns: Mapping[str, AnyArray]) -> Bools:
         """For each row, whether its values are within the bounds."""
         if self.listed is not None:
             return self._lists(columns[self.columns[0]])
@@ -155,15 +155,15 @@ class KeyRange:
         """The columns of all levels, each once."""
         return list(dict.fromkeys(name for level in self.levels for name in level.columns))
 
-    def holds(self, columns: Mapping[str, AnyArray]) -> Bools:
+    def contains(self, columns: Mapping[str, AnyArray]) -> Bools:
         """For each row, whether it is in the range. Columns are texts as in the log, or typed."""
-        flags: Bools = np.logical_and.reduce([level.holds(columns) for level in self.levels])
+        flags: Bools = np.logical_and.reduce([level.contains(columns) for level in self.levels])
         return flags
 
-    def holds_keys(self, keys: AnyArray) -> Bools:
+    def contains_keys(self, keys: AnyArray) -> Bools:
         """For each of the log's keys, whether its row is in the range."""
         plain = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
-        return self.holds({name: key_texts(plain, name) for name in self.columns})
+        return self.contains({name: key_texts(plain, name) for name in self.columns})
 
     def condition(self) -> str:
         """The range as an SQL condition."""
@@ -179,11 +179,11 @@ class Removal:
     commit_lsn: int
     commit_ts: datetime
 
-    def takes(self, keys: AnyArray, versions: AnyArray) -> Bools:
+    def removes(self, keys: AnyArray, versions: AnyArray) -> Bools:
         """Which of these rows are removed."""
         older = _flags(pc.less(versions, pa.scalar(self.version, pa.int64())))
         if older.any():
-            older[older] = self.range.holds_keys(keys.filter(pa.array(older)))
+            older[older] = self.range.contains_keys(keys.filter(pa.array(older)))
         return older
 
 

@@ -80,7 +80,7 @@ class LogWriter(Protocol):
         """The schema registry of this log."""
 
     @property
-    def pace(self) -> float:
+    def append_interval(self) -> float:
         """Minimum useful seconds between two appends, given the fixed cost of an append for writer and readers."""
 
     def maintain(self) -> None:

@@ -30,22 +30,22 @@ class Difference:
 @runtime_checkable
 class Fingerprinted(Protocol):
     """A sink that can check whether its store still has what was written. Called by one thread at a time, in parallel
-    with `apply` for other tables where the sink is `SideBySide`."""
+    with `apply` for other tables where the sink is `ParallelTables`."""
 
-    def sign(self, schema: TableSchema) -> Mark:
+    def mark_table(self, schema: TableSchema) -> Mark:
         """Leave a mark in a prepared table, unless it has one, and return the mark."""
 
-    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+    def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """Compare each table with its last known mark; returns the current mark, or the difference.
 
         `reached` is the position that was committed for this sink. Called every few seconds: make at most a request
         or two for all tables together. Creates nothing. Raises Busy or Lost where the store cannot be reached.
         """
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         """Replace the table by an empty one, without tombstones and remembered truncates.
 
-        `prepare` and `sign` are called next. Raise SinkError rather than delete what another program made.
+        `prepare` and `mark_table` are called next. Raise SinkError rather than delete what another program made.
         """
 
 
@@ -53,10 +53,10 @@ class Fingerprinted(Protocol):
 class Positioned(Protocol):
     """A sink that stores its position with the rows, because its store may lose acknowledged writes in a restart."""
 
-    def passed(self, reached: Lsn) -> None:
+    def record_position(self, reached: Lsn) -> None:
         """Write to the store that it has everything up to here; called before the position is committed.
 
-        Raises Lost where the store does not have the last written position: the next `look` finds out why.
+        Raises Lost where the store does not have the last written position: the next `compare_marks` finds out why.
         """
 
 
@@ -70,16 +70,16 @@ class FingerprintRecorder(Protocol):
     def connected(self) -> None:
         """The store was opened: the next comparison is due at once."""
 
-    def look(self, sink: object) -> frozenset[TableId]:
+    def compare_marks(self, sink: object) -> frozenset[TableId]:
         """Compare the marks, if that is due; returns the tables that must be skipped from now on."""
 
     def prepared(self, sink: object, schema: TableSchema) -> None:
         """A table was prepared: sign it, unless it was signed before."""
 
-    def renewed(self, sink: object, schema: TableSchema) -> None:
+    def recreated(self, sink: object, schema: TableSchema) -> None:
         """A table was replaced by an empty one: sign it again."""
 
-    def passed(self, sink: object, reached: Lsn) -> None:
+    def record_position(self, sink: object, reached: Lsn) -> None:
         """Everything up to here was applied; called before the position is committed."""
 
 

@@ -89,7 +89,7 @@ class MemorySink:
     def _remove(self, stored: StoredRow, removal: Removal) -> None:
         keys = list(stored.rows)
         versions = pa.array([row.version for row in stored.rows.values()], pa.int64())
-        for number in removal.takes(pa.array(keys, pa.string()), versions).nonzero()[0]:
+        for number in removal.removes(pa.array(keys, pa.string()), versions).nonzero()[0]:
             stored.rows[keys[number]] = Row(removal.version, None)
 
     def _put(self, stored: StoredRow, row: dict[str, object]) -> RejectedItem | None:
@@ -118,17 +118,17 @@ class MemorySink:
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         return images.select(["key", "after"]).take(pc.sort_indices(images, sort_keys=[("key", "ascending")]))
 
-    def sign(self, schema: TableSchema) -> Mark:
+    def mark_table(self, schema: TableSchema) -> Mark:
         return {"id": self._store[str(schema.table)].id}
 
-    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+    def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         return {table: self._seen(table, mark) for table, mark in known.items()}
 
     def _seen(self, table: TableId, mark: Mark) -> Mark | Difference:
         stored = self._store.get(str(table))
         return mark if stored and stored.id == mark["id"] else Difference("is not what was written")
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         self._store.pop(str(schema.table), None)
 
     def close(self) -> None:

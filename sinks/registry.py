@@ -1,11 +1,10 @@
-"""The kinds of sink. A kind is `sinks/<kind>.py`, or `sinks/<kind>/sink.py` where it needs more than one module.
+"""The kinds of sink, each named as its module: `sinks/<kind>.py` defines
 
-The module defines
-
-    SETTINGS: type[SinkSettings]                                  with `kind: Literal["…"] = "…"`
+    SETTINGS: type[SinkSettings]                                  with `kind: Literal["<kind>"] = "<kind>"`
     def open_sink(settings: …, context: SinkContext) -> Sink      may raise Busy or Lost: it is called again
 
-No kind is listed here: a new module is enough (docs/add-a-sink.md).
+A kind that needs more modules is a folder: SETTINGS is in `sinks/<kind>/settings.py`, which must not import the store's
+client, and `open_sink` in `sinks/<kind>/sink.py`. No kind is listed here: a new module is enough (docs/add-a-sink.md).
 """
 
 import importlib
@@ -14,7 +13,7 @@ from typing import Protocol, cast
 
 import sinks
 from cdc.config.settings import SinkSettings
-from cdc.discovery import modules_that_define
+from cdc.discovery import Kinds, modules_that_define
 from cdc.errors import ConfigError
 from cdc.ports import Sink
 from sinks.context import SinkContext
@@ -23,35 +22,27 @@ from sinks.context import SinkContext
 class SinkModule(Protocol):
     """What a sink's module defines."""
 
-    SETTINGS: type[SinkSettings]
-
     def open_sink(self, settings: SinkSettings, context: SinkContext) -> Sink:
         """Connect. Must not create anything in the store: `prepare` does that."""
 
 
 def settings_kinds() -> Mapping[str, type[SinkSettings]]:
     """Every kind's settings, by the name used in the pipeline file."""
-    return {kind: module.SETTINGS for kind, module in _modules().items()}
+    return Kinds(_modules(), lambda module: cast("type[SinkSettings]", module.SETTINGS))
 
 
 def open_sink(settings: SinkSettings, context: SinkContext) -> Sink:
     """Open the sink that these settings describe."""
-    module = _modules().get(settings.kind)
-    if module is None:
+    modules = _modules()
+    if settings.kind not in modules:
         raise ConfigError(
-            f"sink {settings.name!r}: unknown kind {settings.kind!r}.",
-            f"Known kinds: {', '.join(sorted(_modules()))}.",
+            f"sink {settings.name!r}: unknown kind {settings.kind!r}.", f"Known kinds: {', '.join(sorted(modules))}."
         )
-    return module.open_sink(settings, context)
+    name = modules[settings.kind]
+    opener = name.removesuffix(".settings") + ".sink" if name.endswith(".settings") else name
+    return cast("SinkModule", importlib.import_module(opener)).open_sink(settings, context)
 
 
-def _modules() -> Mapping[str, SinkModule]:
-    """Searched at each call: a cached list could be stale, and importing a module again is a dictionary look-up."""
-    found: dict[str, SinkModule] = {}
-    for name in modules_that_define("SETTINGS", sinks, "sink"):
-        module = cast("SinkModule", importlib.import_module(name))
-        kind = str(module.SETTINGS.model_fields["kind"].default)
-        if kind in found:
-            raise ConfigError(f"Two modules in sinks/ define the kind {kind!r}; one is {name}.", "Rename one.")
-        found[kind] = module
-    return found
+def _modules() -> Mapping[str, str]:
+    """Searched at each call: a cached list could be stale."""
+    return modules_that_define("SETTINGS", sinks, "settings")

@@ -242,7 +242,7 @@ class Rig:
             if row["op"] == "t":
                 images.clear()
             elif row["op"] == "p":
-                gone = KeyRange.parse(row["key"]).holds_keys(pa.array(images, pa.string())) if images else ()
+                gone = KeyRange.parse(row["key"]).contains_keys(pa.array(images, pa.string())) if images else ()
                 images = {key: image for (key, image), out in zip(images.items(), gone, strict=True) if not out}
             elif row["op"] == "d":
                 images.pop(row["key"], None)

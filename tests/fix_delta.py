@@ -13,6 +13,7 @@ from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
 from sinks.delta.deletion_vectors import writer
+from sinks.delta.settings import DeltaSettings
 from tests.scenes.histories import INTEGERS, History, batch, change, cut, images
 
 
@@ -32,7 +33,7 @@ def open_lake(lake: Path) -> OpenLake:
     """As often as a test restarts the writer."""
 
     def opened(*schemas: TableSchema, **settings: Any) -> delta.DeltaSink:
-        sink = delta.open_sink(delta.DeltaSettings(path=str(lake), **settings), SinkContext(lake))
+        sink = delta.open_sink(DeltaSettings(path=str(lake), **settings), SinkContext(lake))
         for schema in schemas:
             sink.prepare(schema)
         return sink

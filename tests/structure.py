@@ -17,6 +17,7 @@ FULL_FOLDER = 12
 """Modules in a folder. A reader takes in about a dozen names at a glance."""
 PLUGIN_CONSTANTS = frozenset({"SETTINGS", "KIND"})
 """A module that assigns one is found by cdc.discovery: a kind of sink or of log."""
+PLUGIN_FUNCTION = "open_sink"
 COMMAND_FOLDERS = frozenset({"cli", "commands"})
 LIBRARIES = frozenset({"cdc.client"})
 """Modules for programs of users."""
@@ -68,7 +69,9 @@ def _imports_its_modules(package: Path) -> bool:
 
 
 def _makes_entry_point(statement: ast.stmt) -> bool:
-    """Whether it is a plug-in's constant, or `if __name__ == "__main__":`."""
+    """Whether it is a plug-in's constant or function, or `if __name__ == "__main__":`."""
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name == PLUGIN_FUNCTION
     if isinstance(statement, ast.If):
         return "__main__" in ast.unparse(statement.test)
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]

@@ -21,6 +21,7 @@ from cdc.arrays import Ints
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
 from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, new_layout
+from sinks.delta.settings import DeltaSettings
 from sinks.delta.write.writer import target_size
 
 _BYTES_A_ROW = 30
@@ -36,7 +37,7 @@ def measure(
 
 def _of_table(rows: int, batches: Sequence[int], runs: int, folder: Path | None) -> Costs:
     with tempfile.TemporaryDirectory(prefix="millrace-delta-", dir=folder) as home:
-        settings = delta.DeltaSettings(path=f"{home}/lake", maintain_minutes=0)
+        settings = DeltaSettings(path=f"{home}/lake", maintain_minutes=0)
         sink = delta.open_sink(settings, SinkContext(Path(home)))
         sink.prepare(TABLE)
         filled("delta", rows, partial(load, sink))

@@ -240,7 +240,7 @@ class Settings(Section):
         return self
 
 
-def shown(value: object) -> object:
+def redacted(value: object) -> object:
     """Settings as plain data, every secret as stars.
 
     Not pydantic's own dump, which would write the value of a secret in a sink's settings.
@@ -248,9 +248,9 @@ def shown(value: object) -> object:
     if isinstance(value, Secret):
         return "***" if value else ""
     if isinstance(value, Section):
-        return {name: shown(item) for name, item in value}
+        return {name: redacted(item) for name, item in value}
     if isinstance(value, dict):
-        return {str(key): shown(item) for key, item in value.items()}
+        return {str(key): redacted(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shown(item) for item in value]
+        return [redacted(item) for item in value]
     return value if isinstance(value, (int, float, str, type(None))) else str(value)

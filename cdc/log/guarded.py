@@ -45,9 +45,9 @@ class GuardedLog:
         return self._schemas
 
     @property
-    def pace(self) -> float:
+    def append_interval(self) -> float:
         """The log's own."""
-        return self._log.pace
+        return self._log.append_interval
 
     def maintain(self) -> None:
         """Merge and retain, as the log does."""

@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from cdc.discovery import modules_that_define
+from cdc.discovery import Kinds, modules_that_define
 from cdc.errors import ConfigError
 from cdc.ports import LogReader, LogWriter
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:  # importing pydantic takes 0.2 s in each Spark worker
 
 @dataclass(frozen=True, slots=True)
 class LogKind:
-    """One kind of log: its name in the pipeline file, its settings, and how it is opened."""
+    """One kind of log: its settings, and how it is opened."""
 
-    name: str
     settings: "type[LogSettings]"
     open_writer: "Callable[[Settings], LogWriter]"
     open_reader: "Callable[[Settings], LogReader]"
@@ -26,18 +25,19 @@ class LogKind:
     """Raises LogError, which names the server, if the log's server does not answer within so many seconds."""
 
 
-@cache
 def kinds() -> Mapping[str, LogKind]:
-    """Every kind by name. A new kind needs only a new file."""
-    package = importlib.import_module(__name__.rpartition(".")[0])
-    names = modules_that_define("KIND", package, "log")
-    found: list[LogKind] = [importlib.import_module(name).KIND for name in names]
-    return {kind.name: kind for kind in found}
+    """Every kind by the name of its module. A new kind needs only a new file."""
+    return Kinds(_modules(), lambda module: cast("LogKind", module.KIND))
 
 
 def settings_kinds() -> Mapping[str, "type[LogSettings]"]:
     """What `cdc.config.pipeline_file.load` needs to check the `log` section."""
-    return {name: kind.settings for name, kind in kinds().items()}
+    return Kinds(_modules(), lambda module: cast("LogKind", module.KIND).settings)
+
+
+@cache
+def _modules() -> Mapping[str, str]:
+    return modules_that_define("KIND", importlib.import_module(__name__.rpartition(".")[0]), "log")
 
 
 def open_writer(settings: "Settings") -> LogWriter:

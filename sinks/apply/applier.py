@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from cdc import failpoint
 from cdc.config.settings import RetrySettings
@@ -33,9 +33,8 @@ from sinks.rows.read_sizes import Pieces, by_bytes
 Note = Callable[[Lsn, Collection[TableId]], None]
 """Called after each applied batch with the position it reached and the tables that were skipped in it."""
 Refuse = Callable[[TableId, TableRefused], None]
-"""Called for a table that the store cannot take, under `Applier.turn` and before the position is committed. It must
+"""Called for a table that the store cannot take, under `Applier.lock` and before the position is committed. It must
 add the table to `Applier.held_back` and make the log keep its changes."""
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _PREPARE_EVERY = 50
 """Batches after which tables that have no row yet are prepared."""
@@ -49,7 +48,7 @@ class Reselect(Protocol):
 
 
 @runtime_checkable
-class SideBySide(Protocol):
+class ParallelTables(Protocol):
     """A sink whose `prepare` and `apply` may be called by several threads at once, for different tables."""
 
     @property
@@ -80,7 +79,7 @@ class Applier:
         """The tables that this sink receives; empty: all."""
         self.refuse: Refuse | None = None
         """Without it, a table that the store cannot take stops the whole sink."""
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         """Taken while a batch is applied."""
         self.held_back: frozenset[TableId] = frozenset()
         """Tables whose changes are skipped: paused and lost ones. Changed under `turn`."""
@@ -104,29 +103,39 @@ class Applier:
         Tables in `held_back` are skipped, and `catch_up` applies their changes later. A table that the store refuses
         is skipped from this batch on.
         """
-        with self.turn:
-            failpoint.reached("sink.before_apply")
-            self._apply_tables([batch for batch in folded.batches if batch.schema.table not in self.held_back])
-            failpoint.reached("sink.after_apply")
-            if folded.reached:
-                # before the position: after a crash the batch is applied again
-                self._note(folded.reached, self.held_back)
-                reached, offset = folded.reached, folded.offset
-                self._run_unless_stopped(lambda: self._store.record_position(reached))
-                self._retry.run(lambda: self._log.commit(self.name, reached, offset))
-                self.status.reached = folded.reached
-            self.status.newest = folded.newest or self.status.newest
-            self.status.batches += 1
-            if not folded.batches or not self.status.batches % _PREPARE_EVERY:
-                self._run_unless_stopped(self._prepare_new_tables)
-            self._retry.succeeded()
+        with self.lock:
+            try:
+                self._apply(folded)
+            except GaveUp as error:
+                self.status.state, self.status.error = "stopped", str(error)
+                raise
+
+    def _apply(self, folded: Folded) -> None:
+        failpoint.reached("sink.before_apply")
+        self._apply_tables([batch for batch in folded.batches if batch.schema.table not in self.held_back])
+        failpoint.reached("sink.after_apply")
+        if folded.reached:
+            # before the position: after a crash the batch is applied again
+            self._note(folded.reached, self.held_back)
+            reached, offset = folded.reached, folded.offset
+            self._retry_without_rows(lambda: self._store.record_position(reached))
+            self._retry.run(lambda: self._log.commit(self.name, reached, offset))
+            self.status.reached = folded.reached
+        self.status.newest = folded.newest or self.status.newest
+        self.status.batches += 1
+        if not folded.batches or not self.status.batches % _PREPARE_EVERY:
+            self._retry_without_rows(self._prepare_new_tables)
+        self._retry.succeeded()
+
+    def _retry_without_rows(self, action: Callable[[], object]) -> None:
+        self._retry.run(action, attempts_of(None, self._retry.policy))
 
     def catch_up(self, folded: Folded) -> None:
         """Apply changes that were skipped, in the order of the log; commits no position.
 
         Raises TableRefused, or TableLost where the store has lost the table since.
         """
-        with self.turn:
+        with self.lock:
             for batch in folded.batches:
                 self._apply_table(batch)
             self._retry.succeeded()
@@ -137,7 +146,7 @@ class Applier:
         letters = self._dead_letters.to_retry() if self.status.dead_letters else {}
         if not letters:
             return 0
-        with self.turn:
+        with self.lock:
             for (table, schema_id), sizes in letters.items():
                 schema = self._log.schemas.get(TableId.parse(table), schema_id)
                 try:
@@ -154,25 +163,25 @@ class Applier:
 
     def open_store(self) -> None:
         """Open the store before the first batch; waits for it as a batch does."""
-        with self.turn:
+        with self.lock:
             self._retry.run(self._prepare_new_tables)
             self._retry.succeeded()
 
-    def probe(self, table: TableId) -> None:
+    def try_table(self, table: TableId) -> None:
         """Prepare a table for its newest schema. Raises TableRefused if the store still cannot take it."""
         schema = next((one for one in self._log.schemas.newest() if one.table == table), None)
         if schema is not None:
-            with self.turn:
+            with self.lock:
                 self._retry.run(lambda: self._store.prepare(self._store.connect(), schema))
                 self._store.expect_older_schema(table)
 
-    def look(self) -> None:
+    def check_losses(self) -> None:
         """Check the store for lost tables, if that is due and no batch is being applied.
 
         Tried once, without waiting: a batch must be able to start and to wait as its own retry policy says.
         """
         known = self._store.is_open or self.status.state == "waiting"
-        if self._store.recorder is None or not known or not self.turn.acquire(blocking=False):
+        if self._store.recorder is None or not known or not self.lock.acquire(blocking=False):
             return
         try:
             self._store.check_losses(self._store.connect())
@@ -185,27 +194,18 @@ class Applier:
             if self.status.state == "running":
                 self.status.state, self.status.error = "waiting", str(error)
         finally:
-            self.turn.release()
+            self.lock.release()
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         """Replace a lost table by an empty one. Raises SinkError where that is impossible."""
-        with self.turn:
-            self._store.renew(schema)
+        with self.lock:
+            self._store.recreate(schema)
 
     def finish(self, deadline: float) -> None:
         """Wait at most `deadline` seconds for the current batch, then close the sink."""
-        if self.turn.acquire(timeout=deadline):
-            self.turn.release()
+        if self.lock.acquire(timeout=deadline):
+            self.lock.release()
         self._store.close()
-
-    def _run_unless_stopped(self, action: Callable[[], T]) -> T:
-        """Wait for the store without a row in hand: for ever, or as often as `then: stop` allows."""
-        policy = self._retry.policy
-        try:
-            return self._retry.run(action, policy.attempts if policy.then == "stop" else 0)
-        except GaveUp as error:
-            self.status.state, self.status.error = "stopped", str(error)
-            raise
 
     def _skip(self, tables: frozenset[TableId]) -> None:
         self.held_back |= tables
@@ -238,8 +238,10 @@ class Applier:
         tables: dict[TableId, list[Batch]] = {}
         for batch in batches:
             tables.setdefault(batch.schema.table, []).append(batch)
-        sink = self._run_unless_stopped(self._store.connect) if len(tables) > 1 else None
-        threads = sink.threads if isinstance(sink, SideBySide) else 1
+        sink = None
+        if len(tables) > 1:
+            sink = self._retry.run(self._store.connect, attempts_of(None, self._retry.policy))
+        threads = sink.threads if isinstance(sink, ParallelTables) else 1
         if threads == 1:
             refused = [self._apply_in_order(group) for group in tables.values()]
         else:
@@ -265,9 +267,6 @@ class Applier:
             self._apply_table(batch)
         except TableLost:
             _log.debug("sink %s: changes of %s stay in the log", self.name, batch.schema.table)
-        except GaveUp as error:
-            self.status.state, self.status.error = "stopped", str(error)
-            raise
 
     def _refuse_table(self, table: TableId, error: TableRefused) -> None:
         """Skip this table from now on. Raises the error where no callback makes the log keep its changes."""
@@ -341,7 +340,7 @@ class Applier:
                 _log.warning("sink %s: %s", self.name, error)
                 remaining += piece
                 continue
-            pieces.weighed(len(keys), sum(map(len, found.values())))
+            pieces.record(len(keys), sum(map(len, found.values())))
             rows = [
                 {**row, "after": found[row["key"]], "unchanged": []}
                 for row in rows_of(batch, keys)

@@ -87,7 +87,7 @@ class DeadLetters:
             rows = database.execute('select key, version from letters where "table" = ?', (table,)).fetchall()
         keys, versions = pa.array([key for key, _ in rows]), pa.array([version for _, version in rows], pa.int64())
         for removal in removed if rows else ():
-            self.resolve(table, [tuple(rows[number]) for number in removal.takes(keys, versions).nonzero()[0]])
+            self.resolve(table, [tuple(rows[number]) for number in removal.removes(keys, versions).nonzero()[0]])
 
     def of_keys(self, table: str, keys: Sequence[str]) -> dict[str, DeadLetter]:
         """The dead letters of these keys. They may be large: ask `sizes` first, and read a few at a time."""

@@ -29,12 +29,13 @@ def decide(error: MillraceError, failures: int, attempts: int, policy: RetrySett
     return RetryDecision("wait", max(asked, backoff.delay(failures, policy.first_seconds, policy.longest_seconds)))
 
 
-def attempts_of(batch: Batch, policy: RetrySettings) -> int:
-    """How often a batch is tried before the sink gives up; 0: without limit.
+def attempts_of(batch: Batch | None, policy: RetrySettings) -> int:
+    """How often a batch, or work on the store without rows (None), is tried before the sink gives up; 0: no limit.
 
     A dead letter cannot hold a truncate or a removed range: skipping either would leave deleted rows in the store.
     """
-    return 0 if (batch.truncated or batch.removed) and policy.then == "park" else policy.attempts
+    as_dead_letters = batch is not None and not (batch.truncated or batch.removed)
+    return policy.attempts if policy.then == "stop" or as_dead_letters else 0
 
 
 def rejected_after(error: GaveUp, batch: Batch) -> Sequence[RejectedItem]:

@@ -77,7 +77,7 @@ class StoreConnection:
         if self.recorder is None:
             return frozenset()
         with self._lock:
-            lost = self.recorder.look(sink)
+            lost = self.recorder.compare_marks(sink)
             self._on_lost(lost)
         return lost
 
@@ -90,7 +90,7 @@ class StoreConnection:
         if self.recorder is not None:
             sink = self.connect()
             self.check_losses(sink)  # after a reconnect, another store must not get the position of this one
-            self.recorder.passed(sink, reached)
+            self.recorder.record_position(sink, reached)
 
     # -- tables
 
@@ -119,11 +119,11 @@ class StoreConnection:
         """Mark a table as prepared. Its next batch prepares it again: its schema may be an older one."""
         self._prepared[table] = -1
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         """Replace a lost table by an empty one. Raises SinkError where that is impossible."""
         sink = self.connect()
         if isinstance(sink, Fingerprinted) and self.recorder is not None:
-            sink.renew(schema)
+            sink.recreate(schema)
             self.prepare(sink, schema)
             self.expect_older_schema(schema.table)
-            self.recorder.renewed(sink, schema)
+            self.recorder.recreated(sink, schema)

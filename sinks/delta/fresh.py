@@ -89,18 +89,18 @@ class Fresh:
         return unchanged.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
 
 
-def look(sink: "DeltaSink", log: LogReader, table: TableId, held_as: str = "") -> Fresh:
+def fresh_view(sink: "DeltaSink", log: LogReader, table: TableId, consumer: str = "") -> Fresh:
     """The table as of the head of the log. Raises ConfigError for sinks that do not store current rows (type 1).
 
-    `held_as` is the consumer with the position of this table while it is paused or lost.
+    `consumer` is the name under which the log has the position of this table while it is paused or lost.
     """
     if not sink.plain:
         raise ConfigError(
             f"sink {sink.name} stores history or changes; a fresh view needs current rows.",
             "Use a sink with `stored_as_scd_type: 1` and without `append_only`.",
         )
-    known = {consumer.name: consumer.offset for consumer in log.consumers()}
-    after = known.get(held_as) or known.get(sink.name) or log.start()
+    known = {one.name: one.offset for one in log.consumers()}
+    after = known.get(consumer) or known.get(sink.name) or log.start()
     delta = sink.pinned(table)
     rows, reached = _changes_after(log, table, after)
     newest = sink.layout_in(delta, _schema(log, table))

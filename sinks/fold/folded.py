@@ -178,7 +178,7 @@ class _Removals:
             for removal in removals:
                 taken = mine.copy()
                 own = rows.filter(pa.array(mine))
-                taken[mine] = removal.takes(own["key"], own["version"])
+                taken[mine] = removal.removes(own["key"], own["version"])
                 rows, mine = rows.filter(pa.array(~taken)), mine[~taken]
         return rows
 

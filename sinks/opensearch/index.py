@@ -123,7 +123,7 @@ class Indexes:
         self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(changed)})
         return changed
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         """Create an empty index and move the alias to it. Earlier indexes stay, without the alias."""
         alias = index_name(self.settings.prefix, schema.table)
         self._put_template(schema, alias)

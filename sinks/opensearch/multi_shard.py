@@ -68,7 +68,7 @@ class MultiShardWriter:
         stored = self._copies(ids.values(), self.documents.metadata if whole else "")
         if not whole:
             read = (len(copy.source) for found in stored.values() for copy in found)
-            self.pieces.weighed(len(changes), sum(read))
+            self.pieces.record(len(changes), sum(read))
         items: list[Item] = []
         for change in changes:
             items += self._items(change, stored.get(ids[change.key], ()), table, refused)

@@ -65,3 +65,6 @@ class OpenSearchSettings(SinkSettings):
     @classmethod
     def _name_tables(cls, routing: dict[str, str]) -> dict[str, str]:
         return {str(TableId.parse(table)): column for table, column in routing.items()}
+
+
+SETTINGS = OpenSearchSettings

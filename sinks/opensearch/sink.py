@@ -43,9 +43,6 @@ _log = logging.getLogger(__name__)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-SETTINGS = OpenSearchSettings
-
-
 def open_sink(settings: OpenSearchSettings, context: SinkContext) -> Sink:
     """Connect and send one request, so that wrong credentials fail at the start."""
     client = Client(settings.name, settings.url, settings.username, settings.password, settings.ca_file)
@@ -141,7 +138,7 @@ class OpenSearchSink:
         """Stored version and row by document id; the row is None for a tombstone."""
         documents = [{"_id": document_id(key), "routing": route.of(key, "") or document_id(key)} for key in keys]
         text = self._client.text("POST", path_of(index.name, "_mget"), {"docs": documents})
-        pieces.weighed(len(keys), len(text))
+        pieces.record(len(keys), len(text))
         answer = members(text)
         found: dict[str, tuple[int, str | None]] = {}
         for document in map(members, elements(answer["docs"])):
@@ -182,7 +179,7 @@ class OpenSearchSink:
         for hits in self._pages(index.name, search):
             found = [members(hit) for hit in hits]
             texts = key_ranges.texts([hit["_source"] for hit in found], removal.range.columns)
-            removed = [found[number] for number in removal.range.holds(texts).nonzero()[0]]
+            removed = [found[number] for number in removal.range.contains(texts).nonzero()[0]]
             items = [item("", removal.version, hit["_id"].encode(), tombstone, _routing(hit)) for hit in removed]
             if self._bulk.send(index.alias, items):
                 raise SinkError(
@@ -255,7 +252,7 @@ class OpenSearchSink:
         keys, rows = (images[name].combine_chunks() for name in ("key", "after"))
         return in_key_order([images_table(document_ids(keys), all_arranged(schema, rows))])
 
-    def sign(self, schema: TableSchema) -> Mark:
+    def mark_table(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""
         index = self._indexes.with_id(self._open[schema.table])
         self._open[schema.table] = index
@@ -264,15 +261,15 @@ class OpenSearchSink:
             raise Lost(f"sink {self.name!r}: the index {index.name} is gone.", "Millrace reconnects and checks it.")
         return found[0].mark()
 
-    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+    def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """See sinks.fingerprints.Fingerprinted."""
         aliases = {table: index_name(self._settings.prefix, table) for table in known}
         found = fingerprints(self._client, sorted(aliases.values()))
         return {table: compared(found[aliases[table]], mark) for table, mark in known.items()}
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         """See sinks.fingerprints.Fingerprinted. The earlier index stays, without the alias."""
-        self._indexes.renew(schema)
+        self._indexes.recreate(schema)
 
     def facts(self) -> Mapping[str, str]:
         """The health of the cluster, for the operator."""

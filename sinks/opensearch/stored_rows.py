@@ -82,7 +82,7 @@ class DocumentRows:
             if last is None:
                 return
             yield rows
-            size.saw(rows.num_rows, len(page))
+            size.record(rows.num_rows, len(page))
             body["search_after"] = [last]
 
     def _rows(self, page: str) -> tuple[pa.Table, int | None]:

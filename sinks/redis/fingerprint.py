@@ -38,13 +38,13 @@ class StoreMark:
         """The name of the key."""
         return f"{self.prefix}{RESERVED}store:{self.sink}"
 
-    def sign(self) -> Mark:
+    def mark_table(self) -> Mark:
         """The id of the store; a store without one gets one."""
         self.client.set(self.key, new_id(), nx=True)
         self._value = self._get()
         return {"id": (self._value or b"").split(b" ")[0].decode()}
 
-    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+    def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """Compare the id and the position. One key covers every table."""
         value = self._get()
         if value is None and not (self.keeps_rows and not self._evicts()):
@@ -53,8 +53,8 @@ class StoreMark:
         self._value = value
         return {table: self._compared(value, mark, reached) for table, mark in known.items()}
 
-    def passed(self, reached: Lsn) -> None:
-        """Store the position. Raises Lost if the key has changed; `look` then finds the reason."""
+    def record_position(self, reached: Lsn) -> None:
+        """Store the position. Raises Lost if the key has changed; `compare_marks` then finds the reason."""
         if self._value is None:
             return
         new = b"%b %016x" % (self._value.split(b" ")[0], reached)

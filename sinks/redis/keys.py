@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from redis.crc import key_slot
 
 from cdc.arrays import AnyArray
 from cdc.json_text.columns import members as key_members
@@ -190,10 +189,6 @@ class Names:
         values = members(image)
         found = [(column, values[column]) for column in columns if values.get(column, "null") != "null"]
         return "\n".join(self.lookup(column, unquote(raw)) for column, raw in found)
-
-    def slot(self, row: str) -> int:
-        """The cluster slot of a row and its version."""
-        return key_slot(row.encode())
 
     def pattern(self, versions: bool = True) -> str:
         """A pattern for SCAN that matches every version key of the table, or every row. It may match other keys too."""

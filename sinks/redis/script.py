@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import redis
+from redis.crc import key_slot
 from redis.exceptions import NoScriptError, RedisError
 
 from sinks.redis.keys import Names
@@ -119,5 +120,5 @@ class Script:
             return [range(len(writes))]
         slots: dict[int, list[int]] = {}
         for index, write in enumerate(writes):
-            slots.setdefault(names.slot(write.name), []).append(index)
+            slots.setdefault(key_slot(write.name.encode()), []).append(index)
         return slots.values()

@@ -85,3 +85,6 @@ class RedisSettings(SinkSettings):
         if self.lookups and self.ttl_seconds:
             raise ValueError("lookups would contain rows that have expired; remove ttl_seconds or lookups")
         return self
+
+
+SETTINGS = RedisSettings

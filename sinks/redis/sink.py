@@ -40,8 +40,6 @@ _LARGEST_VALUE = 512 << 20  # proto-max-bulk-len
 _ROUNDS = 5
 _SCAN = 1000
 
-SETTINGS = RedisSettings
-
 
 def open_sink(settings: RedisSettings, context: SinkContext) -> Sink:
     """Connect and send one command, so that wrong credentials fail at the start."""
@@ -265,7 +263,7 @@ class RedisSink:
             rows = [
                 name for name in chunk if names.row_name.fullmatch(name)
             ]  # not rows under an earlier key of the table
-            removed = removal.range.holds(names.parts(rows)).nonzero()[0].tolist()
+            removed = removal.range.contains(names.parts(rows)).nonzero()[0].tolist()
             self._script.write(names, [Write(rows[index], _hex(removal.version), "d", b"") for index in removed])
 
     def _scan(self, names: Names, size: int) -> Iterator[list[str]]:
@@ -327,22 +325,22 @@ class RedisSink:
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         return in_key_order([self._rows(schema).expected(images)])
 
-    def sign(self, schema: TableSchema) -> Mark:
+    def mark_table(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""
         with translated_errors(self.name):
-            return self._mark.sign()
+            return self._mark.mark_table()
 
-    def look(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
+    def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """See sinks.fingerprints.Fingerprinted."""
         with translated_errors(self.name):
-            return self._mark.look(known, reached)
+            return self._mark.compare_marks(known, reached)
 
-    def passed(self, reached: Lsn) -> None:
+    def record_position(self, reached: Lsn) -> None:
         """See sinks.fingerprints.Positioned."""
         with translated_errors(self.name):
-            self._mark.passed(reached)
+            self._mark.record_position(reached)
 
-    def renew(self, schema: TableSchema) -> None:
+    def recreate(self, schema: TableSchema) -> None:
         """See sinks.fingerprints.Fingerprinted. Versions are deleted too: the rows that follow may have older ones."""
         names = self._names_of(schema)
         with translated_errors(self.name):

@@ -62,7 +62,7 @@ class RedisRows:
         size = PageSize(_MOST_ROWS)
         while asked := list(islice(wanted, size.rows)):
             piece = self._read(asked)
-            size.saw(len(asked), piece.nbytes)
+            size.record(len(asked), piece.nbytes)
             if piece.num_rows:
                 yield piece
 

@@ -36,7 +36,7 @@ class PageSize:
         self._growth = growth
         self.rows = min(first, most)
 
-    def saw(self, rows: int, size: int) -> None:
+    def record(self, rows: int, size: int) -> None:
         """Record the rows and bytes of an answer."""
         fitting = PIECE_BYTES * max(1, rows) // max(1, size)
         self.rows = max(1, min(fitting, self.rows * self._growth, self._most))
@@ -50,13 +50,13 @@ class Pieces:
         self._size = PageSize(_MOST, first=_FIRST, growth=2)
 
     def of(self, rows: Sequence[T]) -> Iterator[Sequence[T]]:
-        """The rows in pieces. Call `weighed` with the size of each piece before taking the next."""
+        """The rows in pieces. Call `record` with the size of each piece before taking the next."""
         at = 0
         while at < len(rows):
             piece = rows[at : at + self._size.rows]
             at += len(piece)
             yield piece
 
-    def weighed(self, rows: int, size: int) -> None:
+    def record(self, rows: int, size: int) -> None:
         """Record the rows and bytes of a piece."""
-        self._size.saw(rows, size)
+        self._size.record(rows, size)

@@ -155,12 +155,12 @@ class SinkQuery:
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
     @property
-    def alone(self) -> bool:
+    def has_own_query(self) -> bool:
         """Whether its own query was started, also if it failed, and not handed over since."""
         return self._query is not None
 
     @property
-    def beginning(self) -> bool:
+    def starting(self) -> bool:
         """Whether its source is still starting. Spark limits that to ten seconds, so queries start one at a time."""
         query = self._query
         return query is not None and query.isActive and query.status["message"].startswith("Initializing")

@@ -27,7 +27,7 @@ from snapshots.backfill.windows import PendingChunk, Windows
 from snapshots.tables.catalog import files_of, find_leaves, lock_for_read
 from snapshots.tables.copy import read_blocks
 from snapshots.tables.rows import Readable, describe, masking_of
-from snapshots.tables.wal_messages import say
+from snapshots.tables.wal_messages import write_message
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 CurrentJob = Callable[[str], Job | None]
@@ -158,7 +158,7 @@ class TableReader:
         """Have a truncate of a table that begins again appended to the log, and wait for it."""
         if not job.restarts or job.emptied:
             return
-        say(self._connection, restart_message(job.id, self._secret), transactional=False)
+        write_message(self._connection, restart_message(job.id, self._secret), transactional=False)
         pace.waiting = "the stream, to remove the table's former rows"
         while (now := current(job.id)) is not None and not now.emptied:
             self._clock.wait(0.05)
@@ -196,7 +196,7 @@ class TableReader:
         began = self._clock.monotonic()
         self._windows.expect(token, pending)
         try:
-            say(self._connection, chunk_message(high=False, token=token), transactional=False)
+            write_message(self._connection, chunk_message(high=False, token=token), transactional=False)
             failpoint.reached("backfill.after_low")
             read = self._read(table, resume, pace.limit)
             following = table.order.after(resume, pace.limit, read.rows.num_rows, read.last)
@@ -204,7 +204,7 @@ class TableReader:
             pending.read_at = read.at
             pending.chunk = Chunk(read.rows, read.snapshot, version, table.readable.layout.schema.id)
             failpoint.reached("backfill.before_high")
-            say(self._connection, chunk_message(high=True, token=token), transactional=False)
+            write_message(self._connection, chunk_message(high=True, token=token), transactional=False)
             failpoint.reached("backfill.after_high")
             seconds = self._clock.monotonic() - began
             while not pending.done.wait(0.2) and current(job.id) is not None:

@@ -102,7 +102,7 @@ _UNSIGNED = RefusedRequest("it is not signed with this pipeline's key; use: mill
 Message = Request | JobControl | ChunkMark | Ended | TableRestart | RefusedRequest
 
 
-def ask(request: Request, key: bytes) -> str:
+def backfill_message(request: Request, key: bytes) -> str:
     """The signed message that requests a backfill."""
     body = request.facts()
     return json.dumps({"backfill": body, "signature": _signature(body, key)}, ensure_ascii=False)

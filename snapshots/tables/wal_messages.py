@@ -18,7 +18,7 @@ select set_config('synchronous_commit', 'local', true), pg_logical_emit_message(
 chunk."""
 
 
-def say(connection: Connection, content: str, transactional: bool = True, prefix: str = PREFIX) -> Lsn:
+def write_message(connection: Connection, content: str, transactional: bool = True, prefix: str = PREFIX) -> Lsn:
     """Write a message and flush it; returns its LSN, which the stream sends with it.
 
     A transactional message arrives with its commit, any other at its own LSN.

@@ -32,7 +32,7 @@ from cdc.model import Lsn, TableId, TableSchema, format_lsn
 from cdc.ports import Sink, StoredPieces
 from snapshots.tables.catalog import estimated_rows, identifier, lock_for_read
 from snapshots.tables.rows import Readable, describe, masking_of, read_images
-from snapshots.tables.wal_messages import say
+from snapshots.tables.wal_messages import write_message
 from snapshots.verify.checksums import GROUPS, Checksums, key_groups
 from snapshots.verify.row_comparison import Comparison, compare, key_columns, key_texts
 
@@ -188,7 +188,10 @@ def _overview(scope: _Scope, wait: WaitFor, report: Report) -> _Overview:
     """Read both sides at the same time. The source's snapshot is older than the LSN that the store must reach first."""
     with _snapshot(scope) as readable:
         # Not the current insert position: it may be unflushed, or after a page header, which no change ever reaches.
-        at, estimate = say(scope.marker, "", prefix="millrace-verify"), estimated_rows(scope.reader, scope.table.name)
+        at, estimate = (
+            write_message(scope.marker, "", prefix="millrace-verify"),
+            estimated_rows(scope.reader, scope.table.name),
+        )
         wait(at)
         schema = readable.layout.schema
         scope.sink.expected(schema, _EMPTY)  # the sink caches what it reads from the store, before two threads use it
@@ -283,7 +286,7 @@ def _read_suspected(scope: _Scope, overview: _Overview) -> _SourceRows:
             raise _SchemaChanged
         blocks = [scope.sink.expected(schema, _EMPTY)]
         blocks += (_distinct(_in_groups(rows, schema, overview), schema) for rows, _ in _expected(scope, readable))
-    return _SourceRows(schema, pa.concat_tables(blocks), say(scope.marker, "", prefix="millrace-verify"))
+    return _SourceRows(schema, pa.concat_tables(blocks), write_message(scope.marker, "", prefix="millrace-verify"))
 
 
 def _in_groups(rows: pa.Table, schema: TableSchema, overview: _Overview) -> pa.Table:

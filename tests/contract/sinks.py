@@ -20,6 +20,7 @@ from cdc.ports import Sink
 from sinks import memory
 from sinks.context import SinkContext
 from sinks.delta import sink
+from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.mapping import document_id, index_name
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_sink as open_opensearch
@@ -82,7 +83,7 @@ class DeltaBench:
 
     def __init__(self, folder: Path) -> None:
         as_text = {TableId("public", name): ("at",) for name in TABLES}  # the histories hold infinity and BC
-        self._settings = sink.DeltaSettings(path=str(folder / "lake"), as_text=as_text)
+        self._settings = DeltaSettings(path=str(folder / "lake"), as_text=as_text)
         self._context = SinkContext(folder)
 
     def open(self) -> Sink:

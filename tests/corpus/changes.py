@@ -27,8 +27,7 @@ class Feed:
         self._options = {"proto_version": "1", "publication_names": "feed", "messages": "on", **options}
         named = sql.SQL(", ").join(sql.SQL(name) for name in tables)
         connection.execute(sql.SQL("create publication feed for table {}").format(named))
-        two_phase = options.get("two_phase") == "on"
-        connection.execute("select pg_create_logical_replication_slot('feed', 'pgoutput', false, %s)", (two_phase,))
+        connection.execute("select pg_create_logical_replication_slot('feed', 'pgoutput')")
 
     def frames(self, query: str = _QUERY, **options: str) -> list[bytes]:
         """Everything since the last call, as the replication connection would have brought it."""

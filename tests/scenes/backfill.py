@@ -16,7 +16,7 @@ from cdc.clock import SystemClock
 from cdc.model import Entry, TableId, parse_lsn
 from cdc.ports import LogWriter
 from snapshots.backfill.coordinator import Backfills
-from snapshots.backfill.requests import Request, ask, control_message
+from snapshots.backfill.requests import Request, backfill_message, control_message
 from snapshots.backfill.signing_key import control_key
 from tests.fix_capture import Following, Rig
 from tests.fix_processes import wait_until
@@ -54,7 +54,7 @@ class Backfilling:
 
     def ask(self, request: Request, key: bytes | None = None) -> str:
         """Ask as the command does; returns the backfill's id."""
-        signed = ask(request, control_key(self.rig.state) if key is None else key)
+        signed = backfill_message(request, control_key(self.rig.state) if key is None else key)
         return f"{parse_lsn(self.rig.ask(f'select lsn from ({SAY}) said', signed)):X}"
 
     def tell(self, verb: str, identity: str) -> None:

@@ -102,7 +102,7 @@ class LossScene:
 
     def attend(self) -> None:
         """One round of whoever attends to the sink."""
-        self.applier.look()
+        self.applier.check_losses()
         self.losses.repair(self.applier)
         with contextlib.suppress(TableLost):
             self.held_back.follow(self.losses.with_lost(TableRequests()))

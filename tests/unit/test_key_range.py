@@ -38,10 +38,10 @@ def test_columns_are_compared_one_after_the_other(low: list[float], high: list[f
     keys = pa.array([json.dumps({"a": a, "x": '","b":1', "b": b}, separators=(",", ":")) for a, b in rows])
     one = KeyRange((level,))
     assert KeyRange.parse(one.text()) == one
-    assert one.holds_keys(keys).tolist() == wanted
+    assert one.contains_keys(keys).tolist() == wanted
     typed: dict[str, Any] = {"a": pa.array([a for a, _ in rows], pa.int32())}
     typed["b"] = pa.array([None if b is None else Decimal(b) for _, b in rows], pa.decimal128(10, 2))
-    assert one.holds(typed).tolist() == wanted
+    assert one.contains(typed).tolist() == wanted
 
 
 TIMES = {
@@ -60,21 +60,21 @@ TIMES = {
 def test_times_are_in_their_order_as_texts_and_as_typed_values() -> None:
     january = KeyRange((Level(("at",), ("time",), ("2026-01-01T00:00:00",), ("2026-02-01T00:00:00",)),))
     keys = pa.array([json.dumps({"id": 1, "at": text}, separators=(",", ":")) for text in TIMES])
-    assert january.holds_keys(keys).tolist() == list(TIMES.values())
+    assert january.contains_keys(keys).tolist() == list(TIMES.values())
     until = KeyRange((Level(("at",), ("time",), (MINVALUE,), ("2026-02-01T00:00:00",)),))
-    assert until.holds_keys(keys).tolist() == [True] * 6 + [False] * 3
+    assert until.contains_keys(keys).tolist() == [True] * 6 + [False] * 3
     moments = [datetime.datetime(2026, 1, day, tzinfo=datetime.UTC) for day in (1, 31)]
     for zone in ("UTC", None):
         column = pa.array(moments, pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
-        assert january.holds({"at": column}).tolist() == [True, True]
+        assert january.contains({"at": column}).tolist() == [True, True]
 
 
 def test_a_list_has_its_values_and_null_only_if_it_says_so() -> None:
     some = KeyRange((Level(("kind",), ("word",), listed=('quo"te\\', "null", "a")),))
     keys = pa.array([json.dumps({"kind": kind}, separators=(",", ":")) for kind in ('quo"te\\', None, "null", "A")])
-    assert some.holds_keys(keys).tolist() == [True, False, True, False]
+    assert some.contains_keys(keys).tolist() == [True, False, True, False]
     none = KeyRange((Level(("kind",), ("word",), listed=(None,)),))
-    assert none.holds_keys(keys).tolist() == [False, True, False, False]
+    assert none.contains_keys(keys).tolist() == [False, True, False, False]
     assert none.condition() == '("kind" is null)'
 
 
@@ -82,7 +82,7 @@ def test_a_removal_takes_older_versions_only() -> None:
     level = Level(("id",), ("number",), ("1",), ("3",))
     removal = Removal(KeyRange((level,)), 20, 21, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
     keys = pa.array(['{"id":1}', '{"id":2}', '{"id":3}'])
-    assert removal.takes(keys, pa.array([19, 20, 19])).tolist() == [True, False, False]
+    assert removal.removes(keys, pa.array([19, 20, 19])).tolist() == [True, False, False]
 
 
 def test_the_names_of_rows_in_redis_give_their_keys_back() -> None:

@@ -52,7 +52,7 @@ class AppendQueue:
         self._acknowledged = Acknowledgements(log.progress().end)
         self._queued_bytes = 0
         self._closed = False
-        self._appended = clock.monotonic() - log.pace
+        self._appended = clock.monotonic() - log.append_interval
         self._failure: BaseException | None = None
         self.trouble = ""
         """Why nothing can be appended at the moment; empty: appending works."""
@@ -130,7 +130,7 @@ class AppendQueue:
         """The next items to append as one entry; empty: the queue was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
-            pause = self._appended + self._log.pace - self._clock.monotonic()
+            pause = self._appended + self._log.append_interval - self._clock.monotonic()
             if pause > 0:
                 self._changed.wait_for(lambda: self._queued_bytes >= MERGE_BYTES or self._closed, pause)
             if self._closed:

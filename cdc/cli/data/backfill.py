@@ -14,7 +14,7 @@ from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_
 from cdc.cli.progress import HEADINGS, Facts, progress_display, table_row
 from cdc.errors import ConfigError, MillraceError
 from cdc.model import TableId
-from snapshots.backfill.requests import Request, ask, control_message
+from snapshots.backfill.requests import Request, backfill_message, control_message
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
@@ -78,7 +78,7 @@ def _print_sql(settings: "Settings", asked: list[Request], actions: dict[str, st
     key = control_key(settings.state)
     messages = [
         *(control_message(verb, identity, key) for verb, identity in actions.items()),
-        *(ask(one, key) for one in asked),
+        *(backfill_message(one, key) for one in asked),
     ]
     for message in messages:
         statement = sql.SQL("select pg_logical_emit_message(true, {}, {});").format(PREFIX, message)
@@ -91,7 +91,7 @@ def _start(settings: "Settings", request: Request, wait: bool, as_json: bool) ->
     if request.table not in {captured.name for captured in settings.source.tables}:
         known = ", ".join(str(captured.name) for captured in settings.source.tables)
         raise ConfigError(f"Table {request.table} is not captured.", f"Tables: {known}.")
-    identity = _send(settings, ask(request, control_key(settings.state)))
+    identity = _send(settings, backfill_message(request, control_key(settings.state)))
     facts = _show_progress(settings, identity, as_json) if wait else {"id": identity, "state": "requested"}
     if as_json:
         print_json(facts)
@@ -134,10 +134,10 @@ def _keys(text: str) -> tuple[tuple[str, ...], ...]:
 def _send(settings: "Settings", message: str) -> str:
     """Write a message into the WAL; returns its LSN, which is the id of a request."""
     from cdc.capture.source.connect import connect
-    from snapshots.tables.wal_messages import say
+    from snapshots.tables.wal_messages import write_message
 
     with connect(settings.source, "millrace cli") as connection:
-        return f"{say(connection, message):X}"
+        return f"{write_message(connection, message):X}"
 
 
 def _steer(settings: "Settings", verb: str, identity: str) -> list[Facts]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json
-from cdc.config.settings import Settings, shown
+from cdc.config.settings import Settings, redacted
 from cdc.errors import ConfigError, EnvironmentFault
 
 TEMPLATE = """\
@@ -108,7 +108,7 @@ def show(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> 
 
     from cdc.service.daemon.process import settings_from
 
-    facts = shown(settings_from(config))
+    facts = redacted(settings_from(config))
     if as_json:
         print_json(facts)
     else:

@@ -217,4 +217,4 @@ def _check_brokers(settings: Settings, seconds: float) -> None:
     check_brokers(_debezium_settings(settings), seconds)
 
 
-KIND = LogKind("debezium", DebeziumSettings, _open_writer, _open_reader, _check_brokers)
+KIND = LogKind(DebeziumSettings, _open_writer, _open_reader, _check_brokers)

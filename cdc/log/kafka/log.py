@@ -30,4 +30,4 @@ def _check_brokers(settings: Settings, seconds: float) -> None:
     check_brokers(_kafka_settings(settings), seconds)
 
 
-KIND = LogKind("kafka", KafkaSettings, _open_writer, _open_reader, _check_brokers)
+KIND = LogKind(KafkaSettings, _open_writer, _open_reader, _check_brokers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cdc.durable_files import make_folder, replace, room
+from cdc.durable_files import make_folder, replace, write_errors
 from cdc.errors import ConfigError, LogCorrupt
 from cdc.model import Lsn
 
@@ -51,7 +51,7 @@ class Consumers:
             sequence, reached = max(sequence, known.sequence), max(reached, known.reached)
         data = {"name": name, "sequence": sequence, "reached": reached, "at": datetime.now(UTC).isoformat()}
         make_folder(self._folder)
-        with room(self._folder):
+        with write_errors(self._folder):
             replace(path, json.dumps(data).encode())
 
     def forget(self, name: str) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from cdc import failpoint
 from cdc.config.settings import LogSettings, Settings
-from cdc.durable_files import make_folder, remove, room, sync_folder, write_new
+from cdc.durable_files import make_folder, remove, sync_folder, write_errors, write_new
 from cdc.errors import LogError, LogFull
 from cdc.log.registry import LogKind
 from cdc.log.segments import segment_file
@@ -30,6 +30,7 @@ from cdc.log.segments.writer_lock import WriterLock
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
+_NO_MARKS: Mapping[str, str] = {}
 _REOPEN = "Restart the process: it reads the durable position again."
 
 
@@ -90,9 +91,9 @@ class SegmentWriter:
             data = segment_file.encode(rows, segment_file.Metadata(entry.marks, ()), self._settings.compression)
             staged = self._writer_lock.staging / f"{self._sequence + 1}.parquet"
             try:
-                with room(self._writer_lock.staging):
+                with write_errors(self._writer_lock.staging):
                     write_new(staged, memoryview(data))
-                self.publish(staged, segment_file.Extent.of(rows), entry.end, entry.marks)
+                self._publish(staged, segment_file.Extent.of(rows), entry.end, entry.marks)
             except BaseException:
                 remove(staged)  # the next attempt creates a file of the same name
                 raise
@@ -100,9 +101,11 @@ class SegmentWriter:
 
     def spool(self) -> SegmentSpool:
         """Begin a transaction that is too large for memory."""
-        return SegmentSpool(self, self._writer_lock.staging, self._settings.compression)
+        return SegmentSpool(self._publish, self._writer_lock.staging, self._settings.compression)
 
-    def publish(self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
+    def _publish(
+        self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str] = _NO_MARKS
+    ) -> bool:
         """Rename a synced file or folder to become the next segment; False if the log already has it.
 
         After LogFull the caller may repeat the call.
@@ -126,7 +129,7 @@ class SegmentWriter:
             return
         segment, marks = self._unsynced
         try:
-            with room(self._folder.hot):
+            with write_errors(self._folder.hot):
                 sync_folder(self._folder.hot)
         except LogFull:
             raise
@@ -148,7 +151,7 @@ class SegmentWriter:
         return end <= known.end and all(known.marks.get(key) == value for key, value in marks.items())
 
     @property
-    def pace(self) -> float:
+    def append_interval(self) -> float:
         """An append costs the writer a few syncs and every reader one more file to open."""
         return 0.03
 
@@ -217,4 +220,4 @@ def _open_reader(settings: Settings) -> SegmentReader:
     return SegmentReader(folder_of(settings))
 
 
-KIND = LogKind("segments", SegmentSettings, _open_writer, _open_reader)
+KIND = LogKind(SegmentSettings, _open_writer, _open_reader)

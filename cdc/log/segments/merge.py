@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.durable_files import open_new, remove, room, sync_folder
+from cdc.durable_files import open_new, remove, sync_folder, write_errors
 from cdc.log.segments import segment_file
 from cdc.log.segments.folder import LogFolder, View
 from cdc.log.segments.segment_names import Segment
@@ -148,7 +148,7 @@ class SegmentMerger:
 
     def _write(self, staged: Path, rows: Iterable[pa.Table], metadata: segment_file.Metadata) -> segment_file.Extent:
         extent = segment_file.Extent()
-        with room(self._writer_lock.staging), os.fdopen(open_new(staged), "wb") as file:
+        with write_errors(self._writer_lock.staging), os.fdopen(open_new(staged), "wb") as file:
             with segment_file.writer(file, "zstd", _LEVEL) as parquet:
                 for group in _row_groups(rows):
                     extent = extent.with_more(segment_file.Extent.of(group))
@@ -160,7 +160,7 @@ class SegmentMerger:
 
     def _sync(self) -> None:
         """Make the names in history durable. Superseded segments must not be removed before this."""
-        with room(self._folder.history):
+        with write_errors(self._folder.history):
             sync_folder(self._folder.history)
 
 

@@ -19,12 +19,11 @@ from cdc.log.segments.folder import LogFolder, View
 from cdc.log.segments.schemas import FolderSchemas
 from cdc.log.segments.segment_names import Segment
 from cdc.log.segments.segment_names import after as after_sequence
-from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn, TableId
+from cdc.log.spark_reader import SparkReader
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from cdc.log.spark.source import LogSource
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,7 +42,7 @@ def sequence_of(offset: Offset) -> int:
     return int(offset)
 
 
-class SegmentReader:
+class SegmentReader(SparkReader):
     """Reads one folder. Cheap to create; caches the listing while the folder does not change."""
 
     def __init__(self, root: Path) -> None:
@@ -140,20 +139,6 @@ class SegmentReader:
     def forget(self, consumer: str) -> None:
         """Unregister a consumer: retention no longer keeps changes for it."""
         self._consumers.forget(consumer)
-
-    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
-        """A streaming DataFrame of the log."""
-        return self._source().frame(spark, self.start() if after is None else after, limit)
-
-    def packed(
-        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
-    ) -> "DataFrame":
-        """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only."""
-        return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
-
-    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
-        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
-        return self._source().unpacked(batch)
 
     def _source(self) -> "LogSource":
         from cdc.log.spark.segments import source

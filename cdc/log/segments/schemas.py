@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from cdc.durable_files import make_folder, open_or_make, room, sync_folder
+from cdc.durable_files import make_folder, open_or_make, sync_folder, write_errors
 from cdc.durable_files import replace as replace_file
 from cdc.errors import LogCorrupt
 from cdc.model import Column, PgType, TableId, TableSchema, TypeKind
@@ -49,7 +49,7 @@ class FolderSchemas:
                 return versions[-1]
             stored = replace(schema, id=(versions[-1].id if versions else 0) + 1)
             self._unsynced = True
-            with room(self._folder):
+            with write_errors(self._folder):
                 replace_file(path, _encode((*versions, stored)))
             self._unsynced = False
             return stored
@@ -57,7 +57,7 @@ class FolderSchemas:
     def _sync_pending(self) -> None:
         """If a full disk prevented the sync after a replace, sync now: the new file must not be used before."""
         if self._unsynced:
-            with room(self._folder):
+            with write_errors(self._folder):
                 sync_folder(self._folder)
             self._unsynced = False
 
@@ -82,7 +82,7 @@ class FolderSchemas:
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
         make_folder(self._folder)
-        with room(self._folder / "lock"):
+        with write_errors(self._folder / "lock"):
             lock = open_or_make(self._folder / "lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

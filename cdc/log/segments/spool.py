@@ -1,14 +1,13 @@
 """One transaction too large for memory: part files in a staging folder, published by one rename of that folder."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.durable_files import FOLDER_MODE, remove, room, sync_folder, write_new
+from cdc.durable_files import FOLDER_MODE, remove, sync_folder, write_errors, write_new
 from cdc.errors import LogError
 from cdc.log.segments import segment_file
 from cdc.model import LOG_SCHEMA, Lsn
@@ -18,18 +17,15 @@ _PART_BYTES = 32 << 20
 _NO_FACTS = segment_file.Metadata({}, ())
 
 
-class SegmentPublisher(Protocol):
-    """What a spool needs from the writer."""
-
-    def publish(self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
-        """Rename a synced folder to become the next segment; False if the log already has it."""
+Publish = Callable[[Path, segment_file.Extent, Lsn], bool]
+"""Renames a synced folder to become the next segment; False if the log already has it."""
 
 
 class SegmentSpool:
     """Part files on disk. After LogFull the caller may repeat the call: earlier parts are kept."""
 
-    def __init__(self, writer: SegmentPublisher, staging: Path, compression: segment_file.Compression) -> None:
-        self._writer = writer
+    def __init__(self, publish: Publish, staging: Path, compression: segment_file.Compression) -> None:
+        self._publish = publish
         self._staging = staging
         self._folder = staging / f"spool-{secrets.token_hex(8)}"
         self._compression = compression
@@ -54,11 +50,11 @@ class SegmentSpool:
         if self._pending or not self._parts:
             self._flush()
         if not self._synced:
-            with room(self._staging):
+            with write_errors(self._staging):
                 sync_folder(self._folder)
             self._synced = True  # a repeated call may find the folder already renamed
         failpoint.reached("log.spool_publish")
-        if not self._writer.publish(self._folder, self._extent, end, {}):
+        if not self._publish(self._folder, self._extent, end):
             self.discard()
         self._closed = True
 
@@ -75,7 +71,7 @@ class SegmentSpool:
     def _flush(self) -> None:
         rows = pa.concat_tables(self._pending) if self._pending else LOG_SCHEMA.empty_table()
         data = segment_file.encode(rows, _NO_FACTS, self._compression)
-        with room(self._staging):
+        with write_errors(self._staging):
             if not self._parts:
                 self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
             write_new(self._folder / f"part-{self._parts:06d}.parquet", memoryview(data))

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Self
 
-from cdc.durable_files import FOLDER_MODE, make_folder, open_or_make, remove, room, sync_folder
+from cdc.durable_files import FOLDER_MODE, make_folder, open_or_make, remove, sync_folder, write_errors
 from cdc.errors import LogFenced
 
 _WRITER = re.compile(r"\.writer-(\d{8})")
@@ -30,10 +30,10 @@ class WriterLock:
     def take(cls, root: Path, takeover: bool = False) -> Self:
         """Become the writer. Raises LogFenced while another process has the lock, unless `takeover` is set."""
         make_folder(root)
-        with room(root / "lock"):
+        with write_errors(root / "lock"):
             lock = open_or_make(root / "lock")
         try:
-            with room(root / "lock"):
+            with write_errors(root / "lock"):
                 _lock_file(lock, root, takeover)
                 staging = _next_epoch(root)
         except BaseException:
@@ -43,14 +43,14 @@ class WriterLock:
 
     def rename(self, staged: Path, target: Path) -> None:
         """Make a synced file or folder visible. Durable once the target's folder is synced."""
-        with room(self.staging):
+        with write_errors(self.staging):
             staged.rename(target)
 
     def remove_published(self, path: Path) -> None:
         """Hide a published file or folder with one rename, then remove it."""
         self.require()
         renamed = self.staging / f"gone-{secrets.token_hex(8)}"
-        with room(self.staging):
+        with write_errors(self.staging):
             try:
                 path.rename(renamed)
             except FileNotFoundError:

@@ -136,7 +136,7 @@ class HeldBackTables:
         return waiting is None or time.monotonic() >= waiting.due
 
     def _hold_back(self, table: TableId) -> None:
-        with self._applier.turn:
+        with self._applier.lock:
             known = self._consumers().get(self._sink)
             position = (known.reached, known.offset) if known else (ZERO_LSN, None)
             self._log.commit(consumer_name(self._sink, table), *position)
@@ -145,7 +145,7 @@ class HeldBackTables:
 
     def _skip(self, table: TableId) -> None:
         """Drop its changes from now on. No row of it in the store is newer than the present head of the log."""
-        with self._applier.turn:
+        with self._applier.lock:
             known = self._consumers()
             position = known.get(consumer_name(self._sink, table)) or known.get(self._sink)
             self.skipped.add(table, position.reached if position else ZERO_LSN, self._log.head()[1])
@@ -159,13 +159,13 @@ class HeldBackTables:
         tries = before.tries + 1 if before else 1
         due = time.monotonic() + backoff.delay(tries, _FIRST_SECONDS, _LONGEST_SECONDS)
         since = before.since if before else datetime.now(UTC)
-        with self._applier.turn:
+        with self._applier.lock:
             self.waiting = {**self.waiting, table: WaitingTable(error.message, error.remedy, since, tries, due)}
         if before is None or before.message != error.message:
             _log.warning("sink %s: %s waits, the other tables continue: %s", self._sink, table, error)
 
     def _forget_waiting(self, table: TableId) -> None:
-        with self._applier.turn:
+        with self._applier.lock:
             self.waiting = {name: one for name, one in self.waiting.items() if name != table}
 
     def _try_release(self, table: TableId) -> None:
@@ -173,7 +173,7 @@ class HeldBackTables:
             if table in self.skipped.dropping():
                 self._request_refill(table)
             elif table in self.waiting:
-                self._applier.probe(table)
+                self._applier.try_table(table)
             self._remove_rows(table)
             self._release(table)
         except TableRefused as error:
@@ -216,7 +216,7 @@ class HeldBackTables:
             offset, changes = self._catch_up(table, offset)
             if changes < _NEAR:
                 break
-        with self._applier.turn:
+        with self._applier.lock:
             self._catch_up(table, offset)
             self._applier.held_back -= {table}
             self._forget_waiting(table)

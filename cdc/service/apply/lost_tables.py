@@ -76,20 +76,22 @@ class LostTables:
         """The next comparison is due at once."""
         self._due = 0.0
 
-    def look(self, sink: object) -> frozenset[TableId]:
+    def compare_marks(self, sink: object) -> frozenset[TableId]:
         """Compare the fingerprints if it is time. Returns the tables that are lost since."""
         if time.monotonic() < self._due or not isinstance(sink, Fingerprinted):
             return frozenset()
         known = {table: stored.mark for table, stored in self._marks.items() if self._concerns(table)}
         position = self._position()
         self._reached = max(self._reached, position.reached)
-        found = sink.look(known, position.reached) if known else {}
+        found = sink.compare_marks(known, position.reached) if known else {}
         self._due = time.monotonic() + LOOK_SECONDS
         differing = {table: mark for table, mark in found.items() if isinstance(mark, Difference)}
         good = {table: StoredMark(mark, position) for table, mark in found.items() if not isinstance(mark, Difference)}
         newly_lost = frozenset(table for table, difference in differing.items() if self._lose(table, difference))
         if newly_lost and isinstance(sink, Positioned):
-            sink.passed(position.reached)  # the table of an older copy is held back: the rest is at the sink's position
+            sink.record_position(
+                position.reached
+            )  # the table of an older copy is held back: the rest is at the sink's position
         self._end_losses(good)
         self._keep({**self._marks, **good})
         return newly_lost
@@ -97,19 +99,19 @@ class LostTables:
     def prepared(self, sink: object, schema: TableSchema) -> None:
         """Leave a mark in a table that has none yet."""
         if isinstance(sink, Fingerprinted) and schema.table not in self._marks:
-            self._keep({**self._marks, schema.table: StoredMark(sink.sign(schema), self._position())})
+            self._keep({**self._marks, schema.table: StoredMark(sink.mark_table(schema), self._position())})
 
-    def renewed(self, sink: object, schema: TableSchema) -> None:
+    def recreated(self, sink: object, schema: TableSchema) -> None:
         """Leave a mark in a recreated table."""
         if isinstance(sink, Fingerprinted):
-            self._keep({**self._marks, schema.table: StoredMark(sink.sign(schema), self._position())})
-            self.passed(sink, ZERO_LSN)
+            self._keep({**self._marks, schema.table: StoredMark(sink.mark_table(schema), self._position())})
+            self.record_position(sink, ZERO_LSN)
 
-    def passed(self, sink: object, reached: Lsn) -> None:
+    def record_position(self, sink: object, reached: Lsn) -> None:
         """Have the store record its position, if it can."""
         if isinstance(sink, Positioned):
             self._reached = max(self._reached, reached)  # a restarted query repeats batches
-            sink.passed(self._reached)
+            sink.record_position(self._reached)
 
     # -- called by the worker's own thread
 
@@ -132,7 +134,7 @@ class LostTables:
         schema = next((schema for schema in self._log.schemas.newest() if schema.table == table), None)
         try:
             if schema is not None:
-                applier.renew(schema)
+                applier.recreate(schema)
         except MillraceError as error:
             if error.transient:
                 raise

@@ -7,9 +7,9 @@ from cdc.capture.source.connect import connect
 from cdc.config.settings import Settings
 from cdc.errors import SlotLost
 from cdc.model import Lsn, TableId
-from snapshots.backfill.requests import Request, ask
+from snapshots.backfill.requests import Request, backfill_message
 from snapshots.backfill.signing_key import control_key
-from snapshots.tables.wal_messages import say
+from snapshots.tables.wal_messages import write_message
 
 
 class Refill(Protocol):
@@ -38,6 +38,6 @@ class SourceRefill:
 
     def request(self, table: TableId) -> str:
         """The id is the LSN of the request."""
-        message = ask(Request(table), control_key(self._settings.state))
+        message = backfill_message(Request(table), control_key(self._settings.state))
         with connect(self._settings.source, "millrace refill") as connection:
-            return f"{say(connection, message):X}"
+            return f"{write_message(connection, message):X}"

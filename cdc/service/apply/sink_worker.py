@@ -85,7 +85,7 @@ class SinkWorker:
     @property
     def needs_start(self) -> bool:
         """Whether its own query has to be started."""
-        return not self._in_shared_query and not self.runner.query.alone and self.runner.restart_at is None
+        return not self._in_shared_query and not self.runner.query.has_own_query and self.runner.restart_at is None
 
     def end(self) -> None:
         """Finish the present batch, keep the position, release the checkpoint."""
@@ -109,12 +109,16 @@ class SinkWorker:
     @property
     def own_position(self) -> Lsn:
         """The LSN that its own query has reached; 0 if it has none, or the query does not run."""
-        well = self.runner.query.alone and self.runner.restart_at is None and self.applier.status.state == "running"
+        well = (
+            self.runner.query.has_own_query
+            and self.runner.restart_at is None
+            and self.applier.status.state == "running"
+        )
         return self.applier.status.reached if well and not self._in_shared_query else ZERO_LSN
 
     def can_start_shared(self, position: Consumer) -> bool:
         """Whether a shared query can start for it at its committed position."""
-        if self.runner.query.alone:
+        if self.runner.query.has_own_query:
             return ZERO_LSN < position.reached <= self.own_position
         return (
             not self._in_shared_query and self.runner.restart_at is None and not self.runner.query.uses_own_checkpoint
@@ -197,7 +201,7 @@ class SinkWorker:
     def _check(self) -> None:
         if self.applier.status.state in ("starting", "refused"):
             self.applier.open_store()
-        self.applier.look()
+        self.applier.check_losses()
         self.applier.retry_dead_letters()
         if self.runner.started:
             self._losses.repair(self.applier)

@@ -48,7 +48,7 @@ class SinkWorkers:
         if not self._workers:
             return
         waiting = self._shared.update(self._workers, self.spark())
-        starting = any(worker.runner.query.beginning for worker in self._workers.values())
+        starting = any(worker.runner.query.starting for worker in self._workers.values())
         for name, worker in self._workers.items():
             if name not in waiting and not (worker.needs_start and starting):
                 starting |= worker.needs_start

@@ -34,11 +34,11 @@ from cdc.service.capture.upkeep import Upkeep
 from cdc.service.daemon import footprint, process
 from cdc.service.daemon.budgets import DiskBudget
 from snapshots.backfill.coordinator import Backfills
-from snapshots.backfill.requests import Request, ask
+from snapshots.backfill.requests import Request, backfill_message
 from snapshots.backfill.signing_key import control_key
 from snapshots.initial.snapshot import EXACT_MARK, Ending, run_initial
 from snapshots.tables.rows import masking_of
-from snapshots.tables.wal_messages import say
+from snapshots.tables.wal_messages import write_message
 
 INTENT_MARK = "source.intent"
 """Written before the slot is created: a slot of that name is then known to be ours, even after a crash meanwhile."""
@@ -238,7 +238,7 @@ class Capture:
 def request_refill(key: bytes, connection: Connection, wanted: PartitionRefill) -> None:
     """Request, through the WAL, the rows of attached partitions and the removal of those of removed ones."""
     where = " or ".join(f"({condition})" for condition in wanted.conditions)
-    say(connection, ask(Request(wanted.table, where, newest=True, removed=wanted.removed), key))
+    write_message(connection, backfill_message(Request(wanted.table, where, newest=True, removed=wanted.removed), key))
 
 
 if __name__ == "__main__":

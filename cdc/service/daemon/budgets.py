@@ -45,7 +45,7 @@ class DiskBudget:
         self._used, self._measured_at = 0, float("-inf")
         self._lock = threading.Lock()
 
-    def look(self) -> Disk:
+    def measure(self) -> Disk:
         """Free and used space now."""
         found = os.statvfs(self._state)
         free, used = found.f_bavail * found.f_frsize, self._used_bytes()
@@ -59,7 +59,7 @@ class DiskBudget:
 
     def check(self) -> None:
         """Raise LogFull if nothing may be added."""
-        if message := self.look().message:
+        if message := self.measure().message:
             raise LogFull(message, "Free disk space, let the slowest sink catch up, or raise the budget.")
 
     def _used_bytes(self) -> int:

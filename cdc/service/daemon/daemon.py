@@ -121,7 +121,7 @@ class Daemon:
                 self.supervisor.restart(name, reason)
             facts["over_memory"] = self._memory.excess.get(name, "")
         with suppress(OSError):
-            facts = {"state": state, "parts": parts, "disk": asdict(self._disk.look()), "reload": self._reload}
+            facts = {"state": state, "parts": parts, "disk": asdict(self._disk.measure()), "reload": self._reload}
             status.publish(self.settings.state, "daemon", facts)
 
     def _progress(self, part: str) -> object:

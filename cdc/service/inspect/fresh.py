@@ -13,8 +13,9 @@ from cdc.service.inspect.verification import chosen_sinks, parsed_table
 from cdc.service.observe.positions import open_log
 from cdc.service.state.sink_positions import consumer_name
 from sinks.context import SinkContext
-from sinks.delta.fresh import Fresh, look
-from sinks.delta.sink import DeltaSettings, open_sink
+from sinks.delta.fresh import Fresh, fresh_view
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import open_sink
 
 
 def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
@@ -30,7 +31,7 @@ def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
             f"Table {name} is not in the sink {chosen.name}.", "Choose another sink, or add the table to its `tables`."
         )
     with closing(open_sink(chosen, SinkContext(settings.state))) as opened:
-        return look(opened, open_log(settings), name, consumer_name(chosen.name, name))
+        return fresh_view(opened, open_log(settings), name, consumer_name(chosen.name, name))
 
 
 def _delta_sink(settings: Settings, name: str) -> DeltaSettings:

@@ -133,7 +133,7 @@ def events(reader: LogReader, table: str, key: str, seconds: float) -> list[KeyE
 
 def _in_range(row: Mapping[str, object], key: str) -> bool:
     """Whether a removed key range contains this key."""
-    return bool(KeyRange.parse(str(row["key"])).holds_keys(pa.array([key]))[0])
+    return bool(KeyRange.parse(str(row["key"])).contains_keys(pa.array([key]))[0])
 
 
 def _events(rows: Sequence[Mapping[str, object]], end: Lsn) -> Iterator[KeyEvent]:

@@ -104,7 +104,7 @@ class StoreFiles:
 
     def _write(self, path: Path, facts: Mapping[str, object]) -> None:
         durable_files.make_folder(self._folder)
-        with durable_files.room(path):
+        with durable_files.write_errors(path):
             durable_files.replace(path, json.dumps(facts).encode())
 
 

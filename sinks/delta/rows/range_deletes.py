@@ -55,7 +55,7 @@ def is_removed(rows: pa.Table, layout: TableLayout, removal: Removal) -> npt.NDA
     names = {one.column.name: one.name for one in layout.placed}
     values = {name: rows[names[name]].combine_chunks() for name in removal.range.columns}
     older: AnyArray = pc.less(rows[VERSION], pa.scalar(removal.version, pa.int64()))
-    flags: npt.NDArray[np.bool_] = removal.range.holds(values) & older.to_numpy()
+    flags: npt.NDArray[np.bool_] = removal.range.contains(values) & older.to_numpy()
     return flags
 
 

@@ -18,6 +18,7 @@ from cdc.model import Column, TableId, TableSchema
 from sinks.delta.rows.images import type_name
 from sinks.delta.schema.soft_deletes import DeleteCondition
 from sinks.delta.schema.types import INSTANT, arrow_type, can_store, widens
+from sinks.delta.settings import Dropped, SequenceBy, TypeChange
 from sinks.delta.write.region import bounded
 
 VERSION = "_millrace_version"
@@ -42,9 +43,6 @@ None is NOT NULL: in a table with a timestamp_ntz column, deltalake then writes 
 if TYPE_CHECKING:
     AnyField: TypeAlias = "pa.Field[Any]"
 
-TypeChange = Literal["stop", "new_column"]
-Dropped = Literal["keep", "remove"]
-SequenceBy = Literal["version", "commit_ts"]
 
 _PACKED = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
 _NO_DICTIONARY = ColumnProperties(dictionary_enabled=False)

@@ -50,8 +50,8 @@ class Gated:
         return self._log.schemas
 
     @property
-    def pace(self) -> float:
-        return self._log.pace
+    def append_interval(self) -> float:
+        return self._log.append_interval
 
     def maintain(self) -> None:
         self._log.maintain()

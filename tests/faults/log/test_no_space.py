@@ -179,15 +179,14 @@ def test_a_status_that_finds_no_room_leaves_the_one_before_and_nothing_aside(
 def test_a_spool_for_kafka_goes_on_where_the_disk_was_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[object] = []
 
-    class Kafka:
-        def publish(self, tables: Iterable[pa.Table], end: Lsn, marks: object) -> None:
-            if not published:
-                published.append("full")
-                raise LogFull("Kafka cannot store more.", "Make room on the brokers.")
-            published.append(list(tables))
+    def publish(tables: Iterable[pa.Table], _end: Lsn) -> None:
+        if not published:
+            published.append("full")
+            raise LogFull("Kafka cannot store more.", "Make room on the brokers.")
+        published.append(list(tables))
 
     disk = Disk(monkeypatch)
-    spool = KafkaSpool(Kafka(), tmp_path)
+    spool = KafkaSpool(publish, tmp_path)
     spool.write(entry(1).rows)
     with disk.full_from(1), pytest.raises(LogFull, match="No disk space"):
         spool.write(entry(2).rows)

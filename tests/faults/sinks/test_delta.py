@@ -24,6 +24,7 @@ from sinks.context import SinkContext
 from sinks.delta import sink as delta
 from sinks.delta import store
 from sinks.delta.rows.changes import changes
+from sinks.delta.settings import DeltaSettings
 from sinks.delta.write import writer as delta_write
 from tests import fix_delta
 from tests.fix_delta import mark_everywhere, stored_table
@@ -34,7 +35,7 @@ ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), C
 
 
 def opened(lake: Path) -> delta.DeltaSink:
-    return delta.open_sink(delta.DeltaSettings(path=str(lake)), SinkContext(lake))
+    return delta.open_sink(DeltaSettings(path=str(lake)), SinkContext(lake))
 
 
 def prepared(lake: Path, rows: int = 0) -> delta.DeltaSink:

@@ -13,6 +13,7 @@ from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
 from sinks.delta import sink
+from sinks.delta.settings import DeltaSettings
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 from snapshots.verify.comparison import Differences, verify_table
@@ -36,7 +37,7 @@ class Lake:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._reader = cdc.log.open_reader(settings)
         self._offset = self._reader.start()
-        self.sink = sink.open_sink(sink.DeltaSettings(path=str(folder)), SinkContext(settings.state))
+        self.sink = sink.open_sink(DeltaSettings(path=str(folder)), SinkContext(settings.state))
         self.letters = DeadLetters(folder / "letters")
         self.partial = 0
         self._applier = Applier(

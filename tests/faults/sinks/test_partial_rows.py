@@ -19,7 +19,8 @@ from cdc.ports import Batch, Sink
 from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetter, DeadLetters
 from sinks.context import SinkContext
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import DeltaSink
 from sinks.delta.write import writer
 from sinks.fold.folded import Folded
 from sinks.memory import MemorySink

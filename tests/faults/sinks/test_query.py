@@ -12,7 +12,8 @@ from cdc.errors import SinkError
 from cdc.ports import Batch
 from cdc.service.apply.runner import SinkRunner
 from sinks.context import SinkContext
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import DeltaSink
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.fix_servers import MakeDisk

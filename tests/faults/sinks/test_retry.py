@@ -111,7 +111,7 @@ class Looks:
 
     lost: frozenset[TableId] = frozenset()
 
-    def look(self, sink: object) -> frozenset[TableId]:
+    def compare_marks(self, sink: object) -> frozenset[TableId]:
         assert isinstance(sink, RedisSink)
         sink.prepare(ITEMS)
         return self.lost
@@ -120,9 +120,9 @@ class Looks:
 
     def prepared(self, sink: object, schema: TableSchema) -> None: ...
 
-    def passed(self, sink: object, reached: Lsn) -> None: ...
+    def record_position(self, sink: object, reached: Lsn) -> None: ...
 
-    def renewed(self, sink: object, schema: TableSchema) -> None: ...
+    def recreated(self, sink: object, schema: TableSchema) -> None: ...
 
 
 def test_a_look_at_a_store_that_is_down_keeps_no_batch_from_its_policy_and_an_idle_sink_comes_back(
@@ -132,19 +132,19 @@ def test_a_look_at_a_store_that_is_down_keeps_no_batch_from_its_policy_and_an_id
     applier.apply(folded(row(1, 10, "one")))
     applier._store.recorder = Looks()
     scene.between.cut()
-    looking = threading.Thread(target=applier.look, daemon=True)
+    looking = threading.Thread(target=applier.check_losses, daemon=True)
     looking.start()
     looking.join(30)
     assert not looking.is_alive()
     assert applier.status.state == "waiting"
     scene.between.pass_on()
-    applier.look()
+    applier.check_losses()
     assert applier.status.state == "running"
     scene.between.cut()
-    applier.look()
+    applier.check_losses()
     with pytest.raises(GaveUp, match="tried 3 times"):
         applier.apply(folded(row(1, 20, "two")))
-    applier.look()
+    applier.check_losses()
     assert applier.status.state == "stopped"
 
 

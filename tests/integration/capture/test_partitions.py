@@ -12,7 +12,7 @@ from cdc.model import TableId
 from cdc.service.apply.replay import ReplayRange, replay
 from cdc.service.inspect import why
 from sinks.context import SinkContext
-from sinks.delta.sink import DeltaSettings
+from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_sink as open_delta
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import open_sink as open_redis

@@ -19,6 +19,7 @@ from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
+from sinks.delta.settings import DeltaSettings
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 from sinks.memory import MemorySink, Store
@@ -70,7 +71,7 @@ class Stores:
 @pytest.fixture
 def stores(rig: Rig, redis_url: str, tmp_path: Path) -> Iterator[Stores]:
     rig.capture_tables(ITEMS, FILL, snapshot="initial", heartbeat_seconds=0.5)
-    lake = delta.open_sink(delta.DeltaSettings(name="delta", path=str(tmp_path / "lake")), SinkContext(rig.state))
+    lake = delta.open_sink(DeltaSettings(name="delta", path=str(tmp_path / "lake")), SinkContext(rig.state))
     cache = redis.open_sink(settings.RedisSettings(name="redis", url=redis_url), SinkContext(rig.state))
     memory = MemorySink("memory", Store())
     cdc.log.open_writer(rig.settings).close()

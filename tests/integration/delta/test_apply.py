@@ -16,6 +16,7 @@ from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
 from sinks.delta import sink
+from sinks.delta.settings import DeltaSettings
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 from tests.fix_log import FilledLog
@@ -28,7 +29,7 @@ Open = Callable[..., Applier]
 @pytest.fixture
 def open_applier(filled_log: FilledLog, lake: Path, state_dir: Path) -> Open:
     def opened(open_sink: Callable[[], Any] | None = None, tables: Sequence[TableId] = ()) -> Applier:
-        settings = sink.DeltaSettings(path=str(lake))
+        settings = DeltaSettings(path=str(lake))
         return Applier(
             "delta",
             open_sink=open_sink or partial(sink.open_sink, settings, SinkContext(state_dir)),
@@ -103,7 +104,7 @@ def test_tables_of_one_batch_are_committed_side_by_side(
             meeting.wait(timeout=30)
             super().apply(batch)
 
-    settings = sink.DeltaSettings(path=str(lake))
+    settings = DeltaSettings(path=str(lake))
     applier = open_applier(lambda: Meeting(settings, SinkContext(state_dir)))
     deliver(applier, filled_log, [put(name, 1, 10, name) for name in names])
     for name in names:
@@ -126,7 +127,7 @@ def test_a_table_that_fails_once_is_tried_again_beside_the_others(
                 failed.append("b")
                 raise Lost("the answer was lost")
 
-    settings = sink.DeltaSettings(path=str(lake))
+    settings = DeltaSettings(path=str(lake))
     applier = open_applier(lambda: Failing(settings, SinkContext(state_dir)))
     deliver(applier, filled_log, [put(name, 1, 10, name) for name in names])
     assert failed == ["b"]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from cdc.model import Column, TableId, TableSchema
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
+from sinks.delta.settings import DeltaSettings
 from tests.fix_delta import apply_with_repeats
 from tests.scenes.histories import INT4, INTEGERS, TEXT, History, batch, change, cut, folded, images, state_of, table
 
@@ -19,7 +20,7 @@ ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), C
 
 def opened(lake: Path) -> delta.DeltaSink:
     settings = {"path": str(lake), "append_only": True, "as_text": {"public.ints": ["at"]}}
-    sink = delta.open_sink(delta.DeltaSettings.model_validate(settings), SinkContext(lake))
+    sink = delta.open_sink(DeltaSettings.model_validate(settings), SinkContext(lake))
     sink.prepare(ITEMS)
     return sink
 
@@ -71,4 +72,4 @@ def test_the_changes_add_up_to_the_rows(tmp_path: Path, seed: int) -> None:
 
 def test_two_forms_at_once_are_refused() -> None:
     with pytest.raises(ValidationError, match="exclude each other"):
-        delta.DeltaSettings.model_validate({"path": "lake", "append_only": True, "stored_as_scd_type": 2})
+        DeltaSettings.model_validate({"path": "lake", "append_only": True, "stored_as_scd_type": 2})

@@ -21,6 +21,7 @@ from sinks.context import SinkContext
 from sinks.delta import sink
 from sinks.delta.fresh import Fresh
 from sinks.delta.rows.changes import in_source_order
+from sinks.delta.settings import DeltaSettings
 from tests.fix_log import FilledLog
 from tests.fix_processes import RunProgram
 from tests.scenes.histories import INT4, INTEGERS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
@@ -40,7 +41,7 @@ class Lake:
         self.log = log
         self.settings = settings
         (found,) = settings.sinks
-        assert isinstance(found, sink.DeltaSettings)
+        assert isinstance(found, DeltaSettings)
         self.sink = sink.open_sink(found, SinkContext(settings.state))
 
     def merge(self, schema: TableSchema, rows: Sequence[Row], end: int | None = None) -> None:

@@ -12,6 +12,7 @@ from cdc.key_range import KeyRange, Level
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
+from sinks.delta.settings import DeltaSettings
 from sinks.delta.write import writer
 from sinks.delta.write.writer import REGION_LIMIT
 from tests.fix_delta import ends_as_the_source
@@ -22,7 +23,7 @@ ITEMS = TableSchema(TableId("public", "items"), (Column("id", INT4, key=True), C
 
 def opened(lake: Path, **settings: Any) -> delta.DeltaSink:
     whole = {"path": str(lake), "stored_as_scd_type": 2, "as_text": {"public.ints": ["at"]}, **settings}
-    sink = delta.open_sink(delta.DeltaSettings.model_validate(whole), SinkContext(lake))
+    sink = delta.open_sink(DeltaSettings.model_validate(whole), SinkContext(lake))
     sink.prepare(ITEMS)
     return sink
 

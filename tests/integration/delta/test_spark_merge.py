@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
+from sinks.delta.settings import DeltaSettings
 from sinks.delta.write import writer
 from tests.scenes.histories import (
     FLOAT8,
@@ -44,7 +45,7 @@ def open_sink(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyP
     def opened() -> delta.DeltaSink:
         names = ("items", "ints", "other")
         as_text = {f"public.{name}": ("at",) for name in names}
-        settings = delta.DeltaSettings.model_validate({"path": str(tmp_path), "as_text": as_text})
+        settings = DeltaSettings.model_validate({"path": str(tmp_path), "as_text": as_text})
         return delta.open_sink(settings, SinkContext(tmp_path, lambda: spark))
 
     return opened

@@ -19,6 +19,7 @@ from cdc.model import TableId
 from cdc.ports import Batch
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
+from sinks.delta.settings import DeltaSettings
 from sinks.fold.spark import FOLDED
 from snapshots.tables.rows import describe, read_images
 from snapshots.verify.comparison import whole_table
@@ -82,7 +83,7 @@ def test_every_value_of_every_type_arrives_exactly_or_is_refused_by_name(databas
         readable = describe(connection, TableSettings(name=TABLE), Masking())
         images = pa.concat_tables(read_images(connection, readable, whole_table(readable)))
     schema = readable.layout.schema
-    sink = delta.open_sink(delta.DeltaSettings(path=str(tmp_path)), SinkContext(tmp_path))
+    sink = delta.open_sink(DeltaSettings(path=str(tmp_path)), SinkContext(tmp_path))
     sink.prepare(schema)
     refused: dict[int, str] = {}
     try:

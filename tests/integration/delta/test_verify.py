@@ -9,6 +9,7 @@ from cdc.config.settings import Settings, TableSettings
 from cdc.model import Lsn, TableId
 from sinks.context import SinkContext
 from sinks.delta import sink
+from sinks.delta.settings import DeltaSettings
 from snapshots.verify.comparison import Differences, verify_table
 from tests.fix_capture import Following, Rig
 from tests.scenes.histories import Row, batch
@@ -32,7 +33,7 @@ class Lake:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._reader = cdc.log.open_reader(settings)
         self._offset = self._reader.start()
-        self.sink = sink.open_sink(sink.DeltaSettings(path=str(folder)), SinkContext(settings.state))
+        self.sink = sink.open_sink(DeltaSettings(path=str(folder)), SinkContext(settings.state))
 
     def catch_up(self) -> None:
         for part in self._reader.read(self._offset):

@@ -75,10 +75,10 @@ def run_history(sink: Any) -> None:
         sink.apply(batch(ITEMS, rows))
     assert any(row["op"] == "t" for row in history.rows)
     check(sink, history.state())
-    mark = sink.sign(ITEMS)
-    sink.passed(Lsn(5))
-    assert sink.look({ITEMS.table: mark}, Lsn(5)) == {ITEMS.table: mark}
-    sink.renew(ITEMS)
+    mark = sink.mark_table(ITEMS)
+    sink.record_position(Lsn(5))
+    assert sink.compare_marks({ITEMS.table: mark}, Lsn(5)) == {ITEMS.table: mark}
+    sink.recreate(ITEMS)
     sink.prepare(ITEMS)
     check(sink, {})
 

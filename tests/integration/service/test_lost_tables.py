@@ -111,7 +111,7 @@ def test_changes_that_went_into_the_wrong_place_before_it_was_noticed_are_applie
     scene.both("one")
     scene.attend()
     monkeypatch.setattr(lost_tables, "LOOK_SECONDS", 3600.0)
-    scene.applier.look()
+    scene.applier.check_losses()
     taken = memory._STORES["memory"].pop("public.items")
     scene.both("two")  # into an empty table
     monkeypatch.setattr(lost_tables, "LOOK_SECONDS", 0.0)
@@ -256,9 +256,9 @@ def test_a_closed_index_waits_alone_and_goes_on_when_it_is_opened(search: LossSc
 def test_an_index_that_counts_fewer_writes_than_it_took_is_an_older_copy(search: LossScene, index_prefix: str) -> None:
     sink: Any = search.open_sink()
     sink.prepare(ITEMS)
-    mark = sink.sign(ITEMS)
-    assert sink.look({ITEMS.table: mark}, 0) == {ITEMS.table: mark}
-    older = sink.look({ITEMS.table: {**mark, "written": mark["written"] + 1}}, 0)[ITEMS.table]
+    mark = sink.mark_table(ITEMS)
+    assert sink.compare_marks({ITEMS.table: mark}, 0) == {ITEMS.table: mark}
+    older = sink.compare_marks({ITEMS.table: {**mark, "written": mark["written"] + 1}}, 0)[ITEMS.table]
     assert "older copy" in older.message
 
 

@@ -48,7 +48,7 @@ class Memory:
         return Registry()
 
     @property
-    def pace(self) -> float:
+    def append_interval(self) -> float:
         return 0.03
 
     def maintain(self) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sinks.context import SinkContext
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import DeltaSink
 from sinks.delta.write import writer
 from sinks.delta.write.writer import WriteOptions
 from tests.scenes.histories import batch, change, table

@@ -26,7 +26,7 @@ MB = 2**20
 
 def test_there_is_room_where_there_is_room(tmp_path: Path) -> None:
     DiskBudget(tmp_path, BudgetSettings(free_mb=1)).check()
-    assert DiskBudget(tmp_path, BudgetSettings(free_mb=1)).look().free_bytes > MB
+    assert DiskBudget(tmp_path, BudgetSettings(free_mb=1)).measure().free_bytes > MB
 
 
 def test_too_little_free_space_is_a_full_log(tmp_path: Path) -> None:

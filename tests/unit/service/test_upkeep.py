@@ -35,7 +35,7 @@ class _Troubled:
         raise AssertionError("upkeep never spools")
 
     @property
-    def pace(self) -> float:
+    def append_interval(self) -> float:
         return 0.0
 
     @property

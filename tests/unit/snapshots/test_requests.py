@@ -16,7 +16,7 @@ from snapshots.backfill.requests import (
     JobControl,
     RefusedRequest,
     Request,
-    ask,
+    backfill_message,
     chunk_message,
     control_message,
     ended_message,
@@ -40,12 +40,12 @@ requests = st.builds(
 
 @given(requests)
 def test_a_signed_request_is_understood_as_it_was_meant(request: Request) -> None:
-    assert parse_message(ask(request, KEY).encode(), KEY) == request
+    assert parse_message(backfill_message(request, KEY).encode(), KEY) == request
 
 
 @given(requests)
 def test_a_request_needs_our_signature(request: Request) -> None:
-    assert isinstance(parse_message(ask(request, b"another").encode(), KEY), RefusedRequest)
+    assert isinstance(parse_message(backfill_message(request, b"another").encode(), KEY), RefusedRequest)
     assert isinstance(parse_message(json.dumps({"backfill": request.facts()}).encode(), KEY), RefusedRequest)
 
 
@@ -60,7 +60,7 @@ def test_steering_needs_our_signature(verb: str) -> None:
 
 
 def test_a_condition_put_into_a_signed_request_is_refused() -> None:
-    said = json.loads(ask(Request(ITEM, keys=(("1",),)), KEY))
+    said = json.loads(backfill_message(Request(ITEM, keys=(("1",),)), KEY))
     said["backfill"]["where"] = "true"
     assert isinstance(parse_message(json.dumps(said).encode(), KEY), RefusedRequest)
 

@@ -1,6 +1,6 @@
 """What the readers of Kafka and Debezium logs share: offsets, registered consumers, the Spark stream."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,17 +9,15 @@ from cdc.log.kafka.consumers import ConsumerPositions
 from cdc.log.kafka.position import KafkaPosition
 from cdc.log.kafka.read.ranges import Decode, RangeReader
 from cdc.log.kafka.settings import KafkaConnectionSettings
-from cdc.model import Lsn, TableId
+from cdc.log.spark_reader import SparkReader
+from cdc.model import Lsn
 from cdc.ports import Consumer, Offset
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
     from cdc.log.spark.source import LogSource
 
 
-class TopicReader(ABC):
+class TopicReader(SparkReader):
     """Cheap to create: connects on first use. Not for two threads at once."""
 
     def __init__(self, settings: KafkaConnectionSettings, decoded: Decode) -> None:
@@ -39,20 +37,6 @@ class TopicReader(ABC):
         """The newest offset, and the LSN up to which the log is complete there."""
         position = self.newest()
         return position.offset(), position.end
-
-    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
-        """A streaming DataFrame of the log; micro-batches begin and end at positions."""
-        return self._source().frame(spark, self.start() if after is None else after, limit)
-
-    def packed(
-        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
-    ) -> "DataFrame":
-        """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only."""
-        return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
-
-    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
-        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
-        return self._source().unpacked(batch)
 
     def _source(self) -> "LogSource":
         from cdc.log.spark.kafka import source

@@ -5,24 +5,19 @@ open transaction, while smaller Postgres transactions commit before the large on
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.durable_files import make_folder, open_new, room
+from cdc.durable_files import make_folder, open_new, write_errors
 from cdc.errors import LogError
 from cdc.model import LOG_SCHEMA, Lsn
 from cdc.row_file import RowFile
 
-
-class TransactionPublisher(Protocol):
-    """What a spool needs from the writer."""
-
-    def publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> None:
-        """Commit rows and position in one transaction."""
+Publish = Callable[[Iterable[pa.Table], Lsn], None]
+"""Commits rows and position in one transaction."""
 
 
 class _Stored:
@@ -38,11 +33,11 @@ class _Stored:
 class KafkaSpool:
     """Rows in a file of the state folder. After LogFull the caller may repeat the call: earlier rows are kept."""
 
-    def __init__(self, writer: TransactionPublisher, folder: Path) -> None:
+    def __init__(self, publish: Publish, folder: Path) -> None:
         make_folder(folder)
-        self._writer = writer
+        self._publish = publish
         self._path = folder / f"spool-{secrets.token_hex(8)}.arrow"
-        with room(folder):
+        with write_errors(folder):
             self._file = RowFile(open_new(self._path), str(folder))
         self._closed = False
 
@@ -55,7 +50,7 @@ class KafkaSpool:
         """Write all rows in one Kafka transaction."""
         self._require_open()
         failpoint.reached("log.spool_publish")
-        self._writer.publish(_Stored(self._file), end, {})
+        self._publish(_Stored(self._file), end)
         self.discard()
 
     def discard(self) -> None:

@@ -34,6 +34,7 @@ from cdc.log.kafka.write.transaction import Transactions
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
 
+_NO_MARKS: Mapping[str, str] = {}
 _CHUNK_ROWS = 8_192
 _CHUNK_BYTES = 32 << 20
 """Rows encoded at once: more would cost memory without being faster, and an Arrow array is limited to 2 GB."""
@@ -74,13 +75,13 @@ class KafkaWriter:
 
     def append(self, entry: Entry) -> None:
         """Commit one entry. Ignores an entry that the log already has."""
-        self.publish((entry.rows,), entry.end, entry.marks)
+        self._publish((entry.rows,), entry.end, entry.marks)
 
     def spool(self) -> KafkaSpool:
         """Begin a transaction that is too large for memory; it stays on local disk until it is published."""
-        return KafkaSpool(self, self._spool_folder)
+        return KafkaSpool(self._publish, self._spool_folder)
 
-    def publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> None:
+    def _publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str] = _NO_MARKS) -> None:
         """Commit rows, marks and the new position in one transaction. A retry iterates `tables` again."""
         with self._lock:
             if self._is_repeat(end, marks):
@@ -104,7 +105,7 @@ class KafkaWriter:
             failpoint.reached("log.after_append")
 
     @property
-    def pace(self) -> float:
+    def append_interval(self) -> float:
         """An append costs one round trip and no extra work for readers."""
         return 0.005
 

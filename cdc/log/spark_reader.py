@@ -1,0 +1,40 @@
+"""The part of a log reader that gives the log to Spark: the same for every kind of log. Imports no Spark itself."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdc.model import TableId
+from cdc.ports import Offset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cdc.log.spark.source import LogSource
+
+
+class SparkReader(ABC):
+    """`cdc.ports.LogReader` by means of the kind's Spark source."""
+
+    @abstractmethod
+    def start(self) -> Offset:
+        """Before the oldest change that is kept."""
+
+    @abstractmethod
+    def _source(self) -> "LogSource":
+        """The Spark source of this log. Import it inside: only the apply process has Spark."""
+
+    def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
+        """A streaming DataFrame of the log; micro-batches begin and end at positions."""
+        return self._source().frame(spark, self.start() if after is None else after, limit)
+
+    def packed(
+        self, spark: "SparkSession", after: Offset | None, limit: int, columns: Sequence[str], tables: Sequence[TableId]
+    ) -> "DataFrame":
+        """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only."""
+        return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
+
+    def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
+        """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
+        return self._source().unpacked(batch)
