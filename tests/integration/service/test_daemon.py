@@ -165,7 +165,7 @@ def test_a_disk_over_its_budget_stops_the_reading_keeps_the_slot_and_room_lets_i
     wait_until(lambda: "budgets.free_mb" in daemon.readyz()[1], 60, "the reason in /readyz")
     assert daemon.readyz()[0] == 503
     assert daemon.facts("capture")["state"] == "blocked"
-    assert "budgets.free_mb" in daemon.facts("daemon")["disk"]["message"]
+    wait_until(lambda: "budgets.free_mb" in daemon.facts("daemon")["disk"]["message"], 30, "the daemon's own status")
     assert not threading.Event().wait(2.5)  # heartbeats, in which nothing may be confirmed
     assert confirmed(database) == before
     assert daemon.rows() == []
