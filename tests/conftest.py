@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by numpy's import: its idle threads spin
+
 import hypothesis
 import pytest
 

@@ -100,8 +100,13 @@ def _load() -> None:
     import gc
     import importlib
 
+    import cdc.log
+    from sinks import registry
+
     for name in _LOADED:
         importlib.import_module(name)
+    for kinds in (cdc.log.settings_kinds(), registry.settings_kinds()):
+        dict(kinds)  # imports each
     gc.collect()
     gc.freeze()
 

@@ -26,7 +26,6 @@ from tests.fix_processes import wait_until
 pytestmark = pytest.mark.spark
 
 _WRITERS = 20
-_ROUNDS = 10
 _ROWS = 25
 _DOCS = Path(__file__).parents[2] / "docs" / "http.md"
 Read = Callable[[int], int]
@@ -67,7 +66,7 @@ def in_opensearch(pipeline: Pipeline) -> Read:
     return lambda key: int(client.get(f"/{index}/_doc/{key}").raise_for_status().json()["_source"]["stock"])
 
 
-def write_and_read(pipeline: Pipeline, writer: int, keys: list[int]) -> list[str]:
+def write_and_read(pipeline: Pipeline, rounds: range, writer: int, keys: list[int]) -> list[str]:
     """A round writes each row in a transaction of its own, then waits for and reads each; returns the stale reads."""
     sink = "opensearch" if writer % 5 == 0 else "redis"
     read = in_opensearch(pipeline) if sink == "opensearch" else in_redis(pipeline)
@@ -75,7 +74,7 @@ def write_and_read(pipeline: Pipeline, writer: int, keys: list[int]) -> list[str
     with pipeline.database.connect() as connection, Freshness(address(pipeline), sink) as fresh:
         if writer % 4 == 1:
             connection.execute("set synchronous_commit = off")
-        for turn in range(1, _ROUNDS + 1):
+        for turn in rounds:
             written = []
             for key in keys:
                 connection.execute("update products set stock = %s where id = %s", (turn, key))
@@ -123,14 +122,15 @@ def _livez_seconds(pipeline: Pipeline) -> float:
     return time.monotonic() - before
 
 
-def test_five_thousand_writes_are_each_read_back_and_none_is_stale(running: Pipeline) -> None:
+@pytest.mark.parametrize("rounds", [range(1, 4), pytest.param(range(4, 14), marks=pytest.mark.soak)], ids=len)
+def test_thousands_of_writes_are_each_read_back_and_none_is_stale(running: Pipeline, rounds: range) -> None:
     with running.database.connect() as owner:
         rows = owner.execute("select id from products where sku like 'own-%' order by id").fetchall()
     keys = [int(row[0]) for row in rows]
     shares = [keys[writer * _ROWS : (writer + 1) * _ROWS] for writer in range(_WRITERS)]
     with slow_clients(running), ThreadPoolExecutor(_WRITERS) as pool:
-        found = list(pool.map(lambda item: write_and_read(running, *item), enumerate(shares)))
-    assert len(keys) * _ROUNDS == 5000
+        found = list(pool.map(lambda item: write_and_read(running, rounds, *item), enumerate(shares)))
+    assert len(keys) == _WRITERS * _ROWS
     assert [line for lines in found for line in lines] == []
 
 
