@@ -10,6 +10,7 @@
 | touches more than SPARK_LIMIT, and Spark is available | Spark's MERGE |
 | touches more, in files that do not overlap | each half of its keys by these rules: several commits |
 | touches more, in files that overlap, or truncates, or has keys without bounds | `deltalake`'s merge |
+| truncates a table whose key was replaced, so that stored rows have equal keys | a delete, then by these rules |
 
 The numbers are measured: docs/adr/0004-delta-writes.md.
 """
@@ -72,6 +73,9 @@ class WriteOptions:
 def write(table: DeltaTable, given: TypedChanges, options: WriteOptions = WriteOptions()) -> TypedChanges:  # noqa: B008 - frozen
     """Write these changes; returns them with what was rejected."""
     given = given.after_truncate(last_truncate(table))
+    if given.truncated and _equal_keys(table, given.layout):
+        _remove_truncated(table, given)
+        given = replace(given, truncated=0)
     if given.truncated:
         return _truncate(table, given)
     if not given.rows.num_rows:
@@ -181,15 +185,29 @@ def _merge(
 
 
 def _truncate(table: DeltaTable, given: TypedChanges) -> TypedChanges:
-    """Leaves no tombstones where the key was replaced and several stored rows are equal under the new key."""
+    """Truncated rows become tombstones, in one commit with the rows of the batch."""
     given = given.without(_stored_state(table, given, None).orphans, STORED_ROW_MISSING)
-    key = list(given.layout.key)
-    stored = scanned(table, given.layout, key)
-    distinct = stored.group_by(key).aggregate([]).num_rows == stored.num_rows
-    done = merge(table, given, tombstones=distinct)
-    if not (done["num_output_rows"] or done["num_target_rows_deleted"]):
+    if not merge(table, given)["num_output_rows"]:
         append(table, given, LEAST_FILE)  # no row to remove, but the truncate must be recorded
     return given
+
+
+def _equal_keys(table: DeltaTable, layout: TableLayout) -> bool:
+    """Whether stored rows, tombstones included, have equal keys: only where the key was replaced by a shorter one."""
+    key = list(layout.key)
+    stored = scanned(table, layout, key)
+    return bool(stored.group_by(key).aggregate([]).num_rows < stored.num_rows)
+
+
+def _remove_truncated(table: DeltaTable, given: TypedChanges) -> None:
+    """Delete what the truncate removes, without tombstones and in a commit of its own.
+
+    A row of the batch would match every stored row with its key, and a merge would write it once for each of them.
+    After a crash in between, the batch is applied again, and its truncate is known.
+    """
+    truncate = replace(given, rows=given.rows.slice(0, 0), keys=given.keys.slice(0, 0), lsn=given.truncated)
+    if not merge(table, truncate, tombstones=False)["num_target_rows_deleted"]:
+        append(table, truncate, LEAST_FILE)
 
 
 @dataclass(frozen=True, slots=True)

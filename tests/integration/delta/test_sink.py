@@ -84,6 +84,26 @@ def test_a_value_that_does_not_fit_is_rejected_and_the_rest_is_written(open_lake
     assert not sink.stored(schema).equals(sink.expected(schema, images(state))), "verify must see what was refused"
 
 
+def test_a_table_that_begins_again_under_a_shorter_key_has_each_row_once(open_lake: OpenLake) -> None:
+    """A truncate and the rows that follow it in one batch, where two stored rows have one key now."""
+    before = items(Column("tenant", INT4, key=True), ID, Column("label", TEXT))
+    after = items(Column("tenant", INT4), ID, Column("label", TEXT), schema_id=2)
+    sink = open_lake(before)
+    sink.apply(batch(before, [put(before, 5, tenant=tenant, id="1", label='"old"') for tenant in ("1", "7")]))
+    sink.apply(batch(before, [change("d", '{"tenant":7,"id":1}', 6)]))
+    sink.prepare(after)
+    newer = [put(after, 12, tenant="1", id=key, label='"new"') for key in ("1", "2")]
+    again = batch(after, [change("t", None, 10), *newer])
+    for _ in range(2):
+        sink.apply(again)
+        assert sink.stored(after).select(["id", "label"]).to_pylist() == [
+            {"id": 1, "label": "new"},
+            {"id": 2, "label": "new"},
+        ]
+    sink.apply(batch(after, [put(after, 8, tenant="1", id="3", label='"older than the truncate"')]))
+    assert sink.stored(after)["id"].to_pylist() == [1, 2]
+
+
 def test_a_numeric_of_131072_digits_is_stored_digit_by_digit(open_lake: OpenLake) -> None:
     schema = items(ID, Column("amount", NUMERIC))
     digits = "1" * 131072
