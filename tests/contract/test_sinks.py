@@ -202,6 +202,14 @@ def test_a_truncate_removes_what_is_older_and_keeps_what_is_newer(sink: Sink) ->
     check(sink, after(2, FULL) | after(3, OTHER))
 
 
+def test_a_truncate_and_its_row_change_nothing_where_all_that_is_stored_is_newer(sink: Sink) -> None:
+    sink.apply(batch(ITEMS, [row(1, 30, FULL)]))
+    sink.apply(batch(ITEMS, [change("t", None, 20), row(1, 25, OTHER)]))
+    check(sink, after(1, FULL))
+    sink.apply(batch(ITEMS, [row(2, 10, OTHER)]))
+    check(sink, after(1, FULL))
+
+
 def test_what_a_truncate_removed_stays_away(bench: Bench, sink: Sink) -> None:
     sink.apply(batch(ITEMS, [row(1, 10, FULL)]))
     sink.apply(batch(ITEMS, [change("t", None, 20)]))

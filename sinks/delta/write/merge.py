@@ -45,7 +45,7 @@ def merge(table: DeltaTable, changes: TypedChanges, within: str = "", *, tombsto
 
 
 def append(table: DeltaTable, changes: TypedChanges, file_size: int) -> None:
-    """Add complete rows with new keys, in one commit; without rows, the commit only records its LSN and truncate."""
+    """Add complete rows with new keys, in one commit. The trap: it does not compare versions."""
     rows = changes.rows.select(changes.layout.arrow.names)
     write_deltalake(
         table,
@@ -95,7 +95,12 @@ def end_truncated(table: DeltaTable, changes: TypedChanges, end: str) -> None:
         writer_properties=changes.layout.encodings,
     )
     if not result["num_updated_rows"]:
-        append(table, replace(changes, rows=changes.rows.slice(0, 0)), 1)
+        record_truncate(table, changes)
+
+
+def record_truncate(table: DeltaTable, changes: TypedChanges) -> None:
+    """A commit without rows, for a truncate that removes none: older changes must be ignored from now on."""
+    append(table, replace(changes, rows=changes.rows.slice(0, 0)), 1)
 
 
 def fence(table: DeltaTable) -> CommitProperties:

@@ -29,7 +29,7 @@ from sinks.delta.deletion_vectors.writer import VectorWriter
 from sinks.delta.rows.changes import PARTIAL, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import matching_rows, rewrite, values_at
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
-from sinks.delta.write.merge import append, commit_properties, last_truncate, merge, overwrite
+from sinks.delta.write.merge import append, commit_properties, last_truncate, merge, overwrite, record_truncate
 from sinks.delta.write.region import Files, Region
 from sinks.delta.write.region import region as key_region
 from sinks.delta.write.row_sizes import uncompressed_bytes, widest_row
@@ -73,11 +73,10 @@ class WriteOptions:
 def write(table: DeltaTable, given: TypedChanges, options: WriteOptions = WriteOptions()) -> TypedChanges:  # noqa: B008 - frozen
     """Write these changes; returns them with what was rejected."""
     given = given.after_truncate(last_truncate(table))
-    if given.truncated and _equal_keys(table, given.layout):
-        _remove_truncated(table, given)
-        given = replace(given, truncated=0)
     if given.truncated:
-        return _truncate(table, given)
+        if not _equal_keys(table, given.layout):
+            return _truncate(table, given)
+        given = _remove_truncated(table, given)
     if not given.rows.num_rows:
         return given
     stored = files(table, given.layout)
@@ -188,7 +187,7 @@ def _truncate(table: DeltaTable, given: TypedChanges) -> TypedChanges:
     """Truncated rows become tombstones, in one commit with the rows of the batch."""
     given = given.without(_stored_state(table, given, None).orphans, STORED_ROW_MISSING)
     if not merge(table, given)["num_output_rows"]:
-        append(table, given, LEAST_FILE)  # no row to remove, but the truncate must be recorded
+        record_truncate(table, given)  # every stored row is newer, also than those of the batch
     return given
 
 
@@ -199,15 +198,16 @@ def _equal_keys(table: DeltaTable, layout: TableLayout) -> bool:
     return bool(stored.group_by(key).aggregate([]).num_rows < stored.num_rows)
 
 
-def _remove_truncated(table: DeltaTable, given: TypedChanges) -> None:
-    """Delete what the truncate removes, without tombstones and in a commit of its own.
+def _remove_truncated(table: DeltaTable, given: TypedChanges) -> TypedChanges:
+    """Delete what the truncate removes, without tombstones and in a commit of its own; returns the rest of the batch.
 
     A row of the batch would match every stored row with its key, and a merge would write it once for each of them.
     After a crash in between, the batch is applied again, and its truncate is known.
     """
     truncate = replace(given, rows=given.rows.slice(0, 0), keys=given.keys.slice(0, 0), lsn=given.truncated)
     if not merge(table, truncate, tombstones=False)["num_target_rows_deleted"]:
-        append(table, truncate, LEAST_FILE)
+        record_truncate(table, truncate)
+    return replace(given, truncated=0)
 
 
 @dataclass(frozen=True, slots=True)
