@@ -74,10 +74,10 @@ class FingerprintRecorder(Protocol):
         """Compare the marks, if that is due; returns the tables that must be skipped from now on."""
 
     def prepared(self, sink: object, schema: TableSchema) -> None:
-        """A table was prepared: sign it, unless it was signed before."""
+        """A table was prepared: mark it, unless it was marked before."""
 
     def recreated(self, sink: object, schema: TableSchema) -> None:
-        """A table was replaced by an empty one: sign it again."""
+        """A table was replaced by an empty one: mark it again."""
 
     def record_position(self, sink: object, reached: Lsn) -> None:
         """Everything up to here was applied; called before the position is committed."""

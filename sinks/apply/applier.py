@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from cdc import failpoint
 from cdc.config.settings import RetrySettings
@@ -35,6 +35,7 @@ Note = Callable[[Lsn, Collection[TableId]], None]
 Refuse = Callable[[TableId, TableRefused], None]
 """Called for a table that the store cannot take, under `Applier.lock` and before the position is committed. It must
 add the table to `Applier.held_back` and make the log keep its changes."""
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _PREPARE_EVERY = 50
 """Batches after which tables that have no row yet are prepared."""
@@ -82,7 +83,7 @@ class Applier:
         self.lock = threading.RLock()
         """Taken while a batch is applied."""
         self.held_back: frozenset[TableId] = frozenset()
-        """Tables whose changes are skipped: paused and lost ones. Changed under `turn`."""
+        """Tables whose changes are skipped: paused and lost ones. Changed under `lock`."""
         self._log = log
         self._dead_letters = letters
         self._reselect = reselect
@@ -127,8 +128,8 @@ class Applier:
             self._retry_without_rows(self._prepare_new_tables)
         self._retry.succeeded()
 
-    def _retry_without_rows(self, action: Callable[[], object]) -> None:
-        self._retry.run(action, attempts_of(None, self._retry.policy))
+    def _retry_without_rows(self, action: Callable[[], T]) -> T:
+        return self._retry.run(action, attempts_of(None, self._retry.policy))
 
     def catch_up(self, folded: Folded) -> None:
         """Apply changes that were skipped, in the order of the log; commits no position.
@@ -238,9 +239,7 @@ class Applier:
         tables: dict[TableId, list[Batch]] = {}
         for batch in batches:
             tables.setdefault(batch.schema.table, []).append(batch)
-        sink = None
-        if len(tables) > 1:
-            sink = self._retry.run(self._store.connect, attempts_of(None, self._retry.policy))
+        sink = self._retry_without_rows(self._store.connect) if len(tables) > 1 else None
         threads = sink.threads if isinstance(sink, ParallelTables) else 1
         if threads == 1:
             refused = [self._apply_in_order(group) for group in tables.values()]

@@ -188,10 +188,8 @@ def _overview(scope: _Scope, wait: WaitFor, report: Report) -> _Overview:
     """Read both sides at the same time. The source's snapshot is older than the LSN that the store must reach first."""
     with _snapshot(scope) as readable:
         # Not the current insert position: it may be unflushed, or after a page header, which no change ever reaches.
-        at, estimate = (
-            write_message(scope.marker, "", prefix="millrace-verify"),
-            estimated_rows(scope.reader, scope.table.name),
-        )
+        at = write_message(scope.marker, "", prefix="millrace-verify")
+        estimate = estimated_rows(scope.reader, scope.table.name)
         wait(at)
         schema = readable.layout.schema
         scope.sink.expected(schema, _EMPTY)  # the sink caches what it reads from the store, before two threads use it

@@ -6,6 +6,7 @@ and a restart reads the position from the file names. See docs/adr/0005-segment-
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,6 @@ from cdc.log.segments.writer_lock import WriterLock
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
-_NO_MARKS: Mapping[str, str] = {}
 _REOPEN = "Restart the process: it reads the durable position again."
 
 
@@ -101,11 +101,9 @@ class SegmentWriter:
 
     def spool(self) -> SegmentSpool:
         """Begin a transaction that is too large for memory."""
-        return SegmentSpool(self._publish, self._writer_lock.staging, self._settings.compression)
+        return SegmentSpool(partial(self._publish, marks={}), self._writer_lock.staging, self._settings.compression)
 
-    def _publish(
-        self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str] = _NO_MARKS
-    ) -> bool:
+    def _publish(self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
         """Rename a synced file or folder to become the next segment; False if the log already has it.
 
         After LogFull the caller may repeat the call.

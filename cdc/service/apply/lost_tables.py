@@ -89,9 +89,8 @@ class LostTables:
         good = {table: StoredMark(mark, position) for table, mark in found.items() if not isinstance(mark, Difference)}
         newly_lost = frozenset(table for table, difference in differing.items() if self._lose(table, difference))
         if newly_lost and isinstance(sink, Positioned):
-            sink.record_position(
-                position.reached
-            )  # the table of an older copy is held back: the rest is at the sink's position
+            # the table of an older copy is held back: the rest is at the sink's position
+            sink.record_position(position.reached)
         self._end_losses(good)
         self._keep({**self._marks, **good})
         return newly_lost

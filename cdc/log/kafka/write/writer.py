@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,7 +35,6 @@ from cdc.log.kafka.write.transaction import Transactions
 from cdc.model import LOG_SCHEMA, Entry, Lsn, Progress
 from cdc.ports import Schemas
 
-_NO_MARKS: Mapping[str, str] = {}
 _CHUNK_ROWS = 8_192
 _CHUNK_BYTES = 32 << 20
 """Rows encoded at once: more would cost memory without being faster, and an Arrow array is limited to 2 GB."""
@@ -79,9 +79,9 @@ class KafkaWriter:
 
     def spool(self) -> KafkaSpool:
         """Begin a transaction that is too large for memory; it stays on local disk until it is published."""
-        return KafkaSpool(self._publish, self._spool_folder)
+        return KafkaSpool(partial(self._publish, marks={}), self._spool_folder)
 
-    def _publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str] = _NO_MARKS) -> None:
+    def _publish(self, tables: Iterable[pa.Table], end: Lsn, marks: Mapping[str, str]) -> None:
         """Commit rows, marks and the new position in one transaction. A retry iterates `tables` again."""
         with self._lock:
             if self._is_repeat(end, marks):
