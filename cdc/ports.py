@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Offset = NewType("Offset", str)
 """A position in a log, opaque to other modules. Only the log that returned it can compare it or read from it."""
+Share = NewType("Share", str)
+"""A part of a micro-batch, opaque to other modules. All changes of a key in the batch are in one share."""
 
 
 class Clock(Protocol):
@@ -163,6 +165,14 @@ class LogReader(Protocol):
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
         """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
+
+    def planned(self, spark: "SparkSession", after: Offset | None, limit: int) -> "DataFrame":
+        """The micro-batches of `frame` as plans: one row of `cdc.log.spark.shares.PLANNED` per share, for as many
+        tasks as Spark runs in parallel, and without the changes themselves: each task calls `read_share`."""
+
+    def read_share(self, share: Share) -> Iterator[pa.Table]:
+        """The changes of a share, in any process that can reach the log, in pieces of bounded size. Changes of one key
+        are in the order of the log."""
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered consumer."""

@@ -1,11 +1,11 @@
 """The part of a log reader that gives the log to Spark: the same for every kind of log. Imports no Spark itself."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cdc.model import TableId
-from cdc.ports import Offset
+from cdc.ports import Offset, Share
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,10 @@ class SparkReader(ABC):
     def _source(self) -> "LogSource":
         """The Spark source of this log. Import it inside: only the apply process has Spark."""
 
+    @abstractmethod
+    def read_share(self, share: Share) -> "Iterator[pa.Table]":
+        """The changes of a share, in pieces."""
+
     def frame(self, spark: "SparkSession", after: Offset | None = None, limit: int = 0) -> "DataFrame":
         """A streaming DataFrame of the log; micro-batches begin and end at positions."""
         return self._source().frame(spark, self.start() if after is None else after, limit)
@@ -34,6 +38,10 @@ class SparkReader(ABC):
     ) -> "DataFrame":
         """The micro-batches of `frame`, reduced to some columns and tables (none: all), for `unpacked` only."""
         return self._source().packed(spark, self.start() if after is None else after, limit, columns, tables)
+
+    def planned(self, spark: "SparkSession", after: Offset | None, limit: int) -> "DataFrame":
+        """The micro-batches of `frame` as plans, one row per share."""
+        return self._source().planned(spark, self.start() if after is None else after, limit)
 
     def unpacked(self, batch: "DataFrame") -> "pa.Table | DataFrame":
         """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""

@@ -21,7 +21,7 @@ from cdc.log.segments.segment_names import Segment
 from cdc.log.segments.segment_names import after as after_sequence
 from cdc.log.spark_reader import SparkReader
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
-from cdc.ports import Consumer, Lag, Offset, Schemas, Slice
+from cdc.ports import Consumer, Lag, Offset, Schemas, Share, Slice
 
 if TYPE_CHECKING:
     from cdc.log.spark.source import LogSource
@@ -54,6 +54,11 @@ class SegmentReader(SparkReader):
     def schemas(self) -> Schemas:
         """The schema registry of this log."""
         return self._schemas
+
+    @property
+    def root(self) -> Path:
+        """The log's folder."""
+        return self._folder.root
 
     def view(self) -> View:
         """The segments now."""
@@ -139,6 +144,12 @@ class SegmentReader(SparkReader):
     def forget(self, consumer: str) -> None:
         """Unregister a consumer: retention no longer keeps changes for it."""
         self._consumers.forget(consumer)
+
+    def read_share(self, share: Share) -> Iterator[pa.Table]:
+        """The changes of a share, a row group at a time."""
+        from cdc.log.spark.splits import read_share
+
+        return read_share(self, share)
 
     def _source(self) -> "LogSource":
         from cdc.log.spark.segments import source

@@ -21,10 +21,18 @@ from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
 from cdc.log.kafka.position import KafkaPosition
-from cdc.log.kafka.read.ranges import OffsetRange, RangeReader, check_topics, decode_envelopes, ranges_between
+from cdc.log.kafka.read.ranges import (
+    OffsetRange,
+    RangeReader,
+    check_topics,
+    decode_envelopes,
+    ranges_between,
+    share_of,
+)
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
 from cdc.log.spark.packed_rows import OutputFormat
+from cdc.log.spark.shares import SHARE_ROWS, BatchProgress, PlannedShare, planned_shares
 from cdc.log.spark.source import LogSource
 from cdc.log.spark.splits import progress_row
 from cdc.ports import Offset
@@ -98,12 +106,22 @@ class _TaskPlanner:
         if after.marker >= until.marker:
             return []
         check_topics(_cluster(*self._connection), after, until)
-        shares = distribute(ranges_between(after, until), self._output_format.tasks)
+        if self._output_format.planned:
+            return self._plan_shares(after, until)
+        shares = distribute(ranges_between(after, until), self._output_format.tasks, _TASK_MESSAGES)
         last = len(shares) - 1
         return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
 
+    def _plan_shares(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
+        shares = distribute(ranges_between(after, until), self._output_format.tasks, SHARE_ROWS)
+        reached = BatchProgress(until.end, until.newest, until.offset())
+        return planned_shares([share_of(share) for share in shares], reached)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Spark worker."""
+        if isinstance(partition, PlannedShare):
+            yield partition.row()
+            return
         if not isinstance(partition, _Task):
             raise TypeError("the partition belongs to another source")
         until = partition.until
@@ -177,10 +195,10 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
         return _reader(*self._connection)
 
 
-def distribute(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
-    """Distribute whole partitions over at most `tasks` shares; fewer if there is little to read, at least one."""
+def distribute(whole: Sequence[OffsetRange], tasks: int, least: int) -> list[list[OffsetRange]]:
+    """Distribute whole partitions over at most `tasks` shares of about `least` messages or more, at least one."""
     total = sum(item.end - (item.start or 0) for item in whole)
-    count = max(1, min(tasks, len(whole), total // _TASK_MESSAGES))
+    count = max(1, min(tasks, len(whole), total // least))
     shares: list[list[OffsetRange]] = [[] for _ in range(count)]
     weights = [0] * count
     for item in sorted(whole, key=lambda item: (item.start or 0) - item.end):

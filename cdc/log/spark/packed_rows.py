@@ -13,6 +13,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.log.spark.shares import PLANNED
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
 from cdc.ports import Offset
 
@@ -73,22 +74,26 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How a source returns rows: the selection, packed up to so many bytes (0: not packed), in how many tasks."""
+    """How a source returns rows: the selection, packed up to so many bytes (0: not packed), in how many tasks; or, if
+    `planned`, no rows but one share per task."""
 
     selection: Selection
     packed: int
     tasks: int
+    planned: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """Read from the options of a source."""
         encoded = options.get("selection")
         selection = Selection.decoded(encoded) if encoded else Selection()
-        return cls(selection, int(options.get("packed", 0)), int(options["tasks"]))
+        return cls(selection, int(options.get("packed", 0)), int(options["tasks"]), "planned" in options)
 
     @property
     def schema(self) -> pa.Schema:
         """The schema that Spark sees."""
+        if self.planned:
+            return PLANNED
         return PACKED if self.packed else LOG_SCHEMA
 
     def output(self, rows: Iterable[pa.Table], after: Offset, until: Offset, tasks: int) -> Iterator[pa.RecordBatch]:

@@ -24,8 +24,10 @@ from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, offset_of, sequence_of
 from cdc.log.spark import splits
 from cdc.log.spark.packed_rows import OutputFormat
+from cdc.log.spark.shares import BatchProgress, PlannedShare, bucket_ranges, planned_shares, share_count
 from cdc.log.spark.source import LogSource
 from cdc.log.spark.splits import Split
+from cdc.model import Lsn
 from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
@@ -108,6 +110,8 @@ class _TaskPlanner:
         if after >= until:
             return []
         view = self._log().view()
+        if self._output_format.planned:
+            return self._plan_shares(view, after, until)
         shares = splits.distribute(splits.plan(view, after, until), self._output_format.tasks, _TASK_ROWS)
         marker, count = splits.progress_at(view, until), len(shares)
         return [
@@ -115,8 +119,18 @@ class _TaskPlanner:
             for at, share in enumerate(shares)
         ]
 
+    def _plan_shares(self, view: View, after: int, until: int) -> Sequence[InputPartition]:
+        rows = sum(split.rows for split in splits.plan(view, after, until))
+        ranges = bucket_ranges(share_count(rows, self._output_format.tasks))
+        end, _, newest, offset = splits.progress_at(view, until)
+        reached = BatchProgress(Lsn(end), newest, offset)
+        return planned_shares([splits.share_of(after, until, *buckets) for buckets in ranges], reached)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Spark worker."""
+        if isinstance(partition, PlannedShare):
+            yield partition.row()
+            return
         if not isinstance(partition, _Partition):
             raise TypeError("the partition belongs to another source")
         rows = (table for split in partition.share for table in splits.read(self._root, split))

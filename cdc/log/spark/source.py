@@ -33,6 +33,11 @@ class LogSource:
         packing = Selection(tuple(columns), tuple(map(str, tables))).packing()
         return spark.readStream.format(self.kind.name()).options(**self._options(spark, after, limit), **packing).load()
 
+    def planned(self, spark: SparkSession, after: Offset, limit: int) -> DataFrame:
+        """The same stream as plans: one row per share (`cdc.log.spark.shares`), without the changes."""
+        options = {**self._options(spark, after, limit), "planned": "true"}
+        return spark.readStream.format(self.kind.name()).options(**options).load()
+
     def unpacked(self, batch: DataFrame) -> pa.Table | DataFrame:
         """The rows of a packed micro-batch; if too large for the driver, a DataFrame that reads them again."""
         found = unpack(batch.toArrow())

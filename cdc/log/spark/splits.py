@@ -1,18 +1,24 @@
 """Splits of the segment log: the plain data that tells a worker what to read, and how it reads it. Without Spark."""
 
+import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from cdc.errors import LogCorrupt
+from cdc.errors import LogCorrupt, LogLost
+from cdc.log.key_hash import BUCKETS, buckets_of
 from cdc.log.segments import segment_file
 from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, cuts_of, offset_of, require_kept
 from cdc.log.segments.segment_names import Segment, after, parse
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Op
-from cdc.ports import Offset
+from cdc.ports import Offset, Share
+
+_VISIBLE_SECONDS = 10.0
+"""How long a file of the log may take to become visible on another machine of a shared file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,38 @@ def _read_moved(root: Path, split: Split, low: int) -> Iterator[pa.Table]:
         seen += part.rows.num_rows
         if first < last:
             yield part.rows.slice(first, last - first)
+
+
+def share_of(after: int, until: int, low: int, high: int) -> Share:
+    """The changes between two sequence numbers whose keys are in the buckets `low` up to, not including, `high`."""
+    return Share(json.dumps([after, until, low, high]))
+
+
+def read_share(reader: SegmentReader, share: Share) -> Iterator[pa.Table]:
+    """The changes of a share, a row group at a time."""
+    start, until, low, high = json.loads(share)
+    for split in plan(_view_up_to(reader, until), start, until):
+        for rows in read(reader.root, split):
+            yield _in_buckets(rows, low, high)
+
+
+def _view_up_to(reader: SegmentReader, until: int) -> View:
+    deadline = time.monotonic() + _VISIBLE_SECONDS
+    while (view := reader.view()).chain.head < until:
+        if time.monotonic() > deadline:
+            raise LogLost(
+                f"The log ends at offset {view.chain.head} here, but the driver has seen {until}.",
+                f"Every machine of the cluster must see the same files under {reader.root}.",
+            )
+        time.sleep(0.05)
+    return view
+
+
+def _in_buckets(rows: pa.Table, low: int, high: int) -> pa.Table:
+    if (low, high) == (0, BUCKETS):
+        return rows
+    buckets = buckets_of(rows.column("key").combine_chunks())
+    return rows.filter(pa.array((buckets >= low) & (buckets < high)))
 
 
 def progress_at(view: View, end: int) -> tuple[int, int, int, Offset]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.log.kafka.envelope.decode import NotAnEnvelope, decode
 from cdc.log.kafka.envelope.encode import FEW_ROWS, Messages, Origin, encode, encode_few, topic_of
-from cdc.log.kafka.write.partitioner import murmur2, partitions_of
+from cdc.log.key_hash import murmur2, partitions_of
 from cdc.model import LOG_SCHEMA
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

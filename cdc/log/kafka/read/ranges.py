@@ -4,9 +4,11 @@ If the broker no longer has a range, the reader raises an error and never skips:
 first retained offset is checked.
 """
 
+import json
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 
 import pyarrow as pa
 from confluent_kafka import Consumer
@@ -17,10 +19,13 @@ from cdc.log.kafka.envelope.decode import Decoded, decode
 from cdc.log.kafka.position import KafkaPosition, TopicExtent
 from cdc.log.kafka.read.feed import Address, Decode, Feed, OffsetRange, RangeRows, Record, RefusedByBroker
 from cdc.log.kafka.topics import require_unchanged
+from cdc.ports import Share
 
 __all__ = ["Decode", "OffsetRange", "RangeReader", "RangeRows", "decode_envelopes"]
 
 _SILENCE_SECONDS = 30.0
+_SHARE_MESSAGES = 50_000
+"""Messages of a share read at once: a large transaction has many more."""
 _PREFETCH_FROM = 10_000
 """Reads of at least so many messages come from a reader that catches up: the next read is likely to follow at once."""
 _PREFETCH_MESSAGES, _PREFETCH_BYTES = 60_000, 64 << 20
@@ -45,6 +50,22 @@ def ranges_between(after: KafkaPosition, until: KafkaPosition) -> list[OffsetRan
             if start < end:
                 found.append(OffsetRange(topic, partition, None if after.marker < 0 else start, end))
     return found
+
+
+def share_of(ranges: Sequence[OffsetRange]) -> Share:
+    """These ranges as a share: whole partitions, so whole keys."""
+    return Share(json.dumps([astuple(item) for item in ranges]))
+
+
+def read_share(reader: "RangeReader", share: Share) -> Iterator[pa.Table]:
+    """The rows of a share, some of each partition at a time, in the order of each partition."""
+    ranges = [OffsetRange(*item) for item in json.loads(share)]
+    while ranges:
+        step = max(_SHARE_MESSAGES // len(ranges), 1)
+        some = [item if item.start is None else replace(item, end=min(item.end, item.start + step)) for item in ranges]
+        yield from (part.rows for part in reader.read(some))
+        rest = (replace(item, start=done.end) for item, done in zip(ranges, some, strict=True))
+        ranges = [item for item in rest if item.start is not None and item.start < item.end]
 
 
 def check_topics(cluster: Cluster, after: KafkaPosition, until: KafkaPosition) -> None:

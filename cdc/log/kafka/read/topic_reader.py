@@ -1,17 +1,19 @@
 """What the readers of Kafka and Debezium logs share: offsets, registered consumers, the Spark stream."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from cdc.log.kafka.client import Cluster
 from cdc.log.kafka.consumers import ConsumerPositions
 from cdc.log.kafka.position import KafkaPosition
-from cdc.log.kafka.read.ranges import Decode, RangeReader
+from cdc.log.kafka.read.ranges import Decode, RangeReader, read_share
 from cdc.log.kafka.settings import KafkaConnectionSettings
 from cdc.log.spark_reader import SparkReader
 from cdc.model import Lsn
-from cdc.ports import Consumer, Offset
+from cdc.ports import Consumer, Offset, Share
 
 if TYPE_CHECKING:
     from cdc.log.spark.source import LogSource
@@ -42,6 +44,10 @@ class TopicReader(SparkReader):
         from cdc.log.spark.kafka import source
 
         return source(self._cluster.settings)
+
+    def read_share(self, share: Share) -> Iterator[pa.Table]:
+        """The changes of a share, in pieces."""
+        return read_share(self._ranges, share)
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered consumer."""

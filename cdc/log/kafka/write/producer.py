@@ -25,7 +25,7 @@ from cdc.log.kafka.admin import Topic
 from cdc.log.kafka.envelope.encode import Messages
 from cdc.log.kafka.settings import KafkaSettings
 from cdc.log.kafka.write.offsets import Ends, Offsets, UnexpectedOffset
-from cdc.log.kafka.write.partitioner import partitions_of
+from cdc.log.key_hash import partitions_of
 from cdc.model import Lsn, format_lsn
 
 log = logging.getLogger(__name__)

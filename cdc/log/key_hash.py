@@ -1,10 +1,15 @@
-"""The partition of a key: murmur2, as in Kafka's default Java partitioner, so that other producers agree."""
+"""A stable hash of keys: murmur2, as in Kafka's default Java partitioner, so that other producers agree.
+
+Never Python's `hash`, which differs from process to process.
+"""
 
 import numpy as np
 import numpy.typing as npt
 
 from cdc.arrays import AnyArray
 
+BUCKETS = 256
+"""Keys fall into so many buckets; a task reads a range of them."""
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
 _WORD = 4
@@ -15,6 +20,14 @@ def partitions_of(keys: AnyArray, count: int) -> npt.NDArray[np.int64]:
     if count == 1:
         return np.zeros(len(keys), np.int64)
     return (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
+
+
+def buckets_of(keys: AnyArray) -> npt.NDArray[np.uint8]:
+    """The bucket of each key; a missing key (of a truncate or a message) is in bucket 0."""
+    found: npt.NDArray[np.uint8] = (murmur2(keys.fill_null("")) & np.uint32(BUCKETS - 1)).astype(np.uint8)
+    if keys.null_count:
+        found[keys.is_null().to_numpy(zero_copy_only=False)] = 0
+    return found
 
 
 def murmur2(keys: AnyArray) -> npt.NDArray[np.uint32]:
