@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from cdc.errors import RejectedItem
 from cdc.key_range import Removal
 from cdc.model import Entry, Lsn, Progress, TableId, TableSchema
 
@@ -167,7 +168,7 @@ class LogReader(Protocol):
         """The rows of a packed micro-batch; a DataFrame of LOG_SCHEMA if they are too large for the driver."""
 
     def planned(self, spark: "SparkSession", after: Offset | None, limit: int) -> "DataFrame":
-        """The micro-batches of `frame` as plans: one row of `cdc.log.spark.shares.PLANNED` per share, for as many
+        """The micro-batches of `frame` as plans: one row of `cdc.log.shares.PLANNED` per share, for as many
         tasks as Spark runs in parallel, and without the changes themselves: each task calls `read_share`."""
 
     def read_share(self, share: Share) -> Iterator[pa.Table]:
@@ -208,6 +209,14 @@ class Batch:
     rows: pa.Table
     truncated: int = 0
     removed: tuple[Removal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task wrote for a later commit: opaque bytes for `commit_staged`, and the rows that the store rejects."""
+
+    content: bytes
+    rejected: Sequence[RejectedItem] = ()
 
 
 class Sink(Protocol):
@@ -255,3 +264,19 @@ class StoredPieces(Protocol):
         `keys` are texts of `row_comparison.key_texts`: a store that can look up single rows returns only those, each
         once; others may return more. Called while the pipeline runs, and while another thread calls `expected`.
         """
+
+
+@runtime_checkable
+class StagingSink(Protocol):
+    """A sink whose rows are written by several tasks at once, invisible until one commit of the driver."""
+
+    def plan(self, schema: TableSchema) -> bytes:
+        """What the tasks need to know of a prepared table (its version, its files by statistics)."""
+
+    def stage(self, batch: Batch, plan: bytes) -> Staged:
+        """In a task: write the batch's files without making them visible. Batches of different tasks have different
+        keys, and neither truncates nor removed ranges. Running twice changes nothing."""
+
+    def commit_staged(self, schema: TableSchema, plan: bytes, staged: Sequence[bytes]) -> None:
+        """In the driver: make everything staged visible in one commit. Raises Busy if the table has changed since it
+        was planned, so that it must be staged again."""

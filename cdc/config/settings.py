@@ -179,7 +179,7 @@ class SparkSettings(Section):
     """The Spark driver that applies the log to the sinks."""
 
     master: str = "local[2]"
-    """Spark's master: local threads, or a cluster."""
+    """Spark's master: `local[n]` applies changes in the driver's process; on a cluster, Spark tasks do."""
     memory: str = "1g"
     """Heap size of the driver."""
     conf: dict[str, str] = Field(default_factory=dict)
@@ -187,6 +187,11 @@ class SparkSettings(Section):
     secrets: dict[str, SecretField] = Field(default_factory=dict)
     """Spark settings that must stay secret, for instance the keys of an object store. They appear in no process
     list."""
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether executors are processes of their own (also those of Spark's `local-cluster`, for tests)."""
+        return re.fullmatch(r"local(\[.*\])?", self.master) is None
 
     @model_validator(mode="after")
     def _secrets_are_no_conf(self) -> "SparkSettings":

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
@@ -16,7 +17,7 @@ from cdc import failpoint
 from cdc.config.settings import RetrySettings
 from cdc.errors import GaveUp, MillraceError, Rejected, RejectedItem, SinkError, SourceError, TableRefused
 from cdc.model import Lsn, TableId, TableSchema
-from cdc.ports import Batch, LogReader, Sink
+from cdc.ports import Batch, LogReader, Offset, Sink
 from sinks.apply.dead_letter_rows import batch_of, from_rejected, merged, rows_of, split, to_batch
 from sinks.apply.dead_letters import DeadLetters
 from sinks.apply.error_policy import attempts_of, rejected_after, table_error
@@ -104,27 +105,34 @@ class Applier:
         Tables in `held_back` are skipped, and `catch_up` applies their changes later. A table that the store refuses
         is skipped from this batch on.
         """
-        with self.lock:
-            try:
-                self._apply(folded)
-            except GaveUp as error:
-                self.status.state, self.status.error = "stopped", str(error)
-                raise
+        with self.lock, self._stops_when_given_up():
+            self._apply(folded)
+
+    @contextmanager
+    def _stops_when_given_up(self) -> Iterator[None]:
+        try:
+            yield
+        except GaveUp as error:
+            self.status.state, self.status.error = "stopped", str(error)
+            raise
 
     def _apply(self, folded: Folded) -> None:
         failpoint.reached("sink.before_apply")
         self._apply_tables([batch for batch in folded.batches if batch.schema.table not in self.held_back])
         failpoint.reached("sink.after_apply")
-        if folded.reached:
+        self._finish_batch(folded.reached, folded.offset, folded.newest, empty=not folded.batches)
+
+    def _finish_batch(self, reached: Lsn, offset: Offset | None, newest: datetime | None, *, empty: bool) -> None:
+        """All rows are in the store: commit the position, if the batch reaches one."""
+        if reached:
             # before the position: after a crash the batch is applied again
-            self._note(folded.reached, self.held_back)
-            reached, offset = folded.reached, folded.offset
+            self._note(reached, self.held_back)
             self._retry_without_rows(lambda: self._store.record_position(reached))
             self._retry.run(lambda: self._log.commit(self.name, reached, offset))
-            self.status.reached = folded.reached
-        self.status.newest = folded.newest or self.status.newest
+            self.status.reached = reached
+        self.status.newest = newest or self.status.newest
         self.status.batches += 1
-        if not folded.batches or not self.status.batches % _PREPARE_EVERY:
+        if empty or not self.status.batches % _PREPARE_EVERY:
             self._retry_without_rows(self._prepare_new_tables)
         self._retry.succeeded()
 

@@ -105,6 +105,14 @@ class DeadLetters:
         with self._open() as database:
             return dict(tuple(row) for row in database.execute(query, (table, json.dumps(keys))))
 
+    def keys(self) -> dict[str, list[str]]:
+        """All keys that have dead letters, by table."""
+        found: dict[str, list[str]] = {}
+        with self._open() as database:
+            for table, key in database.execute('select "table", key from letters'):
+                found.setdefault(table, []).append(key)
+        return found
+
     def to_retry(self) -> dict[tuple[str, int], dict[str, int]]:
         """The keys marked for retry and the bytes of each, by table and schema."""
         found: dict[tuple[str, int], dict[str, int]] = {}

@@ -40,6 +40,8 @@ class StoreConnection:
         self._on_lost = on_lost
         self._sink: Sink | None = None
         self._lock = threading.Lock()
+        self.generation = 0
+        """Grows when the store was opened, or changed in a way that other connections to it must notice."""
         self._prepared: dict[TableId, int] = {}
         """By table, the schema id that it was prepared for; -1: its next batch prepares it again."""
 
@@ -52,11 +54,16 @@ class StoreConnection:
         with self._lock:
             if self._sink is None:
                 self._sink = self._open_sink()
+                self.generation += 1
                 if self.recorder is not None:
                     self.recorder.connected()
                 self._prepared.clear()
                 self.facts = self._sink.facts() if isinstance(self._sink, Described) else {}
             return self._sink
+
+    def changed(self) -> None:
+        """Tables were created, changed or truncated: other connections to the store must open it again."""
+        self.generation += 1
 
     def disconnect(self) -> None:
         """Close the connection, whatever its state; the next use opens another."""
@@ -101,6 +108,7 @@ class StoreConnection:
             sink.prepare(schema)
         except SinkError as error:
             raise table_error(schema.table, error) from error
+        self.changed()
         if self.recorder is not None:
             with self._lock:
                 self.recorder.prepared(sink, schema)

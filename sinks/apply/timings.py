@@ -26,6 +26,11 @@ class Histogram:
         self.counts = [old + int(new) for old, new in zip(self.counts, found, strict=True)]
         self.total += float(values.sum())
 
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Add the counts of another histogram."""
+        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+        self.total += total
+
 
 def ages(rows: pa.Table, now: datetime) -> npt.NDArray[np.float64]:
     """Seconds between each row's commit and now."""

@@ -26,10 +26,12 @@ from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
 from sinks.apply.applier import Applier
 from sinks.apply.errors import Stopped
+from sinks.apply.task_applier import TaskApplier
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather
 from sinks.fold.spark import FOLDED, fold
 from sinks.spark.brief_errors import brief
+from sinks.spark.task_job import SparkTaskJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,6 +93,8 @@ class ReadStart:
     limit: int
     trigger_seconds: float = 0.0
     tables: Sequence[TableId] = ()
+    planned: bool = False
+    """Whether tasks read the log themselves: a micro-batch then has shares instead of rows."""
 
 
 def stream(
@@ -104,7 +108,10 @@ def stream(
     session = spark.newSession()  # its settings must not affect other queries and Delta's merges
     for name, value in _CONF.items():
         session.conf.set(name, value)
-    frame = log.packed(session, reading.after, reading.limit, _COLUMNS, reading.tables)
+    if reading.planned:
+        frame = log.planned(session, reading.after, reading.limit)
+    else:
+        frame = log.packed(session, reading.after, reading.limit, _COLUMNS, reading.tables)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", reading.name)
     writer = frame.writeStream.queryName(reading.name).foreachBatch(batch)
     writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
@@ -151,7 +158,8 @@ class SinkQuery:
             shutil.rmtree(self._folder, ignore_errors=True)  # the checkpoint is older than the position
             after = position(self._log, self.settings.name).offset
         own = self.settings
-        reading = ReadStart(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables)
+        by_tasks = isinstance(self.applier, TaskApplier)
+        reading = ReadStart(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables, by_tasks)
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
     @property
@@ -207,8 +215,11 @@ class SinkQuery:
         if batch_id and self._shared_mark.exists():
             self._shared_mark.unlink(missing_ok=True)  # the checkpoint has a batch: it counts from now on
         started = time.monotonic()
-        for folded in collected(changes, self._log):
-            self.applier.apply(folded)
+        if isinstance(self.applier, TaskApplier):
+            self.applier.apply_by_tasks(SparkTaskJob(changes))
+        else:
+            for folded in collected(changes, self._log):
+                self.applier.apply(folded)
         self.applier.status.add_batch_time(time.monotonic() - started)
         _log.debug("sink %s: batch %d", self.settings.name, batch_id)
 

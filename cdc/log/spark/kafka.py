@@ -31,9 +31,9 @@ from cdc.log.kafka.read.ranges import (
 )
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
+from cdc.log.shares import SHARE_ROWS, BatchProgress
 from cdc.log.spark.packed_rows import OutputFormat
-from cdc.log.spark.shares import SHARE_ROWS, BatchProgress, PlannedShare, planned_shares
-from cdc.log.spark.source import LogSource
+from cdc.log.spark.source import LogSource, PlannedShare, planned_shares
 from cdc.log.spark.splits import progress_row
 from cdc.ports import Offset
 

@@ -13,7 +13,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.spark.shares import PLANNED
+from cdc.log.shares import PLANNED
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE
 from cdc.ports import Offset
 

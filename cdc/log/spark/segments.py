@@ -22,10 +22,10 @@ from pyspark.sql.types import StructType
 from cdc.errors import LogCorrupt
 from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, offset_of, sequence_of
+from cdc.log.shares import BatchProgress, bucket_ranges, share_count
 from cdc.log.spark import splits
 from cdc.log.spark.packed_rows import OutputFormat
-from cdc.log.spark.shares import BatchProgress, PlannedShare, bucket_ranges, planned_shares, share_count
-from cdc.log.spark.source import LogSource
+from cdc.log.spark.source import LogSource, PlannedShare, planned_shares
 from cdc.log.spark.splits import Split
 from cdc.model import Lsn
 from cdc.ports import Offset

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, InputPartition
 
+from cdc.log.shares import PLANNED, BatchProgress
 from cdc.log.spark.packed_rows import Selection, TooLarge, unpack
 from cdc.model import TableId
-from cdc.ports import Offset
+from cdc.ports import Offset, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class LogSource:
         return spark.readStream.format(self.kind.name()).options(**self._options(spark, after, limit), **packing).load()
 
     def planned(self, spark: SparkSession, after: Offset, limit: int) -> DataFrame:
-        """The same stream as plans: one row per share (`cdc.log.spark.shares`), without the changes."""
+        """The same stream as plans: one row per share (`cdc.log.shares`), without the changes."""
         options = {**self._options(spark, after, limit), "planned": "true"}
         return spark.readStream.format(self.kind.name()).options(**options).load()
 
@@ -72,3 +73,23 @@ def _let_workers_import(spark: SparkSession) -> None:
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     if ours not in paths:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, ours]))
+
+
+class PlannedShare(InputPartition):
+    """One task of a planned micro-batch."""
+
+    def __init__(self, share: Share, progress: BatchProgress | None) -> None:
+        super().__init__(None)
+        self.share = share
+        self.progress = None if progress is None else progress.encoded()
+
+    def row(self) -> pa.RecordBatch:
+        """One row of PLANNED."""
+        columns = [pa.array([value], pa.string()) for value in (self.share, self.progress)]
+        return pa.RecordBatch.from_arrays(columns, schema=PLANNED)
+
+
+def planned_shares(shares: Sequence[Share], progress: BatchProgress) -> Sequence[PlannedShare]:
+    """The tasks of a micro-batch."""
+    last = len(shares) - 1
+    return [PlannedShare(share, progress if at == last else None) for at, share in enumerate(shares)]

@@ -17,6 +17,8 @@ from sinks import registry
 from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
 from sinks.apply.errors import Stopped
+from sinks.apply.task_applier import TaskApplier
+from sinks.apply.unit_of_work import assignment_settings
 from sinks.context import SinkContext
 from sinks.fingerprints import FingerprintRecorder
 
@@ -54,9 +56,12 @@ def applier_of(
     *,
     rows: SourceRows | None = None,
     watch: FingerprintRecorder | None = None,
+    by_tasks: bool = False,
 ) -> Applier:
-    """The applier of a sink. `rows` reads single rows from the source again, `watch` detects lost tables."""
-    return Applier(
+    """The applier of a sink. `rows` reads single rows from the source again, `watch` detects lost tables; `by_tasks`:
+    its live batches are applied by Spark tasks."""
+    kind = TaskApplier if by_tasks else Applier
+    applier = kind(
         sink.name,
         open_sink=partial(registry.open_sink, sink, context),
         log=log,
@@ -68,6 +73,9 @@ def applier_of(
         note=BatchHistory(settings.state, sink.name, partial(_position, log, sink.name)).record,
         watch=watch,
     )
+    if isinstance(applier, TaskApplier):
+        applier.settings = assignment_settings(settings, sink.name)
+    return applier
 
 
 def _position(log: LogReader, sink: str) -> Lsn:

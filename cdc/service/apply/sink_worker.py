@@ -58,7 +58,17 @@ class SinkWorker:
         refill = SourceRefill(settings)
         self._losses = LostTables(settings, sink, log, refill.request)
         self._losses.follow(requests)
-        self.applier = applier_of(settings, sink, log, context, self.stop, rows=self._rows, watch=self._losses)
+        self._on_cluster = settings.spark.on_cluster
+        self.applier = applier_of(
+            settings,
+            sink,
+            log,
+            context,
+            self.stop,
+            rows=self._rows,
+            watch=self._losses,
+            by_tasks=self._on_cluster,
+        )
         self.runner = SinkRunner(SinkQuery(sink, log, self.applier, settings.state / "checkpoints", self.stop))
         skipped = SkippedTables(settings.state, sink.name)
         self._held_back = HeldBackTables(log, self.applier, skipped, refill, requests)
@@ -98,8 +108,8 @@ class SinkWorker:
 
     @property
     def may_share(self) -> bool:
-        """Whether its settings allow a shared query: a sink with a trigger interval has its own."""
-        return self.sink.query == "shared" and not self.sink.trigger_seconds
+        """Whether it may share a query: not with a trigger interval, nor on a cluster, where tasks serve one sink."""
+        return not self._on_cluster and self.sink.query == "shared" and not self.sink.trigger_seconds
 
     @property
     def shares(self) -> bool:

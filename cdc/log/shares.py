@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from cdc.log.key_hash import BUCKETS
 from cdc.model import Lsn
-from cdc.ports import Offset, Share
+from cdc.ports import Offset
 
 SHARE_ROWS = 1_000
 """Minimum rows per share: a task on a cluster costs some 20 ms, a thousand rows cost a store about as much."""
@@ -40,26 +39,6 @@ class BatchProgress:
         """The inverse of `encoded`."""
         end, newest, offset = json.loads(text)
         return cls(Lsn(end), newest, Offset(offset))
-
-
-class PlannedShare(InputPartition):
-    """One task of a planned micro-batch."""
-
-    def __init__(self, share: Share, progress: BatchProgress | None) -> None:
-        super().__init__(None)
-        self.share = share
-        self.progress = None if progress is None else progress.encoded()
-
-    def row(self) -> pa.RecordBatch:
-        """One row of PLANNED."""
-        columns = [pa.array([value], pa.string()) for value in (self.share, self.progress)]
-        return pa.RecordBatch.from_arrays(columns, schema=PLANNED)
-
-
-def planned_shares(shares: Sequence[Share], progress: BatchProgress) -> Sequence[PlannedShare]:
-    """The tasks of a micro-batch."""
-    last = len(shares) - 1
-    return [PlannedShare(share, progress if at == last else None) for at, share in enumerate(shares)]
 
 
 def share_count(rows: int, tasks: int) -> int:
