@@ -1,0 +1,128 @@
+"""Batches applied by several tasks end as the source ended: whatever the number of tasks, also if tasks run twice, late
+or for a batch that is long applied."""
+
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdc.log
+from cdc.config.settings import Settings
+from cdc.ports import Share
+from sinks.apply.unit_of_work import Assignment, run
+from sinks.context import SinkContext
+from sinks.registry import open_sink
+from tests.fix_log import FilledLog
+from tests.scenes.histories import INTEGERS, ODD_TEXTS, TEXT, History, Row, change, cut, table
+from tests.scenes.task_jobs import LocalTaskJob, task_applier
+
+TABLES = {"items": INTEGERS, "odd_texts": ODD_TEXTS}
+
+
+@pytest.fixture
+def settings(settings_of: Callable[..., Settings]) -> Settings:
+    return settings_of(sinks=[{"kind": "memory", "name": f"memory-{uuid.uuid4().hex[:8]}"}])
+
+
+@pytest.fixture
+def log(settings: Settings) -> FilledLog:
+    return FilledLog(settings, cdc.log.open_writer(settings))
+
+
+def stored(settings: Settings, name: str) -> dict[str, str]:
+    schema = table(name) if name == "items" else table(name, [("id", TEXT)])
+    rows = open_sink(settings.sinks[0], SinkContext(settings.state)).stored(schema)
+    return dict(zip(*(rows[column].to_pylist() for column in ("key", "after")), strict=True))
+
+
+def items(key: int, op: str, version: int, ordinal: int) -> Row:
+    after = None if op in "dt" else f'{{"id":{key},"label":"{version}"}}'
+    text = None if op == "t" else f'{{"id":{key}}}'
+    return {**change(op, text, version, after, ordinal=ordinal), "commit_lsn": 200}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_number_of_tasks_repeated_and_late_ones_too_end_as_the_source_did(
+    seed: int, settings: Settings, log: FilledLog, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    histories = [History(table(), INTEGERS, rng), History(table("odd_texts", [("id", TEXT)]), ODD_TEXTS, rng)]
+    for history in histories:
+        log.record(history.schema)
+        history.write(100)
+    rows = sorted((row for history in histories for row in history.rows), key=lambda row: row["version"])
+    entries = list(cut(rows, rng))
+    for entry in entries:
+        log.append(entry)
+    past: list[tuple[Assignment, Share]] = []
+
+    def zombies(assignment: Assignment, shares: Sequence[Share]) -> None:
+        past.extend((assignment, share) for share in shares)
+        for late in rng.sample(past, min(3, len(past))):
+            run(*late)
+
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters")
+    after = 0
+    while after < len(entries):
+        until = min(len(entries), after + rng.randint(1, 4))
+        applier.apply_by_tasks(LocalTaskJob(log.reader, after, until, rng.choice([1, 2, 3, 8]), zombies))
+        after = until
+    for history in histories:
+        assert stored(settings, history.schema.table.name) == history.state()
+    assert applier.status.reached == log.reader.head()[1]
+    assert applier.status.dead_letters == 0
+
+
+@pytest.mark.parametrize("shares", [1, 2, 8])
+def test_rows_written_before_a_truncate_of_their_own_transaction_and_version_are_removed(
+    shares: int, settings: Settings, log: FilledLog, tmp_path: Path
+) -> None:
+    """All changes of a transaction that was overtaken by another commit have one version."""
+    log.record(table())
+    log.append([items(key, "c", 50, key) for key in range(20)])
+    before = [items(key, "c", 100, key) for key in range(20, 40)]
+    after = [items(key, "c", 100, 100 + key) for key in range(30, 50)]
+    log.append([*before, items(0, "t", 100, 90), *after])
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters")
+    applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 2, shares))
+    assert set(stored(settings, "items")) == {f'{{"id":{key}}}' for key in range(30, 50)}
+    log.append([items(20, "c", 300, 0)])
+    applier.apply_by_tasks(LocalTaskJob(log.reader, 2, 3, shares))
+    assert '{"id":20}' in stored(settings, "items")
+
+
+def test_a_partial_row_whose_stored_row_is_missing_becomes_a_dead_letter_and_its_next_change_ends_it(
+    settings: Settings, log: FilledLog, tmp_path: Path
+) -> None:
+    log.record(table())
+    partial: dict[str, Any] = change("u", '{"id":1}', 10, '{"id":1,"label":"x"}', ["big"])
+    log.append([partial, change("c", '{"id":2}', 11, '{"id":2,"label":"y"}')])
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters")
+    applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 1, 2))
+    assert (set(stored(settings, "items")), applier.status.dead_letters) == ({'{"id":2}'}, 1)
+    log.append([change("u", '{"id":1}', 20, '{"id":1,"label":"z","big":"b"}')])
+    job = LocalTaskJob(log.reader, 1, 2, 2)
+    applier.apply_by_tasks(job)
+    assert job.runs[0].dead_letters == {"public.items": ['{"id":1}']}
+    assert stored(settings, "items")['{"id":1}'] == '{"id":1,"label":"z","big":"b"}'
+    assert applier.status.dead_letters == 0
+
+
+def test_tables_that_are_held_back_or_not_the_sinks_are_left_alone(
+    settings: Settings, log: FilledLog, tmp_path: Path
+) -> None:
+    log.record(table())
+    log.record(table("odd_texts", [("id", TEXT)]))
+    log.append(
+        [
+            change("c", '{"id":1}', 10, '{"id":1}'),
+            change("c", '{"id":"a"}', 11, '{"id":"a"}', table="public.odd_texts"),
+        ]
+    )
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters")
+    applier.held_back = frozenset({table().table})
+    applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 1, 3))
+    assert (stored(settings, "items"), len(stored(settings, "odd_texts"))) == ({}, 1)
