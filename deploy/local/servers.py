@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cdc.artifacts import folders
-from cdc.artifacts.account import account
+from cdc.artifacts.account import Account, account
 from cdc.artifacts.downloads import locked
 from cdc.artifacts.progress import Report, silent
 from cdc.errors import ConfigError, EnvironmentFault
@@ -28,15 +28,16 @@ from deploy.local.process import Identity, end, inside, spawn
 from deploy.local.records import Records
 from deploy.local.redis import Redis
 from deploy.local.server import Launch, Running, Server, Site
+from deploy.local.spark import SparkMaster, SparkWorker
 
 S = TypeVar("S")
 T = TypeVar("T")
 STANDARD = ("postgres", "redis", "opensearch")
 
 
-def known_servers() -> dict[str, Server]:
-    """Every kind of server by name."""
-    every: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect())
+def known_servers(spark_workers: Sequence[SparkWorker] = ()) -> dict[str, Server]:
+    """Every kind of server by name, with as many Spark workers as are given."""
+    every: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect(), SparkMaster(), *spark_workers)
     return {server.name: server for server in every}
 
 
@@ -94,10 +95,12 @@ class Servers:
             return []
         with locked(self.home / "lock"):
             running = self._records.running()
-            stopping = [name for name in reversed(self._servers) if name in running and name in (names or running)]
+            # another process may have started more, such as further Spark workers: they depend on those known here
+            order = [*(name for name in self._records.names() if name not in self._servers), *reversed(self._servers)]
+            stopping = [name for name in order if name in running and name in (names or running)]
             for name in stopping:
                 self._end(running[name], how)
-            for name in names or self._servers:
+            for name in names or order:
                 self._end_strays(name)
             return stopping
 
@@ -146,20 +149,23 @@ class Servers:
 
     def _sites(self, names: Sequence[str], requested: Mapping[str, int]) -> list[Site]:
         taken: set[int] = set(requested.values())
-        sites = []
+        ports_of = self._records.ports()
         for name in names:
-            chosen = self._ports(name, requested.get(name), taken)
-            taken.update(chosen)
-            sites.append(self._site(name, folders.data_folder(self.home, name, account()), chosen))
-        return sites
+            ports_of[name] = self._ports(name, requested.get(name), taken)
+            taken.update(ports_of[name])
+        return [self._site(name, folders.data_folder(self.home, name, self._user(name)), ports_of) for name in names]
 
-    def _site(self, name: str, data: Path, chosen: tuple[int, ...]) -> Site:
+    def _site(self, name: str, data: Path, ports_of: Mapping[str, tuple[int, ...]]) -> Site:
         running = self._records.running()
         peers = {need: running[need] for need in self._servers[name].after if need in running}
-        return Site(name, data, self.private(), self.home / "logs" / f"{name}.log", chosen, peers)
+        log = self.home / "logs" / f"{name}.log"
+        return Site(name, data, self.private(), log, ports_of[name], peers, ports_of)
 
     def _site_of(self, running: Running) -> Site:
-        return self._site(running.name, running.data, running.ports)
+        return self._site(running.name, running.data, {**self._records.ports(), running.name: running.ports})
+
+    def _user(self, name: str) -> Account | None:
+        return None if self._servers[name].own_user else account()
 
     def _ports(self, name: str, requested: int | None, taken: set[int]) -> tuple[int, ...]:
         """The requested port, else the last ones, so that settings that name them stay valid, else free ones."""
@@ -176,7 +182,7 @@ class Servers:
 
     def _spawn(self, site: Site, launch: Launch) -> Running:
         self._report(f"starting {site.name}")
-        identity = spawn(launch, site.data, site.log, account(), tied=self._tied)
+        identity = spawn(launch, site.data, site.log, self._user(site.name), tied=self._tied)
         address = self._servers[site.name].address(site)
         running = Running(
             site.name, site.port, identity.pid, identity.started, site.log, site.data, address, site.ports
