@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deploy.local import spark
+from deploy.local.cluster import spark
+from deploy.local.cluster.spark import MASTER, SparkMaster, SparkWorker
 from deploy.local.process import inside
 from deploy.local.server import Server
 from deploy.local.servers import Servers
-from deploy.local.spark import MASTER, SparkMaster, SparkWorker
 from tests.fix_servers import LocalServer
 
 if TYPE_CHECKING:
