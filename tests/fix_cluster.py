@@ -1,4 +1,5 @@
-"""A Spark standalone cluster for tests: started when the first test of the session asks, gone when pytest is gone.
+"""Clusters for tests: Spark standalone, and Kafka with three brokers. Started when the first test of the session asks,
+gone when pytest is gone.
 
 One driver process has one Spark context, and that of pytest's own process is local (`spark`). So a driver on the
 cluster is a child: a pipeline whose settings have `cluster.settings` as `spark`, or a program that calls `session_on`.
@@ -6,17 +7,19 @@ cluster is a child: a pipeline whose settings have `cluster.settings` as `spark`
 
 import contextlib
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deploy.local import spark
+from deploy.local.cluster import spark
+from deploy.local.cluster.spark import MASTER, SparkMaster, SparkWorker
+from deploy.local.kafka import brokers
 from deploy.local.process import inside
 from deploy.local.server import Server
 from deploy.local.servers import Servers
-from deploy.local.spark import MASTER, SparkMaster, SparkWorker
 from tests.fix_servers import LocalServer
 
 if TYPE_CHECKING:
@@ -90,3 +93,39 @@ def spark_cluster(shared_spark_cluster: SparkCluster) -> SparkCluster:
     """The session's cluster, with a running master and two running workers of two cores; see `scale`."""
     shared_spark_cluster.scale(2)
     return shared_spark_cluster
+
+
+class KafkaCluster:
+    """Three brokers, each a `LocalServer`. Topics have three replicas, two of which must have a message."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._names = [node.name for node in brokers(3)]
+        self.start()
+        self.brokers = [LocalServer(servers, name) for name in self._names]
+
+    def start(self) -> None:
+        """Start those that a test has killed."""
+        self._servers.up(self._names)
+
+    @property
+    def bootstrap(self) -> str:
+        """All of them, so that a client finds the cluster when one is down."""
+        return ",".join(broker.url for broker in self.brokers)
+
+
+@pytest.fixture(scope="session")
+def shared_kafka_cluster(session_home: Path) -> Iterator[KafkaCluster]:
+    """Not for tests: see `kafka_cluster`."""
+    session_home.mkdir(mode=0o711, parents=True, exist_ok=True)
+    servers = Servers(session_home / "brokers", {node.name: node for node in brokers(3)}, tied=True)
+    yield KafkaCluster(servers)
+    servers.down(how=signal.SIGKILL)
+    shutil.rmtree(session_home / "brokers", ignore_errors=True)
+
+
+@pytest.fixture
+def kafka_cluster(shared_kafka_cluster: KafkaCluster) -> KafkaCluster:
+    """The session's three brokers, running."""
+    shared_kafka_cluster.start()
+    return shared_kafka_cluster

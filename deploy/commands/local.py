@@ -36,7 +36,11 @@ def up(
     *,
     only: OnlyOption = None,
     kafka: Annotated[bool, typer.Option("--kafka", help="Also Kafka.")] = False,
+    kafka_brokers: Annotated[
+        int, typer.Option("--kafka-brokers", metavar="N", help="Also a Kafka cluster of N brokers, at least 3.")
+    ] = 0,
     connect: Annotated[bool, typer.Option("--connect", help="Also Kafka Connect with Debezium.")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also an S3 server with a bucket `millrace`.")] = False,
     spark_workers: Annotated[
         int, typer.Option("--spark-workers", metavar="N", min=0, max=32, help="Also a Spark master with N workers.")
     ] = 0,
@@ -51,14 +55,17 @@ def up(
 
     Example: millrace local up
     """
+    from deploy.local.cluster.spark import SparkWorker
+    from deploy.local.kafka import brokers
     from deploy.local.servers import STANDARD, Servers, known_servers
-    from deploy.local.spark import SparkWorker
 
     workers = [SparkWorker(number, spark_cores) for number in range(1, spark_workers + 1)]
+    nodes = brokers(_at_least_three(kafka_brokers))
     names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
-    names += [worker.name for worker in workers]
+    names += ["s3"] if s3 else []
+    names += [server.name for server in (*nodes, *workers)]
     with _reporting(quiet=as_json) as report, _interruptible():
-        servers = Servers(home or home_folder(), known_servers(workers), report=report)
+        servers = Servers(home or home_folder(), known_servers(*nodes, *workers), report=report)
         running = servers.up(names, _ports(port or []))
     _show(running, as_json)
 
@@ -91,6 +98,15 @@ def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
         print_json({"stopped": stopped})
     else:
         OUT.print(f"Stopped {', '.join(stopped)}." if stopped else "Nothing was running.")
+
+
+def _at_least_three(brokers: int) -> int:
+    if brokers in {1, 2}:
+        raise ConfigError(
+            f"`--kafka-brokers {brokers}` is too few for topics with three replicas.",
+            "Start 3 or more, or one broker without replication: --kafka",
+        )
+    return brokers
 
 
 def _ports(given: list[str]) -> dict[str, int]:

@@ -1,5 +1,6 @@
-"""Kafka: one KRaft node, broker and controller in one process, started from its jars."""
+"""Kafka in KRaft mode, from its jars: one node, or several that replicate; each is broker and controller in one."""
 
+import hashlib
 import os
 import socket
 import subprocess
@@ -21,7 +22,6 @@ POM = Path(__file__).with_name("kafka.xml")
 _QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SETTINGS = {
     "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
     "inter.broker.listener.name": "PLAINTEXT",
@@ -45,13 +45,26 @@ _SETTINGS = {
     "num.io.threads": "4",
     "background.threads": "2",
 }
+_REPLICATED = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+    # 9 s by default: so long its partitions have no leader when a broker dies
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
     """A Kafka node. `settings` override server.properties. `advertised` is another port for clients, that of a proxy.
 
-    `quick` halves the CPU of a start; do not use it to measure throughput.
+    `quick` halves the CPU of a start; do not use it to measure throughput. `quorum` has the names of all nodes of a
+    cluster, this one among them; empty: it is alone.
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +76,7 @@ class Kafka:
     port_count: int = 2
     patience: float = 120
     own_user: bool = False
+    quorum: tuple[str, ...] = ()
 
     def install(self, report: Report) -> None:
         """The jars and a Java."""
@@ -72,22 +86,32 @@ class Kafka:
     def prepare(self, site: Site) -> Launch:
         """Write server.properties, and format the storage if it is new."""
         properties = site.data / "server.properties"
-        lines = [f"{name}={value}" for name, value in {**_SETTINGS, **self.settings, **self._own(site)}.items()]
+        replicated = _REPLICATED if self.quorum else {}
+        every = {**_SETTINGS, **replicated, **self.settings, **self._own(site)}
+        lines = [f"{name}={value}" for name, value in every.items()]
         write_private_file(properties, "\n".join(lines) + "\n", account())
         write_logging(site.data)
         if not (site.data / "log" / "meta.properties").exists():
-            _format(_java(site.data, "kafka-format", self.heap, _QUICK), properties, site)
+            _format(_java(site.data, "kafka-format", self.heap, _QUICK), self._cluster_id(site), properties, site)
         command = _java(site.data, SET, self.heap, _QUICK if self.quick else ())
         return Launch((*command, "kafka.Kafka", str(properties)))
 
     def _own(self, site: Site) -> dict[str, str]:
         client, controller = site.ports
+        nodes = self.quorum or (self.name,)
+        voters = (f"{number}@{HOST}:{site.ports_of[name][1]}" for number, name in enumerate(nodes, 1))
         return {
-            "controller.quorum.voters": f"1@{HOST}:{controller}",
+            "node.id": str(nodes.index(self.name) + 1),
+            "controller.quorum.voters": ",".join(voters),
             "listeners": f"PLAINTEXT://{HOST}:{client},CONTROLLER://{HOST}:{controller}",
             "advertised.listeners": f"PLAINTEXT://{HOST}:{self.advertised or client}",
             "log.dirs": str(site.data / "log"),
         }
+
+    def _cluster_id(self, site: Site) -> str:
+        """Random, or for several nodes the same in all of them."""
+        shared = hashlib.sha256(str(site.private).encode()).digest()[:16]
+        return urlsafe_b64encode(shared if self.quorum else uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
     def ready(self, site: Site) -> bool:
         """Whether the broker answers an ApiVersions request, which it does only once it serves clients."""
@@ -96,6 +120,12 @@ class Kafka:
     def address(self, site: Site) -> str:
         """Bootstrap servers."""
         return f"{HOST}:{self.advertised or site.port}"
+
+
+def brokers(count: int) -> tuple[Kafka, ...]:
+    """The nodes of a replicated cluster, `kafka-1` and so on. Topics have three replicas: `count` must not be less."""
+    names = tuple(f"kafka-{number}" for number in range(1, count + 1))
+    return tuple(Kafka(name=name, quorum=names) for name in names)
 
 
 def answers(port: int) -> bool:
@@ -127,8 +157,7 @@ def _java(folder: Path, archive: str, heap: str, flags: tuple[str, ...]) -> tupl
     return (str(runtime), *archived, *flags, f"-Xmx{heap}", logging, "-cp", classpath)
 
 
-def _format(command: tuple[str, ...], properties: Path, site: Site) -> None:
-    cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+def _format(command: tuple[str, ...], cluster: str, properties: Path, site: Site) -> None:
     who = account()
     done = subprocess.run(
         [*command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)],

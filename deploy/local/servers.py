@@ -20,6 +20,8 @@ from cdc.artifacts.downloads import locked
 from cdc.artifacts.progress import Report, silent
 from cdc.errors import ConfigError, EnvironmentFault
 from deploy.local import ports
+from deploy.local.cluster.s3 import S3
+from deploy.local.cluster.spark import SparkMaster
 from deploy.local.connect import Connect
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
@@ -28,17 +30,16 @@ from deploy.local.process import Identity, end, inside, spawn
 from deploy.local.records import Records
 from deploy.local.redis import Redis
 from deploy.local.server import Launch, Running, Server, Site
-from deploy.local.spark import SparkMaster, SparkWorker
 
 S = TypeVar("S")
 T = TypeVar("T")
 STANDARD = ("postgres", "redis", "opensearch")
 
 
-def known_servers(spark_workers: Sequence[SparkWorker] = ()) -> dict[str, Server]:
-    """Every kind of server by name, with as many Spark workers as are given."""
-    every: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect(), SparkMaster(), *spark_workers)
-    return {server.name: server for server in every}
+def known_servers(*more: Server) -> dict[str, Server]:
+    """Every kind of server by name, and more of a kind that can have several: Spark workers, Kafka brokers."""
+    one_each: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect(), S3(), SparkMaster())
+    return {server.name: server for server in (*one_each, *more)}
 
 
 class Servers:

@@ -142,7 +142,10 @@ class KafkaSettings(KafkaConnectionSettings):
     partitions: int = Field(3, ge=1, le=1000)
     """Partitions of each table's topic when it is created. Never changed later: keys would move to other partitions."""
     replication: int = Field(-1, ge=-1)
-    """Replication factor of each topic; -1 is the broker's default."""
+    """Replication factor of each topic when it is created; -1 is the broker's default."""
+    min_insync: int = Field(0, ge=0)
+    """`min.insync.replicas` of each topic when it is created: replicas that must have a change before it counts as
+    appended. 0 is the broker's default. For a log that outlives the loss of a broker: replication 3, min_insync 2."""
     compact: bool = False
     """After the retention time let Kafka compact topics to the newest change of each key instead of removing it."""
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
@@ -155,3 +158,9 @@ class KafkaSettings(KafkaConnectionSettings):
     """How long an append waits for a cluster that does not answer."""
     transaction_timeout_seconds: int = Field(900, ge=10)
     """After this time the broker aborts a transaction; must not exceed the broker's transaction.max.timeout.ms."""
+
+    @model_validator(mode="after")
+    def _replicas_suffice(self) -> "KafkaSettings":
+        if 0 < self.replication < self.min_insync:
+            raise ValueError(f"log.min_insync {self.min_insync} needs log.replication {self.min_insync} or more")
+        return self

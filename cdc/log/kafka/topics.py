@@ -1,7 +1,7 @@
 """The topics of a log: created as configured, and checked to be the same topics that the position refers to."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cdc.errors import LogCorrupt, LogError
 from cdc.log.kafka.admin import Topic
@@ -38,7 +38,7 @@ class Topics:
         for topic, name in names.items():
             if topic not in found:
                 config = {} if name == "oversize" else COMPACTED
-                self._cluster.admin.create(topic, 1, self._settings.replication, config)
+                self._create(topic, 1, config)
             self._known[topic] = found[topic] if topic in found else self._await_known(topic)
 
     def system(self, name: str) -> Topic:
@@ -78,9 +78,14 @@ class Topics:
     def _get_or_create(self, name: str) -> Topic:
         found = self._cluster.admin.topics([name])
         if name not in found:
-            self._cluster.admin.create(name, self._settings.partitions, self._settings.replication, self._config())
+            self._create(name, self._settings.partitions, self._config())
             return self._await_known(name)
         return found[name]
+
+    def _create(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
+        least = self._settings.min_insync
+        insync = {"min.insync.replicas": str(least)} if least else {}
+        self._cluster.admin.create(name, partitions, self._settings.replication, {**config, **insync})
 
     def _await_known(self, name: str) -> Topic:
         """Wait until the brokers know a new topic."""

@@ -6,8 +6,6 @@ of this process, not as the servers' user: executors read the pipeline's state f
 
 import importlib.util
 import json
-import os
-import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc.artifacts import java
-from cdc.artifacts.account import write_private_file
+from cdc.artifacts.account import secret_in, write_private_file
 from cdc.artifacts.class_archive import class_archive
 from cdc.artifacts.jars import SET
 from cdc.artifacts.progress import Report, silent
 from cdc.config.secret import Secret
-from cdc.durable_files import open_new
 from cdc.errors import EnvironmentFault
 from deploy.local.server import HOST, Launch, Site
 
@@ -120,12 +117,8 @@ def secret_file(private: Path) -> Path:
 
 
 def secret(private: Path) -> Secret:
-    """The cluster's secret, made the first time."""
-    path = secret_file(private)
-    if not path.is_file():
-        with os.fdopen(open_new(path), "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32) + "\n")
-    return Secret(path.read_text(encoding="ascii").strip())
+    """The cluster's secret."""
+    return secret_in(secret_file(private))
 
 
 def _launch(site: Site, program: str, arguments: tuple[str, ...], own: Mapping[str, str], *, learn: bool) -> Launch:
