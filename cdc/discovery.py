@@ -4,11 +4,18 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
-from importlib.abc import InspectLoader
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class _HasSource(Protocol):
+    """A loader that can read sources: importlib's, and that of a zip file, which is no InspectLoader."""
+
+    def get_source(self, fullname: str) -> str | None:
+        """The source of a module."""
 
 
 class Kinds(Mapping[str, T], Generic[T]):
@@ -40,6 +47,6 @@ def modules_that_define(constant: str, package: ModuleType, module: str) -> dict
         name = f"{info.name}.{module}" if info.ispkg else info.name
         spec = importlib.util.find_spec(name)
         loader = spec.loader if spec else None
-        if isinstance(loader, InspectLoader) and assigns.search(loader.get_source(name) or ""):
+        if isinstance(loader, _HasSource) and assigns.search(loader.get_source(name) or ""):
             found[info.name.rpartition(".")[2]] = name
     return found

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,8 +49,21 @@ def brief(work: Work) -> Work:
             work(changes, number)
         except Py4JJavaError as error:
             raise BatchFailed(_exception_name(str(error))) from None
+        except PySparkException as error:  # the text has the traceback of the task
+            raise BatchFailed(_python_exception_name(str(error))) from None
 
     return run
+
+
+def _python_exception_name(text: str) -> str:
+    """The exception of a task's Python worker, by its name and where it was raised."""
+    for name in _INTERRUPTIONS:
+        if name in text:
+            return _INTERRUPTED + name
+    places = re.findall(r'File "([^"]+)", line (\d+)', text)
+    named = re.findall(r"^([\w.]+(?:Error|Exception|Fault|Lost|Corrupt|Injected))\b", text, re.MULTILINE)
+    where = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
+    return (named[-1] if named else "PythonException") + where
 
 
 def _exception_name(text: str) -> str:
