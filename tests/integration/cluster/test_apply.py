@@ -44,7 +44,7 @@ def test_tasks_write_rows_truncates_and_partial_rows_and_a_killed_worker_costs_n
     start: Start, spark_cluster: SparkCluster, filled_log: FilledLog, redis_url: str, state_dir: Path
 ) -> None:
     filled_log.record(ITEMS)
-    filled_log.append(labelled(5_000, 10, "first"))
+    end = filled_log.append(labelled(5_000, 10, "first"))
     program = start({"kind": "redis", "url": redis_url})
     client = redis.Redis.from_url(redis_url)
 
@@ -58,17 +58,17 @@ def test_tasks_write_rows_truncates_and_partial_rows_and_a_killed_worker_costs_n
     def label(key: int) -> Any:
         return json.loads(client.get(f"public.items:{key}") or b"{}").get("label")
 
-    wait_until(lambda: label(4_999) == "first", 180, "the first rows")
-    assert client.dbsize() >= 10_000
-    partial = change("u", '{"id":7}', 20, '{"id":7,"label":"partial"}', ["big"])
+    wait_until(reached(end), 180, "the first batch")
+    assert (label(0), label(4_999), label(5_000)) == ("first", "first", None)
+    partial = change("u", '{"id":9000}', 20, '{"id":9000,"label":"no stored row"}', ["big"])
     end = filled_log.append([*labelled(3_000, 19, "second"), partial])
     wait_until(reached(end), 60, "the second batch")
-    assert (label(7), label(2_999), label(4_999)) == ("second", "second", "first")
-    assert facts(state_dir, "redis")["dead_letters"] == 1
+    assert (label(0), label(2_999), label(4_999)) == ("second", "second", "first")
+    wait_until(lambda: facts(state_dir, "redis")["dead_letters"] == 1, 10, "the dead letter")
 
     spark_cluster.workers[0].kill()
     end = filled_log.append([change("t", None, 30), *labelled(4_000, 40, "third")])
     wait_until(reached(end), 120, "the batch after a worker was killed")
     assert (label(0), label(3_999), label(4_999)) == ("third", "third", None)
-    assert facts(state_dir, "redis")["dead_letters"] == 0
+    wait_until(lambda: facts(state_dir, "redis")["dead_letters"] == 0, 10, "the dead letter's end")
     assert program.terminate() == 0
