@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from cdc.errors import RejectedItem
 from cdc.key_range import Removal
 from cdc.model import Entry, Lsn, Progress, TableId, TableSchema
 
@@ -244,4 +245,38 @@ class StoredPieces(Protocol):
 
         `keys` are texts of `row_comparison.key_texts`: a store that can look up single rows returns only those, each
         once; others may return more. Called while the pipeline runs, and while another thread calls `expected`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task wrote for a later commit: opaque bytes for `commit_staged`, and the rows that the store rejects."""
+
+    content: bytes
+    rejected: Sequence[RejectedItem] = ()
+
+
+@runtime_checkable
+class StagingSink(Protocol):
+    """A sink whose rows are written by several tasks at once, invisible until one commit of the driver."""
+
+    def plan(self, schema: TableSchema) -> bytes:
+        """In the driver, after `prepare`: what the tasks need to know of the table (its version, its files).
+
+        Empty if tasks cannot write for this table, or not this time: then `apply` writes its rows, in one place.
+        """
+
+    def stage(self, batch: Batch, plan: bytes, part: str = "") -> Staged:
+        """In a task: write the batch's files without making them visible. Batches of different tasks have different
+        keys. `batch` has neither truncates nor removed ranges.
+
+        Running twice changes nothing: files that no commit names are removed by maintenance later. `part` names the
+        task's part of the key space, the same in every batch whose tasks are split in the same way ("3 of 16"): a task
+        merges small files of its own part. Not called from two threads at once.
+        """
+
+    def commit_staged(self, schema: TableSchema, plan: bytes, staged: Sequence[bytes]) -> None:
+        """In the driver: make everything staged visible in one commit.
+
+        Raises Busy if the table has changed since `plan` so that it must be planned and staged again.
         """

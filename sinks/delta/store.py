@@ -16,9 +16,11 @@ from deltalake.schema import Schema
 from cdc import backoff
 from cdc.errors import Busy, Lost, SinkError
 from cdc.model import TableId
+from sinks.delta.deletion_vectors.live_table import LiveTable
 from sinks.delta.deletion_vectors.writer import VectorWriter
 from sinks.delta.fingerprint import GONE, compared, files_missing, missing_files
 from sinks.delta.schema.layout import VERSION, Evolution, TableLayout
+from sinks.delta.storage import storage_of
 from sinks.delta.transaction_log import TransactionAwareTable, sync
 from sinks.delta.write.merge import TRUNCATED, WRITER, fence
 from sinks.delta.write.writer import scanned, scanned_pieces
@@ -50,7 +52,8 @@ class DeltaStore:
         self._options = dict(options) or None
         self._sleep = sleep
         self._handle: DeltaTable | None = None
-        self.vectors = VectorWriter(self.folder) if self.folder is not None else None
+        self._storage = storage_of(uri, options)
+        self.vectors = VectorWriter(self._storage) if self._storage is not None else None
 
     @property
     def folder(self) -> Path | None:
@@ -71,8 +74,9 @@ class DeltaStore:
         return self._handle
 
     def _open(self) -> DeltaTable:
-        folder = self.folder
-        return DeltaTable(self.uri, storage_options=self._options) if folder is None else TransactionAwareTable(folder)
+        if self._storage is None:
+            return DeltaTable(self.uri, storage_options=self._options)
+        return TransactionAwareTable(self._storage, self._options)
 
     def schema(self) -> pa.Schema:
         """The table's columns as Arrow types."""
@@ -167,8 +171,24 @@ class DeltaStore:
 
     def set_properties(self, table: DeltaTable, wanted: Mapping[str, str]) -> None:
         """Set properties of the table, in one commit. Raises CommitFailedError where another writer committed first."""
-        if self.vectors is None or not self.vectors.set_properties(table, wanted):
+        if self.vectors is None or not self.vectors.live.set_properties(table, wanted):
             table.alter.set_table_properties(dict(wanted), raise_if_not_exists=False)
+
+    def with_vectors(self, live: LiveTable) -> DeltaTable | None:
+        """The table as of its newest commit with deletion vectors enabled; None if its log cannot be read here."""
+        table = self.current()
+        if not self.guarded(lambda: live.follow(table)):
+            return None
+        if not live.enabled:
+            self.commit(lambda newest: live.enable(newest) if live.follow(newest) and not live.enabled else None)
+            table = self.current()
+        return table if self.guarded(lambda: live.follow(table)) and live.enabled else None
+
+    def has_vector_files(self) -> bool:
+        """Whether deletion vectors are, or may be, in files of their own: those of other programs are."""
+        table, vectors = self.current(), self.vectors
+        known = vectors is not None and self.guarded(lambda: vectors.live.follow(table))
+        return not known or vectors is None or vectors.live.has_vector_files
 
     def read(self, layout: TableLayout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the rows that meet the condition, in the layout's types."""
@@ -196,6 +216,19 @@ class DeltaStore:
                 self._handle = None
                 self._sleep(backoff.delay(failures, _FIRST_DELAY, _LONGEST_DELAY))
         raise Busy(f"table {self.table}: other writers of the Delta table committed first, {ATTEMPTS} times in a row.")
+
+    def commit_at(self, version: int, action: Callable[[DeltaTable], None]) -> None:
+        """Run an action that commits on exactly this version. Raises Busy if there is a newer one."""
+        table = self.current()
+        try:
+            if table.version() != version:
+                raise CommitFailedError
+            self.guarded(partial(action, table))
+        except CommitFailedError:
+            self._handle = None
+            raise Busy(f"table {self.table}: another writer of the Delta table committed first.", "", 0.0) from None
+        if table.version() != version:
+            self.guarded(partial(self._sync, table, version))
 
     def _sync(self, table: DeltaTable, before: int) -> None:
         if table.version() == before:
