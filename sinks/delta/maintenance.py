@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from cdc.arrays import AnyArray
+from sinks.delta.files.transaction_log import file_name, selections
 from sinks.delta.rows.changes import sorted_by
 from sinks.delta.schema.layout import COMMITTED, DELETED, TableLayout
-from sinks.delta.transaction_log import file_name, selections
 from sinks.delta.write.merge import fence, overwrite
 from sinks.delta.write.region import Files, literal, quoted
 from sinks.delta.write.writer import REGION_LIMIT, files, scanned, statistic, target_size

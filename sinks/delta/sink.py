@@ -20,6 +20,7 @@ from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Batch, Staged
 from sinks.context import SinkContext
 from sinks.delta.changelog import newest, write_changelog
+from sinks.delta.files.storage import clear_staging
 from sinks.delta.fingerprint import mark_of
 from sinks.delta.history import write_history
 from sinks.delta.maintenance import MaintenancePolicy, MaintenanceResult, maintain
@@ -42,7 +43,6 @@ from sinks.delta.settings import DeltaSettings
 from sinks.delta.staging.commit import commit
 from sinks.delta.staging.plan import Plan, plan_of
 from sinks.delta.staging.stage import StagedFiles, Task
-from sinks.delta.storage import clear_staging
 from sinks.delta.store import DeltaStore, arrow_schema
 from sinks.delta.stored_key import read_key
 from sinks.delta.write.spark_merge import merge_by_spark

@@ -1,7 +1,5 @@
 """One Delta table on disk or in an object store: open, create, evolve, read, commit with retries."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -10,18 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 
 from cdc import backoff
-from cdc.errors import Busy, Lost, SinkError
+from cdc.errors import Busy, SinkError, StoreRefused
 from cdc.model import TableId
 from sinks.delta.deletion_vectors.live_table import LiveTable
 from sinks.delta.deletion_vectors.writer import VectorWriter
+from sinks.delta.files.faults import sink_error
+from sinks.delta.files.storage import storage_of
+from sinks.delta.files.transaction_log import TransactionAwareTable, sync
 from sinks.delta.fingerprint import GONE, compared, files_missing, missing_files
 from sinks.delta.schema.layout import VERSION, Evolution, TableLayout
-from sinks.delta.storage import storage_of
-from sinks.delta.transaction_log import TransactionAwareTable, sync
 from sinks.delta.write.merge import TRUNCATED, WRITER, fence
 from sinks.delta.write.writer import scanned, scanned_pieces
 from sinks.fingerprints import Difference, Mark
@@ -38,9 +37,6 @@ ATTEMPTS = 6
 """Attempts of a commit that conflicts with another writer or an OPTIMIZE, before Busy is raised. Each reads the log
 again, so six outlast any single maintenance commit."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 0.64
-
-LEAST_FREE = 16 * 1024 * 1024
-"""Free bytes below which a failed write counts as a full disk; a merge's smallest file is far smaller."""
 
 
 class DeltaStore:
@@ -244,38 +240,8 @@ class DeltaStore:
             raise
         except (DeltaError, OSError) as error:
             self._handle = None
-            raise self._sink_error(error) from error
-
-    def _sink_error(self, error: Exception) -> SinkError:
-        """Decided by the state of the folder, since Delta's errors are texts."""
-        existing = self._nearest_folder()
-        if existing is not None and shutil.disk_usage(existing).free < LEAST_FREE:
-            return Busy(f"table {self.table}: the disk is full.", "Free some space; it is tried again.", 5.0)
-        if existing is not None and not os.access(existing, os.W_OK):
-            return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {existing}.")
-        if isinstance(error, TableNotFoundError) or existing != self.folder:
-            return Lost(f"table {self.table}: its path has no Delta table any more.", self._remedy())
-        if self.folder is not None and self._files_missing(self.folder):
-            return Lost(f"table {self.table}: files of the Delta table are gone.", self._remedy())
-        if isinstance(error, OSError):
-            return Lost(f"table {self.table}: the store cannot be reached ({type(error).__name__}).", self._remedy())
-        return SinkError(
-            f"table {self.table}: Delta refused ({type(error).__name__}).", "The cause is in the log of this process."
-        )
-
-    def _files_missing(self, folder: Path) -> bool:
-        with suppress(DeltaError, OSError):
-            return bool(missing_files(DeltaTable(folder), folder))
-        return False
-
-    def _nearest_folder(self) -> Path | None:
-        folder = self.folder
-        while folder is not None and not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        return folder
-
-    def _remedy(self) -> str:
-        return f"Check {self.uri}; if it was removed on purpose, fill it again with: millrace backfill {self.table}"
+            found = sink_error(self.table, self._storage, self.uri, error)
+            raise found from (None if isinstance(found, StoreRefused) else error)  # the text has the access key
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

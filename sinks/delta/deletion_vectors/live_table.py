@@ -12,8 +12,8 @@ from deltalake.exceptions import CommitFailedError
 from cdc.arrays import Ints
 from cdc.failpoint import reached
 from sinks.delta.deletion_vectors.bitmap import inline, is_readable, positions
-from sinks.delta.storage import TableStorage
-from sinks.delta.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
+from sinks.delta.files.storage import TableStorage
+from sinks.delta.files.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
 from sinks.delta.write.region import Files
 
 _FEATURE = "deletionVectors"

@@ -9,10 +9,10 @@ from deltalake import write_deltalake
 
 from cdc.arrays import Ints
 from sinks.delta.deletion_vectors.key_lookup import read
+from sinks.delta.files.storage import LocalFolder, TableStorage
+from sinks.delta.files.transaction_log import Action, read_commit
 from sinks.delta.rows.changes import sorted_by
 from sinks.delta.schema.layout import TableLayout
-from sinks.delta.storage import LocalFolder, TableStorage
-from sinks.delta.transaction_log import Action, read_commit
 
 SMALL_FILES = 32
 """Small files are merged when there are so many: each is opened by every batch whose keys it may have."""

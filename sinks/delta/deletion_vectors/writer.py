@@ -19,9 +19,9 @@ from sinks.delta.deletion_vectors.key_cache import KeyCache
 from sinks.delta.deletion_vectors.key_lookup import Found, TableFiles, constants, look_up
 from sinks.delta.deletion_vectors.live_table import LiveTable
 from sinks.delta.deletion_vectors.new_files import live_rows, small_files, write_files
+from sinks.delta.files.storage import TableStorage
 from sinks.delta.rows.changes import TypedChanges
 from sinks.delta.rows.rewrite import decide, new_rows
-from sinks.delta.storage import TableStorage
 from sinks.delta.write.merge import commit_properties
 from sinks.delta.write.region import Files, Region
 from sinks.rows.images import STORED_ROW_MISSING

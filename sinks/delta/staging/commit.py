@@ -10,10 +10,10 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.arrays import Ints
 from cdc.errors import Busy, SinkError
+from sinks.delta.files.transaction_log import Action
 from sinks.delta.staging.plan import Plan
 from sinks.delta.staging.stage import Places, StagedFiles
 from sinks.delta.store import DeltaStore
-from sinks.delta.transaction_log import Action
 from sinks.delta.write.merge import WRITER
 
 if TYPE_CHECKING:

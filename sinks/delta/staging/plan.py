@@ -15,9 +15,9 @@ from cdc.arrays import AnyArray, Ints
 from sinks.delta.deletion_vectors.bitmap import inline, positions
 from sinks.delta.deletion_vectors.live_table import LiveTable, inline_vector
 from sinks.delta.deletion_vectors.new_files import part_of, small_files
+from sinks.delta.files.transaction_log import Action
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
 from sinks.delta.store import DeltaStore, arrow_schema
-from sinks.delta.transaction_log import Action
 from sinks.delta.write.merge import last_truncate
 from sinks.delta.write.region import Files
 from sinks.delta.write.writer import files_of, target_size

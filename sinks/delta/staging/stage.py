@@ -13,12 +13,12 @@ from sinks.delta.deletion_vectors import new_files
 from sinks.delta.deletion_vectors.key_cache import KeyCache
 from sinks.delta.deletion_vectors.key_lookup import TableFiles, candidates, look_up
 from sinks.delta.deletion_vectors.new_files import live_rows, write_files
+from sinks.delta.files.storage import TableStorage
+from sinks.delta.files.transaction_log import Action
 from sinks.delta.rows.changes import PARTIAL, TypedChanges
 from sinks.delta.rows.rewrite import decide, new_rows
 from sinks.delta.schema.layout import TableLayout
 from sinks.delta.staging.plan import Plan, ipc_bytes, ipc_table
-from sinks.delta.storage import TableStorage
-from sinks.delta.transaction_log import Action
 from sinks.delta.write.region import Files
 from sinks.delta.write.row_sizes import widest_row
 from sinks.delta.write.writer import PARTIAL_BYTES, REGION_LIMIT

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from sinks.delta.storage import TableSource
+from sinks.delta.files.storage import TableSource
 
 _MOST_FILES = 20_000
 

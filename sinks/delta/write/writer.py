@@ -26,10 +26,10 @@ from deltalake import DeltaTable
 
 from cdc.arrays import AnyArray
 from sinks.delta.deletion_vectors.writer import VectorWriter
+from sinks.delta.files.storage import source_of
 from sinks.delta.rows.changes import PARTIAL, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import matching_rows, rewrite, values_at
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
-from sinks.delta.storage import source_of
 from sinks.delta.write.merge import append, commit_properties, last_truncate, merge, overwrite, record_truncate
 from sinks.delta.write.region import Files, Region
 from sinks.delta.write.region import region as key_region

@@ -14,9 +14,9 @@ from cdc.ports import Batch
 from sinks.delta import sink as delta
 from sinks.delta.deletion_vectors import new_files
 from sinks.delta.deletion_vectors import writer as vector_writer
+from sinks.delta.files.storage import LocalFolder
+from sinks.delta.files.transaction_log import LiveFiles
 from sinks.delta.rows import rewrite
-from sinks.delta.storage import LocalFolder
-from sinks.delta.transaction_log import LiveFiles
 from sinks.delta.write import writer
 from tests import fix_delta
 from tests.fix_delta import OpenLake, ends_as_the_source, mark_everywhere, stored_table

@@ -12,10 +12,10 @@ from cdc.errors import Busy, SinkError
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch, StagingSink
 from sinks.delta.deletion_vectors import new_files
+from sinks.delta.files.transaction_log import commit_path, parse_commit
 from sinks.delta.sink import DeltaSink
 from sinks.delta.staging import commit as commit_module
 from sinks.delta.staging import plan as plan_module
-from sinks.delta.transaction_log import commit_path, parse_commit
 from sinks.delta.write import writer
 from sinks.rows.images import STORED_ROW_MISSING
 from tests import fix_delta

@@ -156,6 +156,15 @@ class S3Folder:
                 obstore.delete(self._store, probe)
         return self._excludes
 
+    def check(self) -> None:
+        """Write and remove a probe. Raises FileNotFoundError (no such bucket), PermissionError or OSError."""
+        import obstore
+
+        with _as_os_errors():
+            probe = f"{STAGING}/{uuid4().hex}"
+            obstore.put(self._store, probe, b"")
+            obstore.delete(self._store, probe)
+
     @contextmanager
     def folder_for_new_files(self) -> Iterator[Path]:
         """In the temporary folder of this machine."""

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from cdc.durable_files import sync_written
-from sinks.delta.storage import LOG, TableStorage
+from sinks.delta.files.storage import LOG, TableStorage
 
 Action = dict[str, Any]
 """The content of one action, as the log writes it."""
