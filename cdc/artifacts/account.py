@@ -1,11 +1,15 @@
-"""The user that local servers run as. Postgres and OpenSearch refuse root, so root starts them as `nobody`."""
+"""The user that local servers run as, and private files. Postgres and OpenSearch refuse root, so root starts them as
+`nobody`."""
 
 import os
 import pwd
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from cdc.config.secret import Secret
+from cdc.durable_files import open_new
 from cdc.errors import EnvironmentFault
 
 
@@ -66,3 +70,11 @@ def write_private_file(path: Path, text: str, who: Account | None) -> None:
         if who is not None:
             os.fchown(handle, who.uid, who.gid)
         stream.write(text)
+
+
+def secret_in(path: Path) -> Secret:
+    """The secret in a file that only this user can read; made the first time."""
+    if not path.is_file():
+        with os.fdopen(open_new(path), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    return Secret(path.read_text(encoding="ascii").strip())

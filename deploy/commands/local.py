@@ -37,6 +37,13 @@ def up(
     only: OnlyOption = None,
     kafka: Annotated[bool, typer.Option("--kafka", help="Also Kafka.")] = False,
     connect: Annotated[bool, typer.Option("--connect", help="Also Kafka Connect with Debezium.")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also an S3 server with a bucket `millrace`.")] = False,
+    spark_workers: Annotated[
+        int, typer.Option("--spark-workers", metavar="N", min=0, max=32, help="Also a Spark master with N workers.")
+    ] = 0,
+    spark_cores: Annotated[
+        int, typer.Option("--spark-cores", metavar="N", min=1, help="Tasks at the same time on each Spark worker.")
+    ] = 2,
     port: PortOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -45,11 +52,16 @@ def up(
 
     Example: millrace local up
     """
-    from deploy.local.servers import STANDARD, Servers
+    from deploy.local.cluster.spark import SparkWorker
+    from deploy.local.servers import STANDARD, Servers, known_servers
 
+    workers = [SparkWorker(number, spark_cores) for number in range(1, spark_workers + 1)]
     names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
+    names += ["s3"] if s3 else []
+    names += [worker.name for worker in workers]
     with _reporting(quiet=as_json) as report, _interruptible():
-        running = Servers(home or home_folder(), report=report).up(names, _ports(port or []))
+        servers = Servers(home or home_folder(), known_servers(*workers), report=report)
+        running = servers.up(names, _ports(port or []))
     _show(running, as_json)
 
 

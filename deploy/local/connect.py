@@ -51,6 +51,7 @@ class Connect:
     after: tuple[str, ...] = ("kafka",)
     port_count: int = 1
     patience: float = 240
+    own_user: bool = False
 
     def install(self, report: Report) -> None:
         """The worker's jars, the connector and a Java."""

@@ -62,6 +62,7 @@ class Kafka:
     after: tuple[str, ...] = ()
     port_count: int = 2
     patience: float = 120
+    own_user: bool = False
 
     def install(self, report: Report) -> None:
         """The jars and a Java."""

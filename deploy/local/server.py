@@ -36,7 +36,8 @@ class Running:
 class Site:
     """The folders and ports of one server. The user of the server owns `data`; the user of this process owns `private`.
 
-    `peers` are the running servers named in `Server.after`.
+    `peers` are the running servers named in `Server.after`. `ports_of` has the ports of every server of the home folder
+    that runs, ran or starts now: the nodes of a quorum must know each other before any of them runs.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Site:
     log: Path
     ports: tuple[int, ...]
     peers: Mapping[str, Running] = field(default_factory=dict)
+    ports_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def port(self) -> int:
@@ -80,6 +82,10 @@ class Server(Protocol):
     @property
     def patience(self) -> float:
         """Seconds that it may take to become ready on a slow, busy machine."""
+
+    @property
+    def own_user(self) -> bool:
+        """Whether it runs as the user of this process, root or not, instead of as the servers' user."""
 
     def install(self, report: Report) -> None:
         """Find or download its program. Slow the first time, fast and offline afterwards. Raises EnvironmentFault."""

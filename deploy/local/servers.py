@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from cdc.artifacts import folders
-from cdc.artifacts.account import account
+from cdc.artifacts.account import Account, account
 from cdc.artifacts.downloads import locked
 from cdc.artifacts.progress import Report, silent
 from cdc.errors import ConfigError, EnvironmentFault
 from deploy.local import ports
+from deploy.local.cluster.s3 import S3
+from deploy.local.cluster.spark import SparkMaster
 from deploy.local.connect import Connect
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
@@ -34,10 +36,10 @@ T = TypeVar("T")
 STANDARD = ("postgres", "redis", "opensearch")
 
 
-def known_servers() -> dict[str, Server]:
-    """Every kind of server by name."""
-    every: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect())
-    return {server.name: server for server in every}
+def known_servers(*more: Server) -> dict[str, Server]:
+    """Every kind of server by name, and more of a kind that can have several: Spark workers, Kafka brokers."""
+    one_each: tuple[Server, ...] = (Postgres(), Redis(), OpenSearch(), Kafka(), Connect(), S3(), SparkMaster())
+    return {server.name: server for server in (*one_each, *more)}
 
 
 class Servers:
@@ -94,10 +96,12 @@ class Servers:
             return []
         with locked(self.home / "lock"):
             running = self._records.running()
-            stopping = [name for name in reversed(self._servers) if name in running and name in (names or running)]
+            # another process may have started more, such as further Spark workers: they depend on those known here
+            order = [*(name for name in self._records.names() if name not in self._servers), *reversed(self._servers)]
+            stopping = [name for name in order if name in running and name in (names or running)]
             for name in stopping:
                 self._end(running[name], how)
-            for name in names or self._servers:
+            for name in names or order:
                 self._end_strays(name)
             return stopping
 
@@ -146,20 +150,23 @@ class Servers:
 
     def _sites(self, names: Sequence[str], requested: Mapping[str, int]) -> list[Site]:
         taken: set[int] = set(requested.values())
-        sites = []
+        ports_of = self._records.ports()
         for name in names:
-            chosen = self._ports(name, requested.get(name), taken)
-            taken.update(chosen)
-            sites.append(self._site(name, folders.data_folder(self.home, name, account()), chosen))
-        return sites
+            ports_of[name] = self._ports(name, requested.get(name), taken)
+            taken.update(ports_of[name])
+        return [self._site(name, folders.data_folder(self.home, name, self._user(name)), ports_of) for name in names]
 
-    def _site(self, name: str, data: Path, chosen: tuple[int, ...]) -> Site:
+    def _site(self, name: str, data: Path, ports_of: Mapping[str, tuple[int, ...]]) -> Site:
         running = self._records.running()
         peers = {need: running[need] for need in self._servers[name].after if need in running}
-        return Site(name, data, self.private(), self.home / "logs" / f"{name}.log", chosen, peers)
+        log = self.home / "logs" / f"{name}.log"
+        return Site(name, data, self.private(), log, ports_of[name], peers, ports_of)
 
     def _site_of(self, running: Running) -> Site:
-        return self._site(running.name, running.data, running.ports)
+        return self._site(running.name, running.data, {**self._records.ports(), running.name: running.ports})
+
+    def _user(self, name: str) -> Account | None:
+        return None if self._servers[name].own_user else account()
 
     def _ports(self, name: str, requested: int | None, taken: set[int]) -> tuple[int, ...]:
         """The requested port, else the last ones, so that settings that name them stay valid, else free ones."""
@@ -176,7 +183,7 @@ class Servers:
 
     def _spawn(self, site: Site, launch: Launch) -> Running:
         self._report(f"starting {site.name}")
-        identity = spawn(launch, site.data, site.log, account(), tied=self._tied)
+        identity = spawn(launch, site.data, site.log, self._user(site.name), tied=self._tied)
         address = self._servers[site.name].address(site)
         running = Running(
             site.name, site.port, identity.pid, identity.started, site.log, site.data, address, site.ports

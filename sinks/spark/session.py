@@ -15,6 +15,8 @@ from cdc.artifacts.class_archive import note_classpath
 from cdc.artifacts.jars import spark_archive, spark_java
 from cdc.config.secret import Secret
 from cdc.durable_files import open_new
+from sinks.spark.cluster import PYTHON, executor_settings, is_local, on_this_machine
+from sinks.spark.shipped_packages import write_packages
 from sinks.spark.worker_python import worker_python
 
 _OPTIONS = "spark.driver.extraJavaOptions"
@@ -25,8 +27,6 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     # with the default of 15 s, the source's Python worker did not authenticate in time on a busy machine
     "spark.python.authenticate.socketTimeout": "120s",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -43,9 +43,12 @@ _SETTINGS = {
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+# Executors elsewhere could not reach it: there, the operator sets both, or Spark takes the address of the host's name.
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 # Only the C1 compiler: half the CPU in the first minutes of small batches, but a warm fold of a million rows costs
 # 2.8 s of CPU instead of 1.9. For long runs of large batches, set -XX:TieredStopAtLevel=4 in `spark.conf`.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseParallelGC")
+_LOG4J = "log4j2.properties"
 _LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -78,18 +81,21 @@ def spark_session(
     JVM writes its class archive when it ends, which takes seconds, and later sessions start with half the CPU. The
     trap: the class path and the JVM's options apply only to the first session of a process, which starts the JVM.
     """
-    python = str(worker_python(scratch)) if master.startswith("local") else sys.executable
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = _python(master, conf, scratch)
     os.environ["JAVA_HOME"] = str(spark_java())
     builder = SparkSession.Builder().master(master).appName(app)
     classpath = os.pathsep.join(str(jar) for jar in jars)
     archive = spark_archive(classpath, learn=learn)
     fixed = _fixed(classpath, (*_JVM, *archive), scratch, conf.get(_OPTIONS, ""))
-    for name, value in {**_SETTINGS, **_authentication(master), **conf, **fixed}.items():
+    shared = (*_JVM, *spark_archive(classpath, learn=False), f"-Dlog4j2.configurationFile={scratch / _LOG4J}")
+    cluster = executor_settings(master, jars, shared, conf)
+    for name, value in {**_SETTINGS, **_network(master), **conf, **cluster, **fixed}.items():
         builder = builder.config(name, value)
     with _secrets_file(secrets, scratch):
         session = _without_handler(builder.getOrCreate)
     session.sparkContext.setLogLevel("ERROR")
+    if not is_local(master):
+        _ship_packages(session, scratch)
     if learn and (jvm := session.sparkContext._jvm) is not None:
         note_classpath(archive, jvm.System.getProperty("java.class.path"))
     return session
@@ -104,9 +110,27 @@ def _without_handler(make: Callable[[], SparkSession]) -> SparkSession:
     return session
 
 
-def _authentication(master: str) -> dict[str, str]:
+def _python(master: str, conf: Mapping[str, str], scratch: Path) -> str:
+    """The Python of tasks and of Spark's Python processes beside the driver. The trap: it is one path for both, so a
+    path in an executor's environment must also exist here."""
+    if chosen := conf.get(PYTHON):
+        return chosen
+    return str(worker_python(scratch)) if on_this_machine(master) else sys.executable
+
+
+def _network(master: str) -> dict[str, str]:
     """The driver's ports require a secret, also on this machine. On a cluster, the operator configures it."""
-    return {"spark.authenticate": "true"} if master.startswith("local") else {}
+    return {
+        **(_LOOPBACK if on_this_machine(master) else {}),
+        **({"spark.authenticate": "true"} if is_local(master) else {}),
+    }
+
+
+def _ship_packages(session: SparkSession, scratch: Path) -> None:
+    """Let executors import this product. Takes back the entry that Spark puts on this process's own path."""
+    path = list(sys.path)
+    session.sparkContext.addPyFile(str(write_packages(scratch / "millrace.zip")))
+    sys.path[:] = path
 
 
 @contextmanager
@@ -135,7 +159,7 @@ def _property(text: str) -> str:
 
 def _fixed(classpath: str, flags: Sequence[str], scratch: Path, more: str) -> dict[str, str]:
     """Settings that the pipeline's `conf` must not replace. Options are quoted: a folder's name may contain a space."""
-    logging = scratch / "log4j2.properties"
+    logging = scratch / _LOG4J
     logging.write_text(_LOGGING, encoding="utf-8")
     properties = {"derby.system.home": scratch, "java.io.tmpdir": scratch, "log4j2.configurationFile": logging}
     ours = (*flags, *(f"-D{name}={value}" for name, value in properties.items()))
