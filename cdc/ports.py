@@ -271,12 +271,22 @@ class StagingSink(Protocol):
     """A sink whose rows are written by several tasks at once, invisible until one commit of the driver."""
 
     def plan(self, schema: TableSchema) -> bytes:
-        """What the tasks need to know of a prepared table (its version, its files by statistics)."""
+        """In the driver, after `prepare`: what the tasks need to know of the table (its version, its files).
 
-    def stage(self, batch: Batch, plan: bytes) -> Staged:
+        Empty if tasks cannot write for this table, or not this time: then `apply` writes its rows, in one place.
+        """
+
+    def stage(self, batch: Batch, plan: bytes, part: str = "") -> Staged:
         """In a task: write the batch's files without making them visible. Batches of different tasks have different
-        keys, and neither truncates nor removed ranges. Running twice changes nothing."""
+        keys. `batch` has neither truncates nor removed ranges.
+
+        Running twice changes nothing: files that no commit names are removed by maintenance later. `part` names the
+        task's part of the key space, the same in every batch whose tasks are split in the same way ("3 of 16"): a task
+        merges small files of its own part. Not called from two threads at once.
+        """
 
     def commit_staged(self, schema: TableSchema, plan: bytes, staged: Sequence[bytes]) -> None:
-        """In the driver: make everything staged visible in one commit. Raises Busy if the table has changed since it
-        was planned, so that it must be staged again."""
+        """In the driver: make everything staged visible in one commit.
+
+        Raises Busy if the table has changed since `plan` so that it must be planned and staged again.
+        """

@@ -12,7 +12,7 @@ from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
-from sinks.delta.deletion_vectors import writer
+from sinks.delta.deletion_vectors import new_files, writer
 from sinks.delta.settings import DeltaSettings
 from tests.scenes.histories import INTEGERS, History, batch, change, cut, images
 
@@ -51,7 +51,7 @@ def mark_everywhere(patch: pytest.MonkeyPatch, small_files: int | None = None) -
     patch.setattr(writer, "LEAST_REGION", 0)
     patch.setattr(writer, "LEAST_RATIO", 0)
     if small_files is not None:
-        patch.setattr(writer, "SMALL_FILES", small_files)
+        patch.setattr(new_files, "SMALL_FILES", small_files)
 
 
 def numbers(schema: TableSchema, ids: range, version: int, label: str = "row", **more: str) -> Batch:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
-from sinks.delta.transaction_log import Action, commit_path, log_folder, parse_commit
+from sinks.delta.files.transaction_log import Action, commit_path, log_folder, parse_commit
 from sinks.delta.write.merge import WRITER
 from sinks.fingerprints import Difference, Mark
 

@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from cdc.arrays import AnyArray
+from sinks.delta.files.transaction_log import file_name, selections
 from sinks.delta.rows.changes import sorted_by
 from sinks.delta.schema.layout import COMMITTED, DELETED, TableLayout
-from sinks.delta.transaction_log import file_name, selections
 from sinks.delta.write.merge import fence, overwrite
 from sinks.delta.write.region import Files, literal, quoted
 from sinks.delta.write.writer import REGION_LIMIT, files, scanned, statistic, target_size
@@ -44,6 +44,9 @@ class MaintenancePolicy:
     """How long tombstones are kept. A replay of older changes could bring a deleted row back."""
     history: timedelta
     """How far time travel reaches: files that no newer version needs are removed."""
+    vector_files: bool = False
+    """Whether another program keeps deletion vectors in files beside the table's. Then files that no commit has (of
+    killed writers, or staged and never committed) stay: `deltalake` might take these for such a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,9 @@ def maintain(
     hours = int(policy.history.total_seconds() // 3600)
     _limit_log(table, hours, set_properties)
     table.create_checkpoint()
-    removed = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+    removed = table.vacuum(
+        retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=not policy.vector_files
+    )
     table.cleanup_metadata()
     return MaintenanceResult(purged, rewritten, len(removed), yielded)
 

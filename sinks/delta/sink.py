@@ -17,16 +17,17 @@ from cdc.errors import Rejected, SinkError
 from cdc.failpoint import reached
 from cdc.key_range import Removal
 from cdc.model import Lsn, TableId, TableSchema
-from cdc.ports import Batch
+from cdc.ports import Batch, Staged
 from sinks.context import SinkContext
 from sinks.delta.changelog import newest, write_changelog
-from sinks.delta.deletion_vectors.writer import clear_staging
+from sinks.delta.files.storage import clear_staging
 from sinks.delta.fingerprint import mark_of
 from sinks.delta.history import write_history
 from sinks.delta.maintenance import MaintenancePolicy, MaintenanceResult, maintain
 from sinks.delta.maintenance_schedule import MaintenanceSchedule
 from sinks.delta.rows.changes import TypedChanges, changes, expected, named_as_source, sorted_by
 from sinks.delta.rows.range_deletes import deletes
+from sinks.delta.schema.keys import check_keys, refuse_null_keys
 from sinks.delta.schema.layout import (
     DELETED,
     Evolution,
@@ -39,6 +40,9 @@ from sinks.delta.schema.layout import (
 )
 from sinks.delta.schema.soft_deletes import DeleteCondition
 from sinks.delta.settings import DeltaSettings
+from sinks.delta.staging.commit import commit
+from sinks.delta.staging.plan import Plan, plan_of
+from sinks.delta.staging.stage import StagedFiles, Task
 from sinks.delta.store import DeltaStore, arrow_schema
 from sinks.delta.stored_key import read_key
 from sinks.delta.write.spark_merge import merge_by_spark
@@ -74,7 +78,7 @@ class DeltaSink:
 
     def prepare(self, schema: TableSchema) -> None:
         """Create the table, or change its columns to the schema as the settings say."""
-        self._check_keys(schema)
+        check_keys(schema, self._settings.keys.get(schema.table))
         store, options = self.store(schema.table), self._layout_options(schema.table)
         if not store.exists():
             self._make_root()
@@ -90,7 +94,7 @@ class DeltaSink:
         """Write the batch, usually in one commit. Rejects rows with values that do not fit, and orphans."""
         store = self.store(batch.schema.table)
         given = changes(batch, self._layout(batch.schema))
-        _refuse_null_keys(given)
+        refuse_null_keys(given)
         for removal in batch.removed:
             self._remove(store, given.layout, removal)
         reached("delta.before_commit")
@@ -104,6 +108,34 @@ class DeltaSink:
         """In commits of their own, before the batch's: a crash in between repeats them, which changes nothing."""
         for gone in deletes(store.current(), layout, removal):
             store.commit(partial(self._write, store, given=gone))
+
+    def plan(self, schema: TableSchema) -> bytes:
+        """See cdc.ports.StagingSink. Empty where only `apply` writes: for history (type 2) and changelogs, without
+        deletion vectors, for keys without file statistics, in stores where a commit could replace another one, and when
+        small files have to be merged."""
+        if not self.plain or not self._settings.deletion_vectors:
+            return b""
+        found = plan_of(self.store(schema.table), self._layout(schema))
+        return found.encoded() if found is not None else b""
+
+    def stage(self, batch: Batch, plan: bytes, part: str = "") -> Staged:
+        """See cdc.ports.StagingSink. Reads nothing of the table's log: the plan has it."""
+        store, planned = self.store(batch.schema.table), Plan.decoded(plan)
+        if store.vectors is None:
+            raise SinkError(f"table {batch.schema.table}: tasks cannot write it here.", "Use the same settings there.")
+        given = changes(batch, self._evolved(batch.schema, planned.stored, planned.schema_id).layout)
+        refuse_null_keys(given)
+        task = Task(store.vectors.live.storage, planned, store.vectors.keys, part)
+        staged, rest = store.guarded(lambda: task.stage(given))
+        return Staged(staged.encoded(), rest.rejected)
+
+    def commit_staged(self, schema: TableSchema, plan: bytes, staged: Sequence[bytes]) -> None:
+        """See cdc.ports.StagingSink."""
+        files = [StagedFiles.decoded(content) for content in staged]
+        reached("delta.before_commit")
+        commit(self.store(schema.table), Plan.decoded(plan), files)
+        reached("delta.after_commit")
+        self._maintenance.written(schema)
 
     def stored(self, schema: TableSchema) -> pa.Table:
         """Live rows under the source's column names, in key order; types of sinks.delta.schema.types."""
@@ -156,7 +188,8 @@ class DeltaSink:
         """One round of maintenance, on a handle of its own: may run during `apply`, in any thread or process."""
         store = self._new_store(schema.table)
         tombstones = timedelta(hours=self._settings.keep_tombstones_hours)
-        policy = MaintenancePolicy(tombstones, timedelta(hours=self._settings.keep_history_hours))
+        history = timedelta(hours=self._settings.keep_history_hours)
+        policy = MaintenancePolicy(tombstones, history, vector_files=store.has_vector_files())
         layout = self._evolution(schema, store).layout
         if store.folder is not None:
             clear_staging(store.folder)
@@ -228,21 +261,15 @@ class DeltaSink:
         return layout
 
     def _evolution(self, schema: TableSchema, store: DeltaStore) -> Evolution:
-        options, stored = self._layout_options(schema.table), store.schema()
-        if options.dropped == "remove" and schema.id < store.recorded_schema():
+        recorded = store.recorded_schema() if self._settings.dropped_columns == "remove" else 0
+        return self._evolved(schema, store.schema(), recorded)
+
+    def _evolved(self, schema: TableSchema, stored: pa.Schema, recorded: int) -> Evolution:
+        options = self._layout_options(schema.table)
+        if options.dropped == "remove" and schema.id < recorded:
             older = known_columns(schema, stored, options)  # a replay must not bring removed columns back
             return evolve(older, stored, replace(options, dropped="keep"))
         return evolve(schema, stored, options)
-
-    def _check_keys(self, schema: TableSchema) -> None:
-        wanted = self._settings.keys.get(schema.table)
-        known = [column.name for column in schema.key]
-        if wanted is not None and sorted(wanted) != sorted(known):
-            raise SinkError(
-                f"table {schema.table}: `keys` asks for ({', '.join(wanted)}), but its key in the source is "
-                f"({', '.join(known)}).",
-                "Correct `keys`, or change the table's primary key or replica identity: a delete has no other columns.",
-            )
 
     def _layout_options(self, table: TableId) -> LayoutOptions:
         settings = self._settings
@@ -269,14 +296,3 @@ class DeltaSink:
     def _make_root(self) -> None:
         if "://" not in self._settings.path:
             Path(self._settings.path).mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-def _refuse_null_keys(given: TypedChanges) -> None:
-    """Raise SinkError where a table that was created with a key gets rows without one: no look-up would find them."""
-    if any(given.rows[name].null_count for name in given.layout.key):
-        table = given.layout.table
-        raise SinkError(
-            f"table {table} has lost its key, and its Delta table was created with one.",
-            "Give it a primary key again, or start the table over: remove its folder and its note below delta/ in the "
-            f"state folder, then: millrace backfill {table}",
-        )

@@ -1,7 +1,5 @@
 """One Delta table on disk or in an object store: open, create, evolve, read, commit with retries."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -10,16 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 
 from cdc import backoff
-from cdc.errors import Busy, Lost, SinkError
+from cdc.errors import Busy, SinkError, StoreRefused
 from cdc.model import TableId
+from sinks.delta.deletion_vectors.live_table import LiveTable
 from sinks.delta.deletion_vectors.writer import VectorWriter
+from sinks.delta.files.faults import sink_error
+from sinks.delta.files.storage import storage_of
+from sinks.delta.files.transaction_log import TransactionAwareTable, sync
 from sinks.delta.fingerprint import GONE, compared, files_missing, missing_files
 from sinks.delta.schema.layout import VERSION, Evolution, TableLayout
-from sinks.delta.transaction_log import TransactionAwareTable, sync
 from sinks.delta.write.merge import TRUNCATED, WRITER, fence
 from sinks.delta.write.writer import scanned, scanned_pieces
 from sinks.fingerprints import Difference, Mark
@@ -37,9 +38,6 @@ ATTEMPTS = 6
 again, so six outlast any single maintenance commit."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 0.64
 
-LEAST_FREE = 16 * 1024 * 1024
-"""Free bytes below which a failed write counts as a full disk; a merge's smallest file is far smaller."""
-
 
 class DeltaStore:
     """One table. Not for two threads at once; different tables may be used in parallel."""
@@ -50,7 +48,8 @@ class DeltaStore:
         self._options = dict(options) or None
         self._sleep = sleep
         self._handle: DeltaTable | None = None
-        self.vectors = VectorWriter(self.folder) if self.folder is not None else None
+        self._storage = storage_of(uri, options)
+        self.vectors = VectorWriter(self._storage) if self._storage is not None else None
 
     @property
     def folder(self) -> Path | None:
@@ -71,8 +70,9 @@ class DeltaStore:
         return self._handle
 
     def _open(self) -> DeltaTable:
-        folder = self.folder
-        return DeltaTable(self.uri, storage_options=self._options) if folder is None else TransactionAwareTable(folder)
+        if self._storage is None:
+            return DeltaTable(self.uri, storage_options=self._options)
+        return TransactionAwareTable(self._storage, self._options)
 
     def schema(self) -> pa.Schema:
         """The table's columns as Arrow types."""
@@ -167,8 +167,24 @@ class DeltaStore:
 
     def set_properties(self, table: DeltaTable, wanted: Mapping[str, str]) -> None:
         """Set properties of the table, in one commit. Raises CommitFailedError where another writer committed first."""
-        if self.vectors is None or not self.vectors.set_properties(table, wanted):
+        if self.vectors is None or not self.vectors.live.set_properties(table, wanted):
             table.alter.set_table_properties(dict(wanted), raise_if_not_exists=False)
+
+    def with_vectors(self, live: LiveTable) -> DeltaTable | None:
+        """The table as of its newest commit with deletion vectors enabled; None if its log cannot be read here."""
+        table = self.current()
+        if not self.guarded(lambda: live.follow(table)):
+            return None
+        if not live.enabled:
+            self.commit(lambda newest: live.enable(newest) if live.follow(newest) and not live.enabled else None)
+            table = self.current()
+        return table if self.guarded(lambda: live.follow(table)) and live.enabled else None
+
+    def has_vector_files(self) -> bool:
+        """Whether deletion vectors are, or may be, in files of their own: those of other programs are."""
+        table, vectors = self.current(), self.vectors
+        known = vectors is not None and self.guarded(lambda: vectors.live.follow(table))
+        return not known or vectors is None or vectors.live.has_vector_files
 
     def read(self, layout: TableLayout, columns: list[str], where: str = "") -> pa.Table:
         """These columns of the rows that meet the condition, in the layout's types."""
@@ -197,6 +213,19 @@ class DeltaStore:
                 self._sleep(backoff.delay(failures, _FIRST_DELAY, _LONGEST_DELAY))
         raise Busy(f"table {self.table}: other writers of the Delta table committed first, {ATTEMPTS} times in a row.")
 
+    def commit_at(self, version: int, action: Callable[[DeltaTable], None]) -> None:
+        """Run an action that commits on exactly this version. Raises Busy if there is a newer one."""
+        table = self.current()
+        try:
+            if table.version() != version:
+                raise CommitFailedError
+            self.guarded(partial(action, table))
+        except CommitFailedError:
+            self._handle = None
+            raise Busy(f"table {self.table}: another writer of the Delta table committed first.", "", 0.0) from None
+        if table.version() != version:
+            self.guarded(partial(self._sync, table, version))
+
     def _sync(self, table: DeltaTable, before: int) -> None:
         if table.version() == before:
             self.guarded(table.update_incremental)  # Spark commits without this handle
@@ -211,38 +240,8 @@ class DeltaStore:
             raise
         except (DeltaError, OSError) as error:
             self._handle = None
-            raise self._sink_error(error) from error
-
-    def _sink_error(self, error: Exception) -> SinkError:
-        """Decided by the state of the folder, since Delta's errors are texts."""
-        existing = self._nearest_folder()
-        if existing is not None and shutil.disk_usage(existing).free < LEAST_FREE:
-            return Busy(f"table {self.table}: the disk is full.", "Free some space; it is tried again.", 5.0)
-        if existing is not None and not os.access(existing, os.W_OK):
-            return SinkError(f"table {self.table}: its folder cannot be written.", f"Check the owner of {existing}.")
-        if isinstance(error, TableNotFoundError) or existing != self.folder:
-            return Lost(f"table {self.table}: its path has no Delta table any more.", self._remedy())
-        if self.folder is not None and self._files_missing(self.folder):
-            return Lost(f"table {self.table}: files of the Delta table are gone.", self._remedy())
-        if isinstance(error, OSError):
-            return Lost(f"table {self.table}: the store cannot be reached ({type(error).__name__}).", self._remedy())
-        return SinkError(
-            f"table {self.table}: Delta refused ({type(error).__name__}).", "The cause is in the log of this process."
-        )
-
-    def _files_missing(self, folder: Path) -> bool:
-        with suppress(DeltaError, OSError):
-            return bool(missing_files(DeltaTable(folder), folder))
-        return False
-
-    def _nearest_folder(self) -> Path | None:
-        folder = self.folder
-        while folder is not None and not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        return folder
-
-    def _remedy(self) -> str:
-        return f"Check {self.uri}; if it was removed on purpose, fill it again with: millrace backfill {self.table}"
+            found = sink_error(self.table, self._storage, self.uri, error)
+            raise found from (None if isinstance(found, StoreRefused) else error)  # the text has the access key
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -4,6 +4,7 @@ To put a new kind under the suite, write its bench and add one line to BENCHES.
 """
 
 import json
+import random
 import shutil
 import uuid
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import open_sink as open_redis
 from tests.fix_delta import mark_everywhere
 from tests.fix_servers import opensearch_request
+from tests.scenes.staged_sink import StagedSink
 
 
 class Bench(Protocol):
@@ -87,6 +89,9 @@ class DeltaBench:
         self._context = SinkContext(folder)
 
     def open(self) -> Sink:
+        return self._open()
+
+    def _open(self) -> sink.DeltaSink:
         return sink.open_sink(self._settings, self._context)
 
     def restart(self) -> None:
@@ -108,6 +113,13 @@ class DeltaBench:
 
     def _table(self, schema: TableSchema) -> DeltaTable:
         return DeltaTable(f"{self._settings.path}/{schema.table.schema}.{schema.table.name}")
+
+
+class StagedDeltaBench(DeltaBench):
+    """A folder of Delta tables whose batches are written by several tasks."""
+
+    def open(self) -> Sink:
+        return StagedSink(self._open, random.Random(7))
 
 
 class RedisBench:
@@ -194,6 +206,7 @@ MakeBench = Callable[[pytest.FixtureRequest], Bench]
 BENCHES: dict[str, MakeBench] = {
     "delta": lambda request: DeltaBench(request.getfixturevalue("tmp_path")),
     "delta-marks": marking_delta,
+    "delta-staged": lambda request: StagedDeltaBench(request.getfixturevalue("tmp_path")),
     "memory": lambda _request: MemoryBench(),
     "opensearch": OpenSearchBench,
     "opensearch-routed": lambda request: OpenSearchBench(request, shards=3, routing=ROUTING),

@@ -16,6 +16,9 @@ _NO_RUNS = 12346
 _ARRAY_MOST = 4096
 _Z85 = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#", np.uint8)
 _POWERS = 85 ** np.arange(4, -1, -1)
+_DIGITS = np.zeros(256, np.int64)
+_DIGITS[_Z85] = np.arange(85)
+_HEAD = struct.Struct("<iqi")
 
 
 def inline(rows: Ints) -> dict[str, object]:
@@ -29,8 +32,34 @@ def inline(rows: Ints) -> dict[str, object]:
     }
 
 
+def is_readable(text: str) -> bool:
+    """Whether `positions` can read an inline vector."""
+    return text.startswith(_BEGINNING)
+
+
+def positions(text: str) -> Ints | None:
+    """The rows of an inline vector, sorted; None in a form that this module does not write (runs, several bitmaps)."""
+    if not is_readable(text):
+        return None
+    bitmap = _from_z85(text)[_HEAD.size :]
+    containers = int.from_bytes(bitmap[4:8], "little")
+    heads = np.frombuffer(bitmap, "<u2", 2 * containers, 8).astype(np.int64).reshape(-1, 2)
+    offsets = np.frombuffer(bitmap, "<u4", containers, 8 + 4 * containers).tolist()
+    found = [
+        (key << 16) + _container(bitmap, at, count + 1)
+        for (key, count), at in zip(heads.tolist(), offsets, strict=True)
+    ]
+    return np.concatenate(found)
+
+
+def _container(bitmap: bytes, at: int, count: int) -> Ints:
+    if count <= _ARRAY_MOST:
+        return np.frombuffer(bitmap, "<u2", count, at).astype(np.int64)
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8, 8192, at), bitorder="little"))
+
+
 def _serialised(rows: Ints) -> bytes:
-    return struct.pack("<iqi", _MAGIC, 1, 0) + _bitmap(rows)
+    return _HEAD.pack(_MAGIC, 1, 0) + _bitmap(rows)
 
 
 def _bitmap(rows: Ints) -> bytes:
@@ -59,3 +88,12 @@ def _z85(data: bytes) -> str:
     words = np.frombuffer(padded, ">u4").astype(np.int64)
     digits: npt.NDArray[np.uint8] = _Z85[words[:, None] // _POWERS % 85]
     return digits.tobytes().decode()
+
+
+def _from_z85(text: str) -> bytes:
+    """With up to three bytes of padding at the end."""
+    digits = _DIGITS[np.frombuffer(text.encode(), np.uint8)].reshape(-1, 5)
+    return (digits @ _POWERS).astype(">u4").tobytes()
+
+
+_BEGINNING = _z85(_HEAD.pack(_MAGIC, 1, 0) + struct.pack("<I", _NO_RUNS))

@@ -1,4 +1,4 @@
-"""Finds the stored rows that a batch may replace: looks its keys up in the files that may have them, on a local disk.
+"""Finds the stored rows that a batch may replace: looks its keys up in the files that may have them.
 
 A batch all over a large table opens hundreds of files for a few rows each, so the work per file decides the cost: only
 keys are read, a sorted file is searched by bisection, and a column with a single value according to the statistics is
@@ -6,9 +6,8 @@ not read at all (all rows of a snapshot have one version).
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -21,10 +20,11 @@ import pyarrow.parquet as pq
 
 from cdc.arrays import AnyArray, Ints
 from sinks.delta.deletion_vectors.key_cache import KeyCache, SortedKeys
+from sinks.delta.files.storage import TableStorage
+from sinks.delta.files.transaction_log import Action
 from sinks.delta.rows.changes import TypedChanges
 from sinks.delta.rows.images import no_values
 from sinks.delta.schema.layout import DELETED, VERSION
-from sinks.delta.transaction_log import Action
 from sinks.delta.write.region import Files
 
 if TYPE_CHECKING:
@@ -45,11 +45,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """The `add` actions of a table, the deleted rows of each file, and the cached keys."""
+    """The files of a table by their paths in the log, what is known of each by its number, and the cached keys."""
 
-    folder: Path
-    adds: Mapping[str, Action]
-    deleted: Mapping[str, Ints]
+    storage: TableStorage
+    paths: Sequence[str]
+    deleted: Callable[[int], Ints | None]
+    """The deleted rows of a file."""
+    constants: Callable[[int], Mapping[str, int | bool]]
+    """Millrace's own columns that have a single value in the whole file."""
     cache: KeyCache
 
 
@@ -59,43 +62,59 @@ def look_up(table: TableFiles, given: TypedChanges, stored: Files) -> Found:
     columns = dict.fromkeys([*layout.key, VERSION, DELETED, *given.kept])
     wanted = pa.schema([layout.arrow.field(column) for column in columns])
     name = layout.compared[0]
-    keys: AnyArray = pc.unique(given.rows[name].combine_chunks())
-    keys = keys.take(pc.sort_indices(keys))
-    paths = list(table.adds)
-    number = {unquote(path): at for at, path in enumerate(paths)}
+    number = {unquote(path): at for at, path in enumerate(table.paths)}
     table.cache.of_column(name)
     table.cache.keep_only(number)
     parts, files, numbers = [wanted.empty_table()], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for path, asked in _asked(keys, stored):
+    for path, asked in _asked(_sorted_keys(given), stored):
         at = number[path]
-        file = _File(table, path, wanted, name, table.adds[paths[at]], large=given.kept)
-        rows = file.rows_with(asked, table.deleted.get(paths[at]))
-        parts.append(file.read(rows))
+        file = _File(table, path, wanted, name, large=given.kept)
+        rows = file.rows_with(asked, table.deleted(at))
+        parts.append(file.read(rows, table.constants(at)))
         files.append(np.full(len(rows), at))
         numbers.append(rows)
     return Found(pa.concat_tables(parts).combine_chunks(), np.concatenate(files), np.concatenate(numbers))
 
 
+def candidates(given: TypedChanges, stored: Files) -> list[str]:
+    """The files that may have some of the keys."""
+    return [path for path, _ in _asked(_sorted_keys(given), stored)]
+
+
+def _sorted_keys(given: TypedChanges) -> AnyArray:
+    """The distinct values of the first key column."""
+    keys: AnyArray = pc.unique(given.rows[given.layout.compared[0]].combine_chunks())
+    return keys.take(pc.sort_indices(keys))
+
+
 def _asked(keys: AnyArray, stored: Files) -> Iterator[tuple[str, AnyArray]]:
     """The files that may have some of the keys, each with these keys. `keys` are sorted."""
-    values = keys.to_pylist()
-    for path, low, high in zip(stored.paths, stored.lows[0], stored.highs[0], strict=True):
-        first, last = bisect_left(values, low), bisect_right(values, high)
-        if last > first:
-            yield path, keys.slice(first, last - first)
+    firsts, lasts = _places(keys, stored)
+    for at in np.flatnonzero(lasts > firsts).tolist():
+        yield stored.paths[at], keys.slice(firsts[at], lasts[at] - firsts[at])
+
+
+def _places(keys: AnyArray, stored: Files) -> tuple[Ints, Ints]:
+    """For each file, the first of the sorted keys that it may have, and the one after the last."""
+    if pa.types.is_integer(keys.type):
+        values = keys.to_numpy().astype(np.int64, copy=False)
+        first = np.searchsorted(values, np.array(stored.lows[0], np.int64))
+        return first, np.searchsorted(values, np.array(stored.highs[0], np.int64), side="right")
+    texts = keys.to_pylist()
+    return (
+        np.array([bisect_left(texts, low) for low in stored.lows[0]], np.int64),
+        np.array([bisect_right(texts, high) for high in stored.highs[0]], np.int64),
+    )
 
 
 class _File:
     """One file of the table, opened when needed; columns are read once."""
 
-    def __init__(
-        self, table: TableFiles, path: str, wanted: pa.Schema, key: str, add: Action, *, large: Sequence[str]
-    ) -> None:
+    def __init__(self, table: TableFiles, path: str, wanted: pa.Schema, key: str, *, large: Sequence[str]) -> None:
         self._table = table
         self._large = large
         self._key = key
         self._path = path
-        self._add = add
         self._wanted = wanted
         self._file: pq.ParquetFile | None = None
         self._read: dict[str, AnyArray] = {}
@@ -112,14 +131,13 @@ class _File:
             rows = keys.rows_with(asked.to_numpy().astype(np.int64, copy=False))
         return rows if deleted is None else rows[~_among(rows, deleted)]
 
-    def read(self, rows: Ints) -> pa.Table:
-        """The rows with these numbers."""
+    def read(self, rows: Ints, same: Mapping[str, int | bool]) -> pa.Table:
+        """The rows with these numbers; `same` are the values of columns that have only one."""
         if not len(rows):
             return self._wanted.empty_table()
-        constants = _constants(self._add)
         arrays: list[AnyArray] = [
-            pa.repeat(pa.scalar(constants[field.name], field.type), len(rows))
-            if field.name in constants
+            pa.repeat(pa.scalar(same[field.name], field.type), len(rows))
+            if field.name in same
             else self._values(field, rows)
             for field in self._wanted
         ]
@@ -127,14 +145,14 @@ class _File:
 
     def _values(self, field: "AnyField", rows: Ints) -> AnyArray:
         if field.name in self._large:
-            self._file = self._file or _open(self._table.folder / self._path)
+            self._file = self._file or _open(self._table.storage.open(self._path))
             return _large_values(self._file, field, rows)
         keys = self._table.cache.get(self._path) if field.name == self._key else None
         return pa.array(keys.keys_of(rows), field.type) if keys else self._column(field).take(pa.array(rows))
 
     def _column(self, field: "AnyField") -> AnyArray:
         if field.name not in self._read:
-            self._file = self._file or _open(self._table.folder / self._path)
+            self._file = self._file or _open(self._table.storage.open(self._path))
             self._read[field.name] = _column(self._file, field)
         return self._read[field.name]
 
@@ -146,7 +164,7 @@ def _among(numbers: Ints, ordered: Ints) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _constants(add: Action) -> dict[str, int | bool]:
+def constants(add: Action) -> dict[str, int | bool]:
     """Millrace's own columns that have a single value in the whole file, by its statistics."""
     stats = orjson.loads(add["stats"]) if add.get("stats") else {}
     least, most, nulls = (stats.get(kind, {}) for kind in ("minValues", "maxValues", "nullCount"))
@@ -157,14 +175,14 @@ def _constants(add: Action) -> dict[str, int | bool]:
     }
 
 
-def read(path: Path, wanted: pa.Schema) -> pa.Table:
+def read(opened: pa.NativeFile, wanted: pa.Schema) -> pa.Table:
     """These columns of a file; a column that was added later is null."""
-    file = _open(path)
+    file = _open(opened)
     return pa.Table.from_arrays([_column(file, field) for field in wanted], schema=wanted)
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(pa.memory_map(str(path)))
+def _open(file: pa.NativeFile) -> pq.ParquetFile:
+    return pq.ParquetFile(file)
 
 
 def _large_values(file: pq.ParquetFile, field: "AnyField", rows: Ints) -> AnyArray:

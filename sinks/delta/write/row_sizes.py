@@ -5,16 +5,10 @@ Large texts often compress to a tenth or a hundredth, so a file's size on disk d
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
-from deltalake.fs import DeltaStorageHandler
-from pyarrow import fs
 
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
+from sinks.delta.files.storage import TableSource
 
 _MOST_FILES = 20_000
 
@@ -30,19 +24,19 @@ _known: dict[tuple[str, str], _File] = {}
 """Files never change, so each footer is read once; the oldest entries are dropped."""
 
 
-def uncompressed_bytes(table: "DeltaTable", paths: Iterable[str]) -> int:
+def uncompressed_bytes(table: TableSource, paths: Iterable[str]) -> int:
     """Uncompressed bytes of these files."""
     return sum(sum(_file(table, path).columns.values()) for path in paths)
 
 
-def widest_row(table: "DeltaTable", paths: Iterable[str], columns: Sequence[str]) -> int:
+def widest_row(table: TableSource, paths: Iterable[str], columns: Sequence[str]) -> int:
     """Uncompressed bytes of these columns per row: the average of the file where it is greatest."""
     files = (_file(table, path) for path in paths)
     return max((sum(file.columns.get(name, 0) for name in columns) // max(file.rows, 1) for file in files), default=0)
 
 
-def _file(table: "DeltaTable", path: str) -> _File:
-    key = (table.table_uri, path)
+def _file(table: TableSource, path: str) -> _File:
+    key = (table.uri, path)
     found = _known.get(key)
     if found is None:
         found = _known[key] = _read(table, path)
@@ -51,14 +45,9 @@ def _file(table: "DeltaTable", path: str) -> _File:
     return found
 
 
-def _read(table: "DeltaTable", path: str) -> _File:
-    uri = urlsplit(table.table_uri)
-    if uri.scheme in ("", "file"):
-        footer = pq.read_metadata(Path(unquote(uri.path)) / path)
-    else:
-        store = fs.PyFileSystem(cast("Any", DeltaStorageHandler.from_table(table._table)))
-        with store.open_input_file(path) as file:
-            footer = pq.read_metadata(file)
+def _read(table: TableSource, path: str) -> _File:
+    with table.open(path) as file:
+        footer = pq.read_metadata(file)
     columns: dict[str, int] = {}
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)

@@ -15,7 +15,7 @@
 The numbers are measured: docs/adr/0004-delta-writes.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from deltalake import DeltaTable
 
 from cdc.arrays import AnyArray
 from sinks.delta.deletion_vectors.writer import VectorWriter
+from sinks.delta.files.storage import source_of
 from sinks.delta.rows.changes import PARTIAL, TypedChanges, sorted_by
 from sinks.delta.rows.rewrite import matching_rows, rewrite, values_at
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
@@ -99,7 +100,7 @@ def _partial_pieces(
     if not given.partial:
         return ()
     partial = given.rows[PARTIAL].to_numpy()
-    width = widest_row(table, _paths(stored, region), given.kept)
+    width = widest_row(source_of(table), _paths(stored, region), given.kept)
     return given.pieces(partial, max(1, PARTIAL_BYTES // max(width, 1)))
 
 
@@ -110,7 +111,9 @@ def _paths(stored: Files, region: Region | None) -> list[str]:
 
 def fits(table: DeltaTable, stored: Files, region: Region) -> bool:
     """Whether the files that a batch touches fit in memory."""
-    return region.bytes <= REGION_LIMIT and uncompressed_bytes(table, _paths(stored, region)) <= INFLATED_LIMIT
+    return (
+        region.bytes <= REGION_LIMIT and uncompressed_bytes(source_of(table), _paths(stored, region)) <= INFLATED_LIMIT
+    )
 
 
 def _write_copy(
@@ -260,8 +263,11 @@ def touched(given: TypedChanges, stored: Files, target: int) -> Region | None:
 
 def files(table: DeltaTable, layout: TableLayout) -> Files:
     """The table's files as the log describes them."""
-    actions = pa.table(table.get_add_actions(flatten=True))
-    names = layout.compared
+    return files_of(pa.table(table.get_add_actions(flatten=True)), layout.compared)
+
+
+def files_of(actions: pa.Table, names: Sequence[str]) -> Files:
+    """`files`, from flattened `add` actions and the names of the compared columns."""
     rows: AnyArray = actions["num_records"]
     return Files(
         actions["size_bytes"].to_numpy(),

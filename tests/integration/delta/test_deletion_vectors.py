@@ -12,9 +12,11 @@ from cdc.errors import Rejected
 from cdc.model import Column, TableId, TableSchema
 from cdc.ports import Batch
 from sinks.delta import sink as delta
+from sinks.delta.deletion_vectors import new_files
 from sinks.delta.deletion_vectors import writer as vector_writer
+from sinks.delta.files.storage import LocalFolder
+from sinks.delta.files.transaction_log import LiveFiles
 from sinks.delta.rows import rewrite
-from sinks.delta.transaction_log import LiveFiles
 from sinks.delta.write import writer
 from tests import fix_delta
 from tests.fix_delta import OpenLake, ends_as_the_source, mark_everywhere, stored_table
@@ -96,7 +98,7 @@ def test_a_batch_marked_again_makes_no_commit(lake: Path, open_lake: OpenLake) -
 def test_marks_end_as_the_rewrite_does(
     open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch, seed: int, schema: TableSchema, keys: list[dict[str, str]]
 ) -> None:
-    monkeypatch.setattr(vector_writer, "SMALL_FILES", 4)
+    monkeypatch.setattr(new_files, "SMALL_FILES", 4)
     rng = random.Random(f"{seed}-{schema.table}")
     ends_as_the_source(open_lake(schema, as_text={str(schema.table): ("at",)}), schema, rng, keys)
 
@@ -124,7 +126,7 @@ def test_an_older_change_never_brings_a_deleted_row_back(open_lake: OpenLake) ->
 def test_small_files_are_taken_in_so_that_their_number_stays_bounded(
     lake: Path, open_lake: OpenLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_writer, "SMALL_FILES", 6)
+    monkeypatch.setattr(new_files, "SMALL_FILES", 6)
     monkeypatch.setattr(writer, "LEAST_FILE", 20_000)
     sink = loaded(open_lake)
     files = len(stored_table(lake).file_uris())
@@ -144,7 +146,7 @@ def test_maintenance_folds_the_marks_in_and_changes_no_row(lake: Path, open_lake
     cared = sink.maintain(ITEMS)
     assert cared.rewritten > 0 and cared.yielded == 0
     assert sink.stored(ITEMS).equals(before)
-    live = LiveFiles(lake / "public.items")
+    live = LiveFiles(LocalFolder(lake / "public.items"))
     assert live.follow(stored_table(lake).version())
     assert not [add for add in live.adds.values() if "deletionVector" in add]
     assert stored_table(lake).protocol().reader_features == ["deletionVectors"], "nothing more is asked of readers"

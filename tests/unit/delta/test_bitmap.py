@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from sinks.delta.deletion_vectors.bitmap import inline
+from sinks.delta.deletion_vectors.bitmap import inline, positions
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -54,3 +54,5 @@ def test_the_rows_are_those_that_were_written(rows: np.ndarray) -> None:
     described = inline(rows)
     assert read(described) == rows.tolist()
     assert described["cardinality"] == len(rows)
+    read_back = positions(str(described["pathOrInlineDv"]))
+    assert read_back is not None and read_back.tolist() == rows.tolist()

@@ -1,4 +1,4 @@
-"""The transaction log of a Delta table on a local disk: live files, commits, and their durability.
+"""The transaction log of a Delta table: live files, commits, and their durability.
 
 `deltalake` never fsyncs, writes no deletion vectors, and reads every commit since the last checkpoint to look up a
 transaction id, so this module does. A log in an unknown form (checkpoints in parts, or of version 2) counts as
@@ -18,27 +18,31 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from cdc.durable_files import create, sync_written
+from cdc.durable_files import sync_written
+from sinks.delta.files.storage import LOG, TableStorage
 
 Action = dict[str, Any]
 """The content of one action, as the log writes it."""
 
-_MODE = 0o666  # less the umask, as `deltalake` writes: other users may read the table
-
 
 def log_folder(folder: Path) -> Path:
     """The folder of a table's commits."""
-    return folder / "_delta_log"
+    return folder / LOG
 
 
 def commit_path(folder: Path, version: int) -> Path:
     """The file of one commit."""
-    return log_folder(folder) / f"{version:020}.json"
+    return folder / commit_name(version)
 
 
-def read_commit(folder: Path, version: int) -> list[Action]:
+def commit_name(version: int) -> str:
+    """The path of one commit in its table."""
+    return f"{LOG}/{version:020}.json"
+
+
+def read_commit(storage: TableStorage, version: int) -> list[Action]:
     """The actions of one commit. Raises FileNotFoundError if it was never made or has been cleaned up."""
-    return parse_commit(commit_path(folder, version).read_bytes())
+    return parse_commit(storage.read(commit_name(version)))
 
 
 def parse_commit(content: bytes) -> list[Action]:
@@ -47,15 +51,15 @@ def parse_commit(content: bytes) -> list[Action]:
 
 
 class TransactionAwareTable(DeltaTable):
-    """A `DeltaTable` in a folder that remembers transaction ids. Not for two threads at once.
+    """A `DeltaTable` that remembers transaction ids. Not for two threads at once.
 
     For each look-up `deltalake` reads all commits since the last checkpoint: hundreds of files twice per batch, on a
     table that is written every second. Commits never change, so only new ones are read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._folder = folder
+    def __init__(self, storage: TableStorage, options: dict[str, str] | None = None) -> None:
+        super().__init__(storage.uri, storage_options=options)
+        self._storage = storage
         self._ids: dict[str, int | None] = {}
         self._seen = -1
 
@@ -70,7 +74,7 @@ class TransactionAwareTable(DeltaTable):
         """Where a commit has been cleaned up, `deltalake` is asked again."""
         for number in range(self._seen + 1, version + 1) if self._ids else ():
             try:
-                content = commit_path(self._folder, number).read_bytes()
+                content = self._storage.read(commit_name(number))
             except FileNotFoundError:
                 self._ids.clear()
                 break
@@ -83,8 +87,8 @@ class TransactionAwareTable(DeltaTable):
 class LiveFiles:
     """The `add` actions of a table, kept up to date commit by commit. Not for two threads at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, storage: TableStorage) -> None:
+        self._storage = storage
         self._version = -1
         self.adds: dict[str, Action] = {}
         self.protocol: Action = {}
@@ -98,7 +102,7 @@ class LiveFiles:
             if self._version < 0:
                 self._from_checkpoint(version)
             for number in range(self._version + 1, version + 1):
-                self.add_commit(number, read_commit(self._folder, number))
+                self.add_commit(number, read_commit(self._storage, number))
         except (FileNotFoundError, _Unreadable):
             self._version = -1
             return False
@@ -117,14 +121,14 @@ class LiveFiles:
 
     def _from_checkpoint(self, version: int) -> None:
         self.adds, self.protocol, self.metadata = {}, {}, {}
-        last = log_folder(self._folder) / "_last_checkpoint"
-        if not last.exists():
+        try:
+            facts = orjson.loads(self._storage.read(f"{LOG}/_last_checkpoint"))
+        except FileNotFoundError:
             return
-        facts = orjson.loads(last.read_bytes())
         if facts["version"] > version or "parts" in facts or "v2Checkpoint" in facts:
             raise _Unreadable
-        name = f"{facts['version']:020}.checkpoint.parquet"
-        actions = pq.read_table(log_folder(self._folder) / name, columns=["add", "protocol", "metaData"])
+        file = self._storage.open(f"{LOG}/{facts['version']:020}.checkpoint.parquet")
+        actions = pq.read_table(file, columns=["add", "protocol", "metaData"])
         for kind in ("add", "protocol", "metaData"):
             found: list[Any] = actions[kind].drop_null().to_pylist()
             for content in found:
@@ -166,12 +170,17 @@ def removal(add: Action) -> Action:
     }
 
 
-def commit(folder: Path, version: int, operation: str, actions: Iterable[Action], facts: Mapping[str, str]) -> None:
-    """Write commit `version`, durably and atomically. Raises CommitFailedError if another writer made it first."""
+def commit(
+    storage: TableStorage, version: int, operation: str, actions: Iterable[Action], facts: Mapping[str, str]
+) -> None:
+    """Write commit `version` whole or not at all; on a disk `sync` makes it durable.
+
+    Raises CommitFailedError if another writer made it first.
+    """
     info = {"timestamp": _now(), "operation": operation, "operationParameters": {}, "engineInfo": "millrace", **facts}
     lines = b"\n".join(orjson.dumps(action) for action in ({"commitInfo": info}, *actions))
     try:
-        create(commit_path(folder, version), lines, _MODE)
+        storage.create(commit_name(version), lines)
     except FileExistsError as error:
         raise CommitFailedError("another writer of the table committed first") from error
 
