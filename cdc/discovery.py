@@ -42,7 +42,7 @@ def modules_that_define(constant: str, package: ModuleType, module: str) -> dict
     Reads the sources instead of importing them: some modules import Spark, which costs a second.
     """
     assigns = re.compile(rf"^{constant}\b", re.MULTILINE)
-    found = {}
+    found: dict[str, str] = {}
     for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         name = f"{info.name}.{module}" if info.ispkg else info.name
         spec = importlib.util.find_spec(name)

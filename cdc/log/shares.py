@@ -17,9 +17,10 @@ from cdc.ports import Offset
 
 SHARE_ROWS = 1_000
 """Minimum rows per share: a task on a cluster costs some 20 ms, a thousand rows cost a store about as much."""
-_FIELDS: dict[str, pa.DataType] = {"share": pa.string(), "progress": pa.string()}
+_FIELDS: dict[str, pa.DataType] = {"share": pa.string(), "part": pa.string(), "progress": pa.string()}
 PLANNED = pa.schema(_FIELDS)
-"""The rows of a planned micro-batch. `progress` is in one of them: what the whole batch reaches."""
+"""The rows of a planned micro-batch. `part` names the share's part of all keys, the same in every batch of as many
+shares. `progress` is in one of the rows: what the whole batch reaches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,16 @@ class Assignment:
         return table not in self.held_back and (not self.tables or table in self.tables)
 
 
-def run(assignment: Assignment, share: Share) -> Outcome:
-    """Apply a share. Errors of the store are in the outcome; other exceptions are the task's."""
+def run(assignment: Assignment, share: Share, part: str = "") -> Outcome:
+    """Apply a share, which has the keys of this part. Errors of the store are in the outcome; other exceptions are the
+    task's."""
     key = assignment.settings.sinks[0].name
     worker = _WORKERS.get(key)
     if worker is None or worker.settings != assignment.settings:
         if worker is not None:
             worker.close()
         worker = _WORKERS[key] = ShareWorker(assignment.settings)
-    return worker.run(assignment, share)
+    return worker.run(assignment, share, part)
 
 
 class ShareWorker:
@@ -70,10 +71,12 @@ class ShareWorker:
         open_sink = partial(registry.open_sink, own, SinkContext(settings.state))
         self._store = StoreConnection(own.name, open_sink, None, lambda _lost: None)
         self._generation = 0
+        self._part = ""
 
-    def run(self, assignment: Assignment, share: Share) -> Outcome:
+    def run(self, assignment: Assignment, share: Share, part: str) -> Outcome:
         """Apply a share. See `run`."""
         outcome = Outcome(shares=[share])
+        self._part = part
         if assignment.generation != self._generation:
             self._store.disconnect()
             self._generation = assignment.generation
@@ -148,14 +151,13 @@ class ShareWorker:
         outcome.set_rows_apart(batch.schema, apart)
         outcome.count(batch.schema, applied)
 
-    @staticmethod
-    def _written(sink: Sink, batch: Batch, outcome: Outcome) -> Sequence[RejectedItem]:
+    def _written(self, sink: Sink, batch: Batch, outcome: Outcome) -> Sequence[RejectedItem]:
         """Write the rows, or stage them for the driver's commit; returns those that the store rejects."""
         if isinstance(sink, StagingSink):
             plan = sink.plan(batch.schema)
             if not plan:  # this table cannot be staged: the driver applies its rows
                 return _all(batch)
-            staged = sink.stage(batch, plan)
+            staged = sink.stage(batch, plan, self._part)
             outcome.staged.append(Piece(str(batch.schema.table), batch.schema.id, staged.content))
             return staged.rejected
         try:

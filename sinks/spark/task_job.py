@@ -40,7 +40,7 @@ class SparkTaskJob:
 def _run_shares(assignment: Assignment, planned: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs in a Spark worker."""
     for rows in planned:
-        for share, progress in zip(*(rows.column(name).to_pylist() for name in PLANNED.names), strict=True):
-            outcome = run(assignment, Share(share))
+        for share, part, progress in zip(*(rows.column(name).to_pylist() for name in PLANNED.names), strict=True):
+            outcome = run(assignment, Share(share), part)
             outcome.progress = progress
             yield from outcome.batches()

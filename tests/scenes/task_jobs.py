@@ -32,6 +32,8 @@ class LocalTaskJob:
         self._progress = BatchProgress(end, 0, str(until)).encoded()  # type: ignore[arg-type]
         self._fault = fault
         self.runs: list[Assignment] = []
+        self.staged = 0
+        """How often a task has staged rows."""
 
     def run(self, assignment: Assignment) -> Outcome:
         self.runs.append(assignment)
@@ -40,6 +42,7 @@ class LocalTaskJob:
         outcomes[-1].progress = self._progress
         if self._fault is not None:
             self._fault(assignment, self.shares)
+        self.staged += sum(len(outcome.staged) for outcome in outcomes)
         return Outcome.read(pa.Table.from_batches([row for outcome in outcomes for row in outcome.batches()]))
 
     def plan(self) -> BatchPlan:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
+from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -31,7 +32,7 @@ from cdc.log.kafka.read.ranges import (
 )
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaConnectionSettings, KafkaSettings
-from cdc.log.shares import SHARE_ROWS, BatchProgress
+from cdc.log.shares import BatchProgress, share_count
 from cdc.log.spark.packed_rows import OutputFormat
 from cdc.log.spark.source import LogSource, PlannedShare, planned_shares
 from cdc.log.spark.splits import progress_row
@@ -108,14 +109,19 @@ class _TaskPlanner:
         check_topics(_cluster(*self._connection), after, until)
         if self._output_format.planned:
             return self._plan_shares(after, until)
-        shares = distribute(ranges_between(after, until), self._output_format.tasks, _TASK_MESSAGES)
+        shares = distribute(ranges_between(after, until), self._output_format.tasks)
         last = len(shares) - 1
         return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
 
     def _plan_shares(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
-        shares = distribute(ranges_between(after, until), self._output_format.tasks, SHARE_ROWS)
+        ranges = ranges_between(after, until)
+        count = share_count(_messages(ranges), self._output_format.tasks)
+        shares: dict[int, list[OffsetRange]] = {}
+        for item in ranges:  # by name, not by size: a partition stays in the share of the same number
+            shares.setdefault((crc32(item.topic.encode()) + item.partition) % count, []).append(item)
         reached = BatchProgress(until.end, until.newest, until.offset())
-        return planned_shares([share_of(share) for share in shares], reached)
+        named = {number: share_of(share) for number, share in shares.items()}
+        return planned_shares(named or {0: share_of(())}, count, reached)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Spark worker."""
@@ -195,10 +201,10 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
         return _reader(*self._connection)
 
 
-def distribute(whole: Sequence[OffsetRange], tasks: int, least: int) -> list[list[OffsetRange]]:
-    """Distribute whole partitions over at most `tasks` shares of about `least` messages or more, at least one."""
-    total = sum(item.end - (item.start or 0) for item in whole)
-    count = max(1, min(tasks, len(whole), total // least))
+def distribute(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
+    """Distribute whole partitions over at most `tasks` shares; fewer if there is little to read, at least one."""
+    total = _messages(whole)
+    count = max(1, min(tasks, len(whole), total // _TASK_MESSAGES))
     shares: list[list[OffsetRange]] = [[] for _ in range(count)]
     weights = [0] * count
     for item in sorted(whole, key=lambda item: (item.start or 0) - item.end):
@@ -206,6 +212,10 @@ def distribute(whole: Sequence[OffsetRange], tasks: int, least: int) -> list[lis
         shares[lightest].append(item)
         weights[lightest] += item.end - (item.start or 0)
     return shares
+
+
+def _messages(ranges: Sequence[OffsetRange]) -> int:
+    return sum(item.end - (item.start or 0) for item in ranges)
 
 
 def _settings_of(settings: str, password: str) -> KafkaSettings | DebeziumSettings:

@@ -33,8 +33,8 @@ from cdc.ports import Offset
 _FORMAT = "millrace_segments"
 _DEFAULT_ROWS = 50_000
 _BATCH_BYTES = 12 << 20
-"""Bytes on disk of one micro-batch. JSON images take five to ten times that in memory, and a batch too large to pack
-is read twice."""
+"""Bytes on disk of one micro-batch, or of one share on a cluster. JSON images take five to ten times that in memory,
+and a batch too large to pack is read twice."""
 _ANSWER_SECONDS = 0.2
 _POLL_SECONDS = 0.01
 """An idle query lists the log every 10 ms and answers Spark five times a second. That costs 2.4 % of a core, against
@@ -124,7 +124,8 @@ class _TaskPlanner:
         ranges = bucket_ranges(share_count(rows, self._output_format.tasks))
         end, _, newest, offset = splits.progress_at(view, until)
         reached = BatchProgress(Lsn(end), newest, offset)
-        return planned_shares([splits.share_of(after, until, *buckets) for buckets in ranges], reached)
+        shares = {number: splits.share_of(after, until, *buckets) for number, buckets in enumerate(ranges)}
+        return planned_shares(shares, len(ranges), reached)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Spark worker."""
@@ -185,7 +186,8 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
             reached = view.chain.head
         else:
             rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
-            reached = splits.advance(view, begin, rows, _BATCH_BYTES)
+            size = _BATCH_BYTES * (self._output_format.tasks if self._output_format.planned else 1)
+            reached = splits.advance(view, begin, rows, size)
         return {"sequence": reached if self._target is None else max(min(reached, self._target), begin)}
 
     def _next(self, begin: int) -> View:

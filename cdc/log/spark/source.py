@@ -78,18 +78,22 @@ def _let_workers_import(spark: SparkSession) -> None:
 class PlannedShare(InputPartition):
     """One task of a planned micro-batch."""
 
-    def __init__(self, share: Share, progress: BatchProgress | None) -> None:
+    def __init__(self, share: Share, part: str, progress: BatchProgress | None) -> None:
         super().__init__(None)
         self.share = share
+        self.part = part
         self.progress = None if progress is None else progress.encoded()
 
     def row(self) -> pa.RecordBatch:
         """One row of PLANNED."""
-        columns = [pa.array([value], pa.string()) for value in (self.share, self.progress)]
+        columns = [pa.array([value], pa.string()) for value in (self.share, self.part, self.progress)]
         return pa.RecordBatch.from_arrays(columns, schema=PLANNED)
 
 
-def planned_shares(shares: Sequence[Share], progress: BatchProgress) -> Sequence[PlannedShare]:
-    """The tasks of a micro-batch."""
-    last = len(shares) - 1
-    return [PlannedShare(share, progress if at == last else None) for at, share in enumerate(shares)]
+def planned_shares(shares: Mapping[int, Share], count: int, progress: BatchProgress) -> Sequence[PlannedShare]:
+    """The tasks of a micro-batch: shares by their number, of `count` that divide all keys."""
+    last = max(shares)
+    return [
+        PlannedShare(share, f"{number} of {count}", progress if number == last else None)
+        for number, share in shares.items()
+    ]

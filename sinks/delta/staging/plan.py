@@ -105,7 +105,8 @@ def plan_of(store: DeltaStore, layout: TableLayout) -> Plan | None:
 
 
 def _plan(live: LiveTable, table: "DeltaTable", layout: TableLayout, recorded: int) -> Plan | None:
-    actions = pa.table(table.get_add_actions(flatten=True))
+    # sorted: staged rows name a file by its number, and every process must number the files of a version alike
+    actions = pa.table(table.get_add_actions(flatten=True)).sort_by("path")
     adds = {unquote(path): add for path, add in live.adds.items()}
     found = [adds.get(str(path)) for path in actions["path"].to_pylist()]
     known = [add for add in found if add is not None]
