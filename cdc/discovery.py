@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import InspectLoader
 from types import ModuleType
 from typing import Generic, TypeVar
+from zipimport import zipimporter
 
 T = TypeVar("T")
 
@@ -32,7 +33,8 @@ class Kinds(Mapping[str, T], Generic[T]):
 def modules_that_define(constant: str, package: ModuleType, module: str) -> dict[str, str]:
     """Kinds and the modules that assign `constant`: `<package>/<kind>.py`, or `<package>/<kind>/<module>.py`.
 
-    Reads the sources instead of importing them: some modules import Spark, which costs a second.
+    Reads the sources instead of importing them: some modules import Spark, which costs a second. The package may be in
+    a zip file, as on Spark's executors.
     """
     assigns = re.compile(rf"^{constant}\b", re.MULTILINE)
     found = {}
@@ -40,6 +42,6 @@ def modules_that_define(constant: str, package: ModuleType, module: str) -> dict
         name = f"{info.name}.{module}" if info.ispkg else info.name
         spec = importlib.util.find_spec(name)
         loader = spec.loader if spec else None
-        if isinstance(loader, InspectLoader) and assigns.search(loader.get_source(name) or ""):
+        if isinstance(loader, (InspectLoader, zipimporter)) and assigns.search(loader.get_source(name) or ""):
             found[info.name.rpartition(".")[2]] = name
     return found

@@ -179,7 +179,8 @@ class SparkSettings(Section):
     """The Spark driver that applies the log to the sinks."""
 
     master: str = "local[2]"
-    """Spark's master: local threads, or a cluster."""
+    """Where tasks run: local threads (`local[2]`), or a cluster (`spark://host:7077`, `k8s://https://host:6443`,
+    `yarn`), with the driver in this process: see docs/cluster.md."""
     memory: str = "1g"
     """Heap size of the driver."""
     conf: dict[str, str] = Field(default_factory=dict)
@@ -187,6 +188,16 @@ class SparkSettings(Section):
     secrets: dict[str, SecretField] = Field(default_factory=dict)
     """Spark settings that must stay secret, for instance the keys of an object store. They appear in no process
     list."""
+
+    @model_validator(mode="after")
+    def _master_is_no_connect_server(self) -> "SparkSettings":
+        if self.master.startswith("sc://"):
+            raise ValueError(
+                "spark.master: Spark Connect is refused: its sessions have no SparkContext, by which Millrace ships its"
+                " code, and foreachBatch runs in another process, which has none of the sinks and positions of this"
+                " one; name the cluster itself: spark://, k8s:// or yarn"
+            )
+        return self
 
     @model_validator(mode="after")
     def _secrets_are_no_conf(self) -> "SparkSettings":
