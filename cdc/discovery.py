@@ -4,18 +4,12 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib.abc import InspectLoader
 from types import ModuleType
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
+from zipimport import zipimporter
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class _HasSource(Protocol):
-    """A loader that can read sources: importlib's, and that of a zip file, which is no InspectLoader."""
-
-    def get_source(self, fullname: str) -> str | None:
-        """The source of a module."""
 
 
 class Kinds(Mapping[str, T], Generic[T]):
@@ -39,14 +33,15 @@ class Kinds(Mapping[str, T], Generic[T]):
 def modules_that_define(constant: str, package: ModuleType, module: str) -> dict[str, str]:
     """Kinds and the modules that assign `constant`: `<package>/<kind>.py`, or `<package>/<kind>/<module>.py`.
 
-    Reads the sources instead of importing them: some modules import Spark, which costs a second.
+    Reads the sources instead of importing them: some modules import Spark, which costs a second. The package may be in
+    a zip file, as on Spark's executors.
     """
     assigns = re.compile(rf"^{constant}\b", re.MULTILINE)
-    found: dict[str, str] = {}
+    found = {}
     for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         name = f"{info.name}.{module}" if info.ispkg else info.name
         spec = importlib.util.find_spec(name)
         loader = spec.loader if spec else None
-        if isinstance(loader, _HasSource) and assigns.search(loader.get_source(name) or ""):
+        if isinstance(loader, (InspectLoader, zipimporter)) and assigns.search(loader.get_source(name) or ""):
             found[info.name.rpartition(".")[2]] = name
     return found

@@ -38,9 +38,13 @@ def open_sink(settings: SinkSettings, context: SinkContext) -> Sink:
         raise ConfigError(
             f"sink {settings.name!r}: unknown kind {settings.kind!r}.", f"Known kinds: {', '.join(sorted(modules))}."
         )
-    name = modules[settings.kind]
-    opener = name.removesuffix(".settings") + ".sink" if name.endswith(".settings") else name
-    return cast("SinkModule", importlib.import_module(opener)).open_sink(settings, context)
+    return cast("SinkModule", importlib.import_module(module_of(settings.kind))).open_sink(settings, context)
+
+
+def module_of(kind: str) -> str:
+    """The module that defines `open_sink` of a known kind."""
+    name = _modules()[kind]
+    return name.removesuffix(".settings") + ".sink" if name.endswith(".settings") else name
 
 
 def _modules() -> Mapping[str, str]:

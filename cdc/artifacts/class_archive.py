@@ -5,6 +5,7 @@ tests that file and renames it if the JVM accepts it. Without a matching archive
 only starts slower.
 """
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -71,6 +72,7 @@ def _adopt_archive(runtime: Path, archive: Path, classpath: str) -> bool:
         used = noted.read_text() if noted.is_file() else classpath
         test = [str(runtime), f"-XX:SharedArchiveFile={candidate}", "-Xshare:on", "-cp", used, "-version"]
         if subprocess.run(test, capture_output=True, check=False).returncode == 0:
-            candidate.rename(archive)
-            return True
+            with contextlib.suppress(FileNotFoundError):  # another start has renamed it, or removed it beside its own
+                candidate.rename(archive)
+            return archive.is_file()
     return False

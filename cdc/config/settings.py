@@ -179,7 +179,9 @@ class SparkSettings(Section):
     """The Spark driver that applies the log to the sinks."""
 
     master: str = "local[2]"
-    """Spark's master: `local[n]` applies changes in the driver's process; on a cluster, Spark tasks do."""
+    """Where tasks run: local threads (`local[2]`), or a cluster (`spark://host:7077`, `k8s://https://host:6443`,
+    `yarn`), with the driver in this process: see docs/cluster.md. With local threads the driver's process applies the
+    changes; on a cluster, tasks on the executors do."""
     memory: str = "1g"
     """Heap size of the driver."""
     conf: dict[str, str] = Field(default_factory=dict)
@@ -192,6 +194,16 @@ class SparkSettings(Section):
     def on_cluster(self) -> bool:
         """Whether executors are processes of their own (also those of Spark's `local-cluster`, for tests)."""
         return re.fullmatch(r"local(\[.*\])?", self.master) is None
+
+    @model_validator(mode="after")
+    def _master_is_no_connect_server(self) -> "SparkSettings":
+        if self.master.startswith("sc://"):
+            raise ValueError(
+                "spark.master: Spark Connect is refused: its sessions have no SparkContext, by which Millrace ships its"
+                " code, and foreachBatch runs in another process, which has none of the sinks and positions of this"
+                " one; name the cluster itself: spark://, k8s:// or yarn"
+            )
+        return self
 
     @model_validator(mode="after")
     def _secrets_are_no_conf(self) -> "SparkSettings":

@@ -16,7 +16,7 @@ from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from cdc.artifacts.progress import Report
-    from deploy.local.server import Running
+    from deploy.local.server import Running, Server
 
 app = typer.Typer(help="Real servers on this machine, without Docker.", no_args_is_help=True)
 
@@ -59,13 +59,13 @@ def up(
     from deploy.local.kafka import brokers
     from deploy.local.servers import STANDARD, Servers, known_servers
 
-    workers = [SparkWorker(number, spark_cores) for number in range(1, spark_workers + 1)]
-    nodes = brokers(_at_least_three(kafka_brokers))
+    workers = (SparkWorker(number, spark_cores) for number in range(1, spark_workers + 1))
+    several: list[Server] = [*brokers(_at_least_three(kafka_brokers)), *workers]
     names = [*(only or STANDARD), *(["kafka"] if kafka else []), *(["connect"] if connect else [])]
     names += ["s3"] if s3 else []
-    names += [server.name for server in (*nodes, *workers)]
+    names += [server.name for server in several]
     with _reporting(quiet=as_json) as report, _interruptible():
-        servers = Servers(home or home_folder(), known_servers(*nodes, *workers), report=report)
+        servers = Servers(home or home_folder(), known_servers(*several), report=report)
         running = servers.up(names, _ports(port or []))
     _show(running, as_json)
 

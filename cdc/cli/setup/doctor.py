@@ -1,23 +1,29 @@
-"""`doctor`: check the source."""
+"""`doctor`: check the source, and the Spark cluster if there is one."""
 
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, print_json, print_table
 
+if TYPE_CHECKING:
+    from cdc.capture.source.doctor import Finding
+    from cdc.config.settings import Settings
+
 
 def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Check that the source is ready; if not, show what to run.
+    """Check that the source is ready, and the Spark cluster if there is one; if not, show what to run.
 
-    Checks settings, privileges, replica identities, publication and slot; changes nothing. Exit code 0 if no check
-    fails; warnings do not count.
+    Checks settings, privileges, replica identities, publication and slot; on a cluster also authentication and what
+    executors see. Changes nothing. Exit code 0 if no check fails; warnings do not count.
 
     Example: millrace doctor --json
     """
     from cdc.capture.source.doctor import Verdict, examine
     from cdc.service.daemon.process import settings_from
 
-    findings = examine(settings_from(config).source)
+    settings = settings_from(config)
+    findings = [*examine(settings.source), *_of_cluster(settings)]
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
@@ -29,3 +35,12 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
                 OUT.print(f"{finding.verdict}: {finding.object}: {finding.remedy}", markup=False, soft_wrap=True)
     if failed:
         sys.exit(1)
+
+
+def _of_cluster(settings: "Settings") -> "list[Finding]":
+    """Imports Spark, which costs a second, only where there is a cluster."""
+    if settings.spark.master.startswith("local"):
+        return []
+    from sinks.spark.doctor import examine
+
+    return examine(settings)

@@ -7,13 +7,17 @@ and a scratch folder.
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cdc.config.settings import Settings, SparkSettings
 from cdc.log.spark.segments import source
 from cdc.ports import Offset
+from sinks.delta.settings import DeltaSettings
+from sinks.spark.doctor import examine
 from tests.fix_cluster import session_on
 
 if TYPE_CHECKING:
@@ -50,10 +54,18 @@ def _keys(spark: "SparkSession", root: Path, start: str, scratch: Path) -> list[
     return keys
 
 
-def _delta(spark: "SparkSession", path: Path) -> list[int]:
-    """Written and read by Delta's classes on the executors."""
-    spark.range(0, 20, 1, 4).write.format("delta").save(str(path))
-    return sorted(row.id for row in spark.read.format("delta").load(str(path)).where("id % 2 = 0").collect())
+def _parquet(spark: "SparkSession", path: Path) -> list[int]:
+    """Written and read by executors through the local file system of the shipped jars."""
+    spark.range(0, 20, 1, 2).write.parquet(str(path))
+    return sorted(row.id for row in spark.read.parquet(str(path)).collect())
+
+
+def _settings(asked: dict[str, Any]) -> Settings:
+    """A pipeline with two sinks in folders: one that executors see, and one that every process takes for another."""
+    lakes = {"lake": asked["scratch"], "other": "/proc/self/cwd"}
+    sinks = [DeltaSettings(name=name, path=path) for name, path in lakes.items()]
+    state = Path(asked["log"]).parent
+    return Settings(state=state, spark=SparkSettings.model_validate(asked["spark"]), sinks=tuple(sinks))
 
 
 def main(request: Path, answer: Path) -> None:
@@ -64,9 +76,10 @@ def main(request: Path, answer: Path) -> None:
         found = {
             "imported": _imported(spark),
             "keys": _keys(spark, Path(asked["log"]), asked["start"], scratch),
-            "delta": _delta(spark, scratch / "lake"),
+            "parquet": _parquet(spark, scratch / "lake"),
             "own path": sys.path,
         }
+    found["doctor"] = [asdict(finding) for finding in examine(_settings(asked))]
     answer.write_text(json.dumps(found))
 
 

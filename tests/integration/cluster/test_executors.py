@@ -17,12 +17,17 @@ ITEMS = 40
 
 def elsewhere(cluster: SparkCluster) -> dict[str, Any]:
     """The cluster by a name that a session takes for that of another machine. The driver stays on loopback."""
-    here = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    here = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.cores.max": "2",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     master = cluster.settings["master"].replace("127.0.0.1", "LOCALHOST")
     return {**cluster.settings, "master": master, "conf": {**cluster.settings["conf"], **here}}
 
 
-def test_executors_import_the_shipped_packages_and_read_the_log_and_delta(
+def test_executors_use_shipped_packages_and_jars_read_the_log_and_are_examined(
     spark_cluster: SparkCluster, filled_log: FilledLog, run_program: RunProgram, tmp_path: Path
 ) -> None:
     filled_log.record(table())
@@ -31,18 +36,24 @@ def test_executors_import_the_shipped_packages_and_read_the_log_and_delta(
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.touch(mode=0o600)
     log = {"log": str(filled_log.settings.state / "log"), "start": filled_log.reader.start()}
-    request.write_text(json.dumps({"spark": elsewhere(spark_cluster), "scratch": str(tmp_path / "scratch"), **log}))
+    settings = elsewhere(spark_cluster)
+    request.write_text(json.dumps({"spark": settings, "scratch": str(tmp_path / "scratch"), **log}))
 
     driver = run_program("-m", "tests.integration.cluster.driver", str(request), str(answer))
     assert driver.wait(120) == 0, driver.said()[-4000:]
     found = json.loads(answer.read_text())
 
-    folders = {row["cwd"] for row in found["imported"]}
-    works = {str(worker.data / "work") for worker in spark_cluster.workers}
-    assert {next(work for work in works if folder.startswith(work)) for folder in folders} == works
+    works = [worker.data / "work" for worker in spark_cluster.workers]
+    assert all(any(Path(row["cwd"]).is_relative_to(work) for work in works) for row in found["imported"])
     assert {row["module"] for row in found["imported"]} == {"./millrace.zip/sinks/fold/arrow.pyc"}
     assert {row["script"] for row in found["imported"]} == {"./millrace.zip/sinks/redis/script.pyc"}
     keys = [key for key in found["keys"] if key is not None]
     assert sorted(json.loads(key)["id"] for key in keys) == list(range(ITEMS))
-    assert found["delta"] == list(range(0, 20, 2))
+    assert found["parquet"] == list(range(20))
+    verdicts = {(finding["check"], finding["object"]): finding["verdict"] for finding in found["doctor"]}
+    assert verdicts["spark.executors", settings["master"]] == "ok"
+    assert verdicts["spark.shared_folder", str(filled_log.settings.state)] == "ok"
+    assert verdicts["spark.shared_folder", str(tmp_path / "scratch")] == "ok"
+    assert verdicts["spark.shared_folder", "/proc/self/cwd"] == "fail"
+    assert "spark.python" not in {check for check, _ in verdicts}
     assert not any(entry.endswith("millrace.zip") for entry in found["own path"])
