@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path clean
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-scale clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -72,6 +72,9 @@ bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a r
 
 bench-row-path: .venv/ready ## The path of a row, step by step: CPU per change (CHANGES, RUNS, OUT)
 	@$(BIN)/python -m bench.row_path
+
+bench-scale: .venv/ready ## A cluster: CPU of driver and executors, slow stores, idle tables, local[2] (PARTS, CHANGES, BEFORE)
+	@$(BIN)/python -m bench.scale.run
 
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi

@@ -63,9 +63,13 @@ class Workspace:
         """Start the servers that do not run yet."""
         return self._servers.up(names)
 
+    def private(self) -> Path:
+        """The folder with the servers' secrets."""
+        return self._servers.private()
+
     def database(self) -> Database:
         """Create the measured database; call it once."""
-        running, private = self.up("postgres")["postgres"], self._servers.private()
+        running, private = self.up("postgres")["postgres"], self.private()
         passfile = postgres.passfile(private)
         Database(postgres.dsn(running.port, passfile), {}).execute(f"create database {_NAME}")
         source = {"host": running.host, "port": running.port, "database": _NAME, "user": "postgres",

@@ -111,6 +111,7 @@ class Pipeline:
     folder: Path
     sinks: Sequence[dict[str, Any]] = ()
     spark: Mapping[str, Any] = field(default_factory=lambda: {"memory": "2g"})
+    tables: Sequence[str] = (TABLE,)
     _processes: dict[str, Process] = field(default_factory=dict)
 
     def start(self, name: str) -> Process:
@@ -147,7 +148,7 @@ class Pipeline:
     def _sections(self) -> dict[str, Any]:
         slot = f"bench_{self.kind}"
         source = {**self.environment.database.source, "slot": slot, "publication": slot,
-                  "heartbeat_seconds": 1.0, "tables": [TABLE]}  # fmt: skip
+                  "heartbeat_seconds": 1.0, "tables": list(self.tables)}  # fmt: skip
         return {
             "state": str(self.folder / "state"),
             "source": source,

@@ -1,0 +1,116 @@
+"""What a cluster carries, and what it costs: `make bench-scale` writes bench/results/scale.json.
+
+    python -m bench.scale.run        (CHANGES, KEYS, TABLES, BEFORE, PARTS, OUT from the environment)
+
+`cluster`: CHANGES changes of a segment log into Redis by tasks of a standalone cluster, with the CPU of the driver
+(its Python, its JVM) and of the executors. `latency_bound`: the same into stores whose requests take 20 ms longer, with
+small requests, so that waiting is the limit and not the cores of this machine; by the number of tasks. `idle_tables`:
+a pipeline with TABLES tables, of which none changes: start, memory, CPU, beside one with ten tables. `local`: what
+`local[2]` does in this checkout and, if BEFORE names another one, there, in turns. Parts that PARTS does not name keep
+their results.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import cpu_meter
+from bench.comparison import RESULTS, machine, write
+from bench.scale.cluster import ClusterEnvironment, catch_up, cluster_environment, fill_log
+from bench.scale.delay_proxy import delayed
+from bench.scale.idle_tables import idle_tables
+
+Figures = dict[str, Any]
+_DELAY = 0.02
+_TASKS = (1, 2, 4, 8)
+_BOUND_CHANGES = 16_000
+"""Changes for each task of a latency-bound run."""
+_LOCAL = {"PARTS": "throughput latency", "ROWS": "50000", "CHANGES": "200000", "SECONDS": "20"}
+
+
+def _number(name: str, usual: int) -> int:
+    return int(os.environ.get(name, usual))
+
+
+def cluster() -> Figures:
+    """Where the CPU of a catch-up goes."""
+    changes, keys = _number("CHANGES", 1_000_000), _number("KEYS", 200_000)
+    with cluster_environment(1) as environment:
+        folder = environment.place.home / "cluster"
+        end = fill_log(folder / "state", changes, keys)
+        redis = {"kind": "redis", "name": "redis", "url": environment.servers["redis"].address, "chunk": 1000}
+        section = {**redis, "max_batch_changes": 200_000}
+        return {"redis": catch_up(environment, folder, section, 2, end).figures()}
+
+
+def latency_bound() -> Figures:
+    """Changes a second by the number of tasks, with slow answers."""
+    found: Figures = {"redis": {}, "opensearch": {}}
+    with cluster_environment(max(_TASKS) // 2) as environment:
+        for store in found:
+            with delayed(environment.servers[store].port, _DELAY) as port:
+                for tasks in _TASKS:
+                    found[store][str(tasks)] = _bound(environment, store, port, tasks)
+                    print(store, tasks, found[store][str(tasks)], flush=True)
+    return found
+
+
+def _bound(environment: ClusterEnvironment, store: str, port: int, tasks: int) -> int:
+    """Small requests: a task waits for the store most of the time."""
+    name = f"{store}-{tasks}"
+    folder = environment.place.home / name
+    end = fill_log(folder / "state", _BOUND_CHANGES * tasks, 50_000)
+    own: dict[str, Any] = {
+        "redis": {"url": f"redis://127.0.0.1:{port}", "prefix": f"{name}:", "chunk": 40},
+        "opensearch": {"url": f"http://127.0.0.1:{port}", "prefix": f"{name}-", "replicas": 0, "bulk_mb": 0.01},
+    }[store]
+    section = {"kind": store, "name": store, **own, "max_batch_changes": 4_000 * tasks}
+    run = catch_up(environment, folder, section, tasks, end)
+    shutil.rmtree(folder)
+    return run.rate
+
+
+def local() -> Figures:
+    """`local[2]` here and in the checkout BEFORE, in turns."""
+    checkouts = {"after": Path.cwd()}
+    if before := os.environ.get("BEFORE"):
+        checkouts = {"before": Path(before), **checkouts}
+    found: Figures = {}
+    for name, checkout in checkouts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "sinks.json"
+            python = checkout / ".venv" / "bin" / "python"
+            environment = {**os.environ, **_LOCAL, "OUT": str(out)}
+            command = [str(python) if python.exists() else sys.executable, "-m", "bench.sinks.run"]
+            subprocess.run(command, cwd=checkout, env=environment, check=True, timeout=3600)
+            found[name] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+PARTS: dict[str, Callable[[], Figures]] = {
+    "cluster": cluster,
+    "latency_bound": latency_bound,
+    "idle_tables": lambda: idle_tables(_number("TABLES", 1_000)),
+    "local": local,
+}
+
+
+def main() -> None:
+    """Measure the chosen parts, and write the results after each."""
+    path = Path(os.environ.get("OUT") or RESULTS / "scale.json")
+    results: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for name in os.environ.get("PARTS", " ".join(PARTS)).split():
+        results[name] = PARTS[name]()
+        results["measured"] = {**results.get("measured", {}), name: {**machine(), "load": cpu_meter.load()}}
+        write(path, results)
+        print(json.dumps({name: results[name]}, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main()
