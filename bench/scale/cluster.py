@@ -52,8 +52,8 @@ class ClusterEnvironment:
 @contextlib.contextmanager
 def cluster_environment(workers: int) -> Iterator[ClusterEnvironment]:
     """Start the stores; stop and remove everything at the end."""
-    every = (SparkMaster(), *(SparkWorker(number, _CORES) for number in range(1, workers + 1)))
-    with workspace("scale", Redis(), OpenSearch(), *every) as place:
+    nodes = [SparkWorker(number, _CORES) for number in range(1, workers + 1)]
+    with workspace("scale", Redis(), OpenSearch(), SparkMaster(), *nodes) as place:
         yield ClusterEnvironment(place, place.up("redis", "opensearch"))
 
 

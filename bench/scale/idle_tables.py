@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from bench import cpu_meter
-from bench.sinks.pipeline import Pipeline, Positions, SinkEnvironment, sink_environment
+from bench.sinks.pipeline import Pipeline, Positions, Process, SinkEnvironment, sink_environment
 
 _FEW = 10
 _IDLE_SECONDS = 30.0
@@ -55,15 +55,15 @@ def _measured(environment: SinkEnvironment, tables: int) -> _Figures:
         used, since = capture.cpu() + apply.cpu(), time.monotonic()
         time.sleep(_IDLE_SECONDS)
         cores = (capture.cpu() + apply.cpu() - used) / (time.monotonic() - since)
-        memory = [_tree_mb(process.process.pid) if process.process else 0.0 for process in (capture, apply)]
-        return _Figures(round(started, 1), *memory, round(cores, 3))
+        return _Figures(round(started, 1), _tree_mb(capture), _tree_mb(apply), round(cores, 3))
     finally:
         pipeline.end()
         environment.database.drop_stream("bench_segments")
 
 
-def _tree_mb(pid: int) -> float:
-    return round(sum(cpu_meter.rss_mb(one) for one in cpu_meter.tree(pid)), 1)
+def _tree_mb(process: Process) -> float:
+    assert process.process is not None
+    return round(sum(cpu_meter.rss_mb(one) for one in cpu_meter.tree(process.process.pid)), 1)
 
 
 def _create(dsn: str, tables: int) -> Sequence[str]:
