@@ -51,6 +51,11 @@ class SparkCluster:
         return [found.pid for found in inside(own.data / "work")]
 
     @property
+    def master_page(self) -> int:
+        """The port of the master's web page; `/json/` has the workers and applications."""
+        return self._servers.status()[MASTER].ports[1]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The section `spark` of a pipeline on this cluster."""
         return {

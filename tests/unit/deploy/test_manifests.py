@@ -36,12 +36,13 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if "millrace.service" in line] == []
 
 
-def manifests() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / "millrace.yaml").read_text(encoding="utf-8")))
+def manifests(name: str = "millrace.yaml") -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text(encoding="utf-8")))
 
 
-def test_the_manifests_are_what_kubernetes_takes() -> None:
-    for document in manifests():
+@pytest.mark.parametrize("name", ["millrace.yaml", "executors.yaml"])
+def test_the_manifests_are_what_kubernetes_takes(name: str) -> None:
+    for document in manifests(name):
         kubernetes_validate.validate(document, "1.29", strict=True)
 
 
@@ -55,6 +56,23 @@ def test_the_pipeline_files_that_are_shipped_load(tmp_path: Path, monkeypatch: p
         settings = settings_from(file)
         guard(settings.http)
         assert settings.http.token.reveal() == "from-the-environment"
+
+
+def test_the_pipelines_in_the_page_about_clusters_load_and_authenticate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGPASSWORD", "MILLRACE_HTTP_TOKEN", "SPARK_SECRET"):
+        monkeypatch.setenv(name, "from-the-environment")
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    masters = []
+    for number, example in enumerate(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(example, encoding="utf-8")
+        spark = settings_from(path).spark
+        masters.append(spark.master.partition(":")[0])
+        assert spark.conf["spark.authenticate"] == "true"
+        assert (spark.master.startswith("spark:")) == ("spark.authenticate.secret" in spark.secrets)
+    assert masters == ["spark", "spark", "k8s", "yarn"]
 
 
 def instructions() -> list[tuple[str, str]]:
