@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
 
 from cdc.model import TableSchema
 from cdc.ports import Batch, Sink
@@ -78,3 +80,11 @@ def ends_as_the_source(
     history = History(schema, keys, rng).write(length)
     apply_with_repeats(sink, [batch(schema, rows) for rows in cut(history.rows, rng)], rng)
     assert sink.stored(schema).equals(sink.expected(schema, images(history.state())))
+
+
+def remove_prefix(uri: str, options: dict[str, str]) -> None:
+    """Take everything below a prefix of a bucket away, as another program would."""
+    files = fs.PyFileSystem(DeltaStorageHandler(uri, options))
+    for one in files.get_file_info(fs.FileSelector("", recursive=True)):
+        if one.is_file:
+            files.delete_file(one.path)

@@ -1,7 +1,6 @@
 """The mark of a Delta table: its id and newest commit; and whether another program has restored or replaced it.
 
-On a local disk the commits since the last check are read as files, without `deltalake`: some kilobytes every few
-seconds.
+The commits since the last check are read as files, without `deltalake`: some kilobytes every few seconds.
 """
 
 import hashlib
@@ -11,7 +10,8 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
-from sinks.delta.files.transaction_log import Action, commit_path, log_folder, parse_commit
+from sinks.delta.files.storage import TableStorage
+from sinks.delta.files.transaction_log import Action, commit_name, parse_commit
 from sinks.delta.write.merge import WRITER
 from sinks.fingerprints import Difference, Mark
 
@@ -21,25 +21,22 @@ _OTHER = Difference("another Delta table, or an older copy, is at its path", "Re
 Open = Callable[[], DeltaTable]
 
 
-def mark_of(table: DeltaTable, folder: Path | None) -> Mark:
+def mark_of(table: DeltaTable, storage: TableStorage | None) -> Mark:
     """The current mark of a table."""
     version = table.version()
-    return {"id": str(table.metadata().id), "version": version, "commit": _digest(_commit(folder, version))}
+    return {"id": str(table.metadata().id), "version": version, "commit": _digest(_commit(storage, version))}
 
 
-def compared(known: Mark, folder: Path | None, open_table: Open) -> Mark | Difference:
-    """The table's current mark, or why it differs from what was written. `folder` is None in an object store."""
-    if folder is None:
-        return _compared_by_deltalake(known, open_table)
-    if not log_folder(folder).is_dir():
-        return GONE
+def compared(known: Mark, storage: TableStorage | None, open_table: Open) -> Mark | Difference:
+    """The mark of an existing table, or why it differs from what was written. `storage` is None where only `deltalake`
+    reads."""
     version = int(known["version"])
-    commit = _commit(folder, version)
+    commit = _commit(storage, version)
     if not commit:  # cleaned up since, or never made
-        return _compared_by_deltalake(known, open_table)
+        return _compared_by_deltalake(known, storage, open_table)
     if _digest(commit) != known["commit"]:
         return _OTHER
-    while content := _commit(folder, version + 1):
+    while content := _commit(storage, version + 1):
         version, commit = version + 1, content
         if difference := _undone_by(parse_commit(content), str(known["id"]), version):
             return difference
@@ -58,9 +55,9 @@ def files_missing(files: list[str]) -> Difference:
     return Difference(f"{len(files)} file(s) of its Delta table are gone, for instance {files[0]}", "Restore them.")
 
 
-def _compared_by_deltalake(known: Mark, open_table: Open) -> Mark | Difference:
+def _compared_by_deltalake(known: Mark, storage: TableStorage | None, open_table: Open) -> Mark | Difference:
     table = open_table()
-    now = mark_of(table, None)
+    now = mark_of(table, storage)
     if now["id"] != known["id"] or table.version() < int(known["version"]):
         return _OTHER
     for commit in table.history(table.version() - int(known["version"])) if now["version"] != known["version"] else ():
@@ -84,11 +81,11 @@ def _undone_by(actions: list[Action], identity: str, version: int) -> Difference
     return None
 
 
-def _commit(folder: Path | None, version: int) -> bytes:
-    if folder is None:
+def _commit(storage: TableStorage | None, version: int) -> bytes:
+    if storage is None:
         return b""
     try:
-        return commit_path(folder, version).read_bytes()
+        return storage.read(commit_name(version))
     except FileNotFoundError:
         return b""
 

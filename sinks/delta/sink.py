@@ -21,7 +21,6 @@ from cdc.ports import Batch, Staged
 from sinks.context import SinkContext
 from sinks.delta.changelog import newest, write_changelog
 from sinks.delta.files.storage import clear_staging
-from sinks.delta.fingerprint import mark_of
 from sinks.delta.history import write_history
 from sinks.delta.maintenance import MaintenancePolicy, MaintenanceResult, maintain
 from sinks.delta.maintenance_schedule import MaintenanceSchedule
@@ -41,7 +40,7 @@ from sinks.delta.schema.layout import (
 from sinks.delta.schema.soft_deletes import DeleteCondition
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.staging.commit import commit
-from sinks.delta.staging.plan import Plan, plan_of
+from sinks.delta.staging.plan import StagingPlan, plan_of
 from sinks.delta.staging.stage import StagedFiles, Task
 from sinks.delta.store import DeltaStore, arrow_schema
 from sinks.delta.stored_key import read_key
@@ -120,7 +119,7 @@ class DeltaSink:
 
     def stage(self, batch: Batch, plan: bytes, part: str = "") -> Staged:
         """See cdc.ports.StagingSink. Reads nothing of the table's log: the plan has it."""
-        store, planned = self.store(batch.schema.table), Plan.decoded(plan)
+        store, planned = self.store(batch.schema.table), StagingPlan.decoded(plan)
         if store.vectors is None:
             raise SinkError(f"table {batch.schema.table}: tasks cannot write it here.", "Use the same settings there.")
         given = changes(batch, self._evolved(batch.schema, planned.stored, planned.schema_id).layout)
@@ -133,7 +132,7 @@ class DeltaSink:
         """See cdc.ports.StagingSink."""
         files = [StagedFiles.decoded(content) for content in staged]
         reached("delta.before_commit")
-        commit(self.store(schema.table), Plan.decoded(plan), files)
+        commit(self.store(schema.table), StagingPlan.decoded(plan), files)
         reached("delta.after_commit")
         self._maintenance.written(schema)
 
@@ -164,8 +163,7 @@ class DeltaSink:
 
     def mark_table(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""
-        store = self._new_store(schema.table)
-        return mark_of(store.current(), store.folder)
+        return self._new_store(schema.table).mark()
 
     def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """See sinks.fingerprints.Fingerprinted. Uses its own handles; looks at object stores once a minute."""

@@ -19,7 +19,7 @@ from sinks.delta.deletion_vectors.writer import VectorWriter
 from sinks.delta.files.faults import sink_error
 from sinks.delta.files.storage import storage_of
 from sinks.delta.files.transaction_log import TransactionAwareTable, sync
-from sinks.delta.fingerprint import GONE, compared, files_missing, missing_files
+from sinks.delta.fingerprint import GONE, compared, files_missing, mark_of, missing_files
 from sinks.delta.schema.layout import VERSION, Evolution, TableLayout
 from sinks.delta.write.merge import TRUNCATED, WRITER, fence
 from sinks.delta.write.writer import scanned, scanned_pieces
@@ -126,13 +126,17 @@ class DeltaStore:
             "Move it away, and Millrace creates its own; or choose another `path`.",
         )
 
+    def mark(self) -> Mark:
+        """See sinks.fingerprints."""
+        return self.guarded(lambda: mark_of(self.current(), self._storage))
+
     def compared(self, known: Mark, *, thorough: bool) -> Mark | Difference:
         """The table's current mark, or why it differs from what was written; `thorough` checks its files, too."""
         folder = self.folder
         try:
             if not self.exists():
                 return GONE
-            found = self.guarded(lambda: compared(known, folder, self.current))
+            found = self.guarded(lambda: compared(known, self._storage, self.current))
             if not thorough or folder is None or isinstance(found, Difference):
                 return found
             missing = self.guarded(lambda: missing_files(self.current(), folder))
@@ -158,7 +162,7 @@ class DeltaStore:
 
     def recorded_schema(self) -> int:
         """The id of the newest schema that the table was changed to, where it is recorded."""
-        return int(self.current().metadata().configuration.get(_SCHEMA, 0))
+        return schema_of(self.current())
 
     def record_schema(self, number: int) -> None:
         """Record a schema id, unless a newer one is recorded."""
@@ -242,6 +246,11 @@ class DeltaStore:
             self._handle = None
             found = sink_error(self.table, self._storage, self.uri, error)
             raise found from (None if isinstance(found, StoreRefused) else error)  # the text has the access key
+
+
+def schema_of(table: DeltaTable) -> int:
+    """The id of the newest schema that a table was changed to, where it is recorded."""
+    return int(table.metadata().configuration.get(_SCHEMA, 0))
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -28,7 +28,8 @@ from sinks.opensearch.sink import open_sink as open_opensearch
 from sinks.redis.keys import Names
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import open_sink as open_redis
-from tests.fix_delta import mark_everywhere
+from tests.fix_delta import mark_everywhere, remove_prefix
+from tests.fix_s3 import S3Server
 from tests.fix_servers import opensearch_request
 from tests.scenes.staged_sink import StagedSink
 
@@ -83,9 +84,12 @@ class MemoryBench:
 class DeltaBench:
     """A folder of Delta tables."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, path: str = "", options: dict[str, str] | None = None) -> None:
         as_text = {TableId("public", name): ("at",) for name in TABLES}  # the histories hold infinity and BC
-        self._settings = DeltaSettings(path=str(folder / "lake"), as_text=as_text)
+        self._options = options
+        self._settings = DeltaSettings.model_validate(
+            {"path": path or str(folder / "lake"), "as_text": as_text, "storage_options": options or {}}
+        )
         self._context = SinkContext(folder)
 
     def open(self) -> Sink:
@@ -112,7 +116,24 @@ class DeltaBench:
         shutil.rmtree(self._table(schema).table_uri.removeprefix("file://"))
 
     def _table(self, schema: TableSchema) -> DeltaTable:
-        return DeltaTable(f"{self._settings.path}/{schema.table.schema}.{schema.table.name}")
+        uri = f"{self._settings.path}/{schema.table.schema}.{schema.table.name}"
+        return DeltaTable(uri, storage_options=self._options)
+
+
+class S3DeltaBench(DeltaBench):
+    """Delta tables in S3, whose old rows are marked by deletion vectors."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        mark_everywhere(patch, small_files=4)
+        patch.setattr(sink, "_THOROUGH_SECONDS", 0.0)
+        server: S3Server = request.getfixturevalue("s3_server")
+        path = request.getfixturevalue("s3_url")
+        super().__init__(request.getfixturevalue("tmp_path"), path, server.storage_options)
+
+    def drop(self, schema: TableSchema) -> None:
+        uri = f"{self._settings.path}/{schema.table.schema}.{schema.table.name}"
+        remove_prefix(uri, self._options or {})
 
 
 class StagedDeltaBench(DeltaBench):
@@ -206,6 +227,7 @@ MakeBench = Callable[[pytest.FixtureRequest], Bench]
 BENCHES: dict[str, MakeBench] = {
     "delta": lambda request: DeltaBench(request.getfixturevalue("tmp_path")),
     "delta-marks": marking_delta,
+    "delta-s3": S3DeltaBench,
     "delta-staged": lambda request: StagedDeltaBench(request.getfixturevalue("tmp_path")),
     "memory": lambda _request: MemoryBench(),
     "opensearch": OpenSearchBench,

@@ -146,12 +146,14 @@ class S3Folder:
 
         if self._excludes is None:
             probe = f"{STAGING}/{uuid4().hex}"
-            self.create(probe, b"")
             try:
+                self.create(probe, b"")
                 self.create(probe, b"")
                 self._excludes = False
             except FileExistsError:
                 self._excludes = True
+            except NotImplementedError:  # switched off in the options
+                self._excludes = False
             with suppress(OSError), _as_os_errors():
                 obstore.delete(self._store, probe)
         return self._excludes

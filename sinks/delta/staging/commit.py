@@ -11,7 +11,7 @@ from deltalake.exceptions import CommitFailedError
 from cdc.arrays import Ints
 from cdc.errors import Busy, SinkError
 from sinks.delta.files.transaction_log import Action
-from sinks.delta.staging.plan import Plan
+from sinks.delta.staging.plan import StagingPlan
 from sinks.delta.staging.stage import Places, StagedFiles
 from sinks.delta.store import DeltaStore
 from sinks.delta.write.merge import WRITER
@@ -26,13 +26,13 @@ LONGEST_WAIT = 1800.0
 earliest after an hour (`keep_history_hours`)."""
 
 
-def commit(store: DeltaStore, plan: Plan, staged: Sequence[StagedFiles]) -> None:
+def commit(store: DeltaStore, plan: StagingPlan, staged: Sequence[StagedFiles]) -> None:
     """One commit, or none if nothing was staged. Raises Busy if the plan is not of the newest version."""
     _check(staged, plan, store.table)
     store.commit_at(plan.version, lambda table: _commit(store, table, plan, staged))
 
 
-def _commit(store: DeltaStore, table: "DeltaTable", plan: Plan, staged: Sequence[StagedFiles]) -> None:
+def _commit(store: DeltaStore, table: "DeltaTable", plan: StagingPlan, staged: Sequence[StagedFiles]) -> None:
     """A merge of small files is left out where another task has replaced rows of them: then these are still needed."""
     if store.vectors is None or not store.vectors.live.follow(table):
         raise CommitFailedError("the table's log was cleaned up in between")
@@ -63,7 +63,7 @@ def _commit(store: DeltaStore, table: "DeltaTable", plan: Plan, staged: Sequence
     live.commit(table, own, adds, deleted, [str(paths[number].as_py()) for number in sorted(merged)])
 
 
-def _check(staged: Sequence[StagedFiles], plan: Plan, name: "TableId") -> None:
+def _check(staged: Sequence[StagedFiles], plan: StagingPlan, name: "TableId") -> None:
     oldest = min((_written(add) for one in staged for add in one.adds), default=time.time())
     if any(one.version != plan.version for one in staged) or time.time() - oldest > LONGEST_WAIT:
         raise Busy(f"table {name}: what was staged is for another version, or too old.", "It is staged again.", 0.0)

@@ -17,7 +17,7 @@ from sinks.delta.deletion_vectors.live_table import LiveTable, inline_vector
 from sinks.delta.deletion_vectors.new_files import part_of, small_files
 from sinks.delta.files.transaction_log import Action
 from sinks.delta.schema.layout import DELETED, VERSION, TableLayout
-from sinks.delta.store import DeltaStore, arrow_schema
+from sinks.delta.store import DeltaStore, arrow_schema, schema_of
 from sinks.delta.write.merge import last_truncate
 from sinks.delta.write.region import Files
 from sinks.delta.write.writer import files_of, target_size
@@ -32,7 +32,7 @@ _FACTS = b"millrace"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StagingPlan:
     """A version of a table. `files` has a row for each file: its path in the log, sizes, statistics, vector, part."""
 
     version: int
@@ -50,7 +50,7 @@ class Plan:
         return ipc_bytes(self.files.replace_schema_metadata({_FACTS: orjson.dumps(facts), b"stored": stored}))
 
     @classmethod
-    def decoded(cls, data: bytes) -> "Plan":
+    def decoded(cls, data: bytes) -> "StagingPlan":
         """The opposite of `encoded`."""
         files = ipc_table(data)
         metadata = files.schema.metadata or {}
@@ -92,7 +92,7 @@ class Plan:
         return found
 
 
-def plan_of(store: DeltaStore, layout: TableLayout) -> Plan | None:
+def plan_of(store: DeltaStore, layout: TableLayout) -> StagingPlan | None:
     """The newest version of a table; None if tasks cannot write for it."""
     vectors = store.vectors if layout.compared else None
     if vectors is None or not store.guarded(vectors.live.storage.excludes_others):
@@ -100,11 +100,10 @@ def plan_of(store: DeltaStore, layout: TableLayout) -> Plan | None:
     table = store.with_vectors(vectors.live)
     if table is None:
         return None
-    recorded = store.recorded_schema()
-    return store.guarded(lambda: _plan(vectors.live, table, layout, recorded))
+    return store.guarded(lambda: _plan(vectors.live, table, layout))
 
 
-def _plan(live: LiveTable, table: "DeltaTable", layout: TableLayout, recorded: int) -> Plan | None:
+def _plan(live: LiveTable, table: "DeltaTable", layout: TableLayout) -> StagingPlan | None:
     # sorted: staged rows name a file by its number, and every process must number the files of a version alike
     actions = pa.table(table.get_add_actions(flatten=True)).sort_by("path")
     adds = {unquote(path): add for path, add in live.adds.items()}
@@ -124,7 +123,7 @@ def _plan(live: LiveTable, table: "DeltaTable", layout: TableLayout, recorded: i
         "vector": pa.array(_vectors(live, table, known), pa.string()),
         "part": pa.array([part_of(add) for add in known], pa.string()),
     }
-    return Plan(table.version(), last_truncate(table), arrow_schema(table), recorded, pa.table(columns))
+    return StagingPlan(table.version(), last_truncate(table), arrow_schema(table), schema_of(table), pa.table(columns))
 
 
 def _bounded(actions: pa.Table, names: list[str]) -> bool:

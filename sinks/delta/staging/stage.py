@@ -18,7 +18,7 @@ from sinks.delta.files.transaction_log import Action
 from sinks.delta.rows.changes import PARTIAL, TypedChanges
 from sinks.delta.rows.rewrite import decide, new_rows
 from sinks.delta.schema.layout import TableLayout
-from sinks.delta.staging.plan import Plan, ipc_bytes, ipc_table
+from sinks.delta.staging.plan import StagingPlan, ipc_bytes, ipc_table
 from sinks.delta.write.region import Files
 from sinks.delta.write.row_sizes import widest_row
 from sinks.delta.write.writer import PARTIAL_BYTES, REGION_LIMIT
@@ -64,7 +64,7 @@ class Task:
     """Where and for which version a task writes."""
 
     storage: TableStorage
-    plan: Plan
+    plan: StagingPlan
     keys: KeyCache
     part: str = ""
 

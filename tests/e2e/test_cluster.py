@@ -1,0 +1,66 @@
+"""A pipeline on a cluster: Spark tasks on two workers, a log on three Kafka brokers, Delta tables in S3."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.test_pipeline import customers_at_work
+from tests.fix_cluster import KafkaCluster, SparkCluster
+from tests.fix_pipeline import Pipeline
+from tests.fix_processes import wait_until
+from tests.fix_s3 import S3Server
+from tests.fix_servers import unique
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@pytest.fixture
+def spread_pipeline(
+    pipeline: Pipeline, spark_cluster: SparkCluster, kafka_cluster: KafkaCluster, s3_server: S3Server, s3_url: str
+) -> Pipeline:
+    """The shop's pipeline on the cluster; not started yet."""
+    sections: dict[str, Any] = yaml.safe_load(pipeline.config.read_text(encoding="utf-8"))
+    sections["log"] = {
+        "kind": "kafka",
+        "bootstrap": kafka_cluster.bootstrap,
+        "prefix": unique("shop"),
+        "partitions": 3,
+        "replication": 3,
+        "min_insync": 2,
+    }
+    sections["spark"] = {**spark_cluster.settings, "memory": "600m"}
+    sections["spark"]["conf"] = {**spark_cluster.settings["conf"], "spark.default.parallelism": "3"}
+    delta = next(sink for sink in sections["sinks"] if sink["kind"] == "delta")
+    delta |= {"path": s3_url, "storage_options": s3_server.storage_options}
+    pipeline.config.chmod(0o600)
+    pipeline.config.write_text(yaml.safe_dump(sections), encoding="utf-8")
+    pipeline.reopen()
+    return pipeline
+
+
+def test_worker_broker_s3_server_driver_and_master_are_killed_in_turn_and_the_stores_end_equal(
+    spread_pipeline: Pipeline, spark_cluster: SparkCluster, kafka_cluster: KafkaCluster, s3_server: S3Server
+) -> None:
+    daemon = spread_pipeline.start()
+    spread_pipeline.settle()
+    with customers_at_work(spread_pipeline):
+        spark_cluster.workers[0].kill()
+        spread_pipeline.settle()
+        spark_cluster.scale(2)
+        kafka_cluster.brokers[1].kill()
+        s3_server.kill()
+        s3_server.start()
+        spread_pipeline.settle()
+        kafka_cluster.start()
+        spark_cluster.master.kill()
+        before = spread_pipeline.part("apply")
+        os.kill(before, signal.SIGKILL)
+        spark_cluster.scale(2)
+        wait_until(lambda: spread_pipeline.part("apply") != before, 120, "another driver")
+        spread_pipeline.settle()
+    spread_pipeline.settle()
+    spread_pipeline.assert_equal()
+    assert daemon.terminate(60) == 0
