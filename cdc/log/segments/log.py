@@ -49,8 +49,11 @@ class SegmentSettings(LogSettings):
 class SegmentWriter:
     """Appends to the folder. Safe to call from several threads; appends one entry at a time."""
 
-    def __init__(self, root: Path, settings: SegmentSettings, takeover: bool = False) -> None:
+    def __init__(
+        self, root: Path, settings: SegmentSettings, takeover: bool = False, *, by_bucket: bool = False
+    ) -> None:
         self._settings = settings
+        self._by_bucket = by_bucket
         self._folder = LogFolder(root)
         self._schemas = FolderSchemas(root / "schemas")
         self._lock = threading.RLock()
@@ -59,7 +62,7 @@ class SegmentWriter:
         self._unsynced: tuple[Segment, Mapping[str, str]] | None = None
         """A segment that was renamed, but whose folder could not be synced because the disk was full."""
         self._writer_lock = WriterLock.take(root, takeover)
-        self._history = SegmentMerger(self._folder, self._writer_lock)
+        self._history = SegmentMerger(self._folder, self._writer_lock, by_bucket)
         self._retention = SegmentRetention(self._history, Consumers(root / "consumers"))
         try:
             make_folder(self._folder.hot)
@@ -88,7 +91,8 @@ class SegmentWriter:
                 return
             failpoint.reached("log.before_write")
             rows = segment_file.checked(entry.rows)
-            data = segment_file.encode(rows, segment_file.Metadata(entry.marks, ()), self._settings.compression)
+            metadata, compression = segment_file.Metadata(entry.marks, ()), self._settings.compression
+            data = segment_file.encode(rows, metadata, compression, by_bucket=self._by_bucket)
             staged = self._writer_lock.staging / f"{self._sequence + 1}.parquet"
             try:
                 with write_errors(self._writer_lock.staging):
@@ -101,7 +105,8 @@ class SegmentWriter:
 
     def spool(self) -> SegmentSpool:
         """Begin a transaction that is too large for memory."""
-        return SegmentSpool(partial(self._publish, marks={}), self._writer_lock.staging, self._settings.compression)
+        publish = partial(self._publish, marks={})
+        return SegmentSpool(publish, self._writer_lock.staging, self._settings.compression, self._by_bucket)
 
     def _publish(self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
         """Rename a synced file or folder to become the next segment; False if the log already has it.
@@ -206,7 +211,8 @@ def folder_of(settings: Settings) -> Path:
 
 def _open_writer(settings: Settings) -> SegmentWriter:
     make_folder(settings.state)
-    return SegmentWriter(folder_of(settings), _segment_settings(settings))
+    own = _segment_settings(settings)
+    return SegmentWriter(folder_of(settings), own, by_bucket=settings.spark.on_cluster)
 
 
 def _segment_settings(settings: Settings) -> SegmentSettings:

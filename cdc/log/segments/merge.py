@@ -75,9 +75,10 @@ def _worth_merging(run: Sequence[Segment], full: bool) -> bool:
 class SegmentMerger:
     """Rewrites published segments. Only the log's writer uses it, from one thread at a time."""
 
-    def __init__(self, folder: LogFolder, writer_lock: WriterLock) -> None:
+    def __init__(self, folder: LogFolder, writer_lock: WriterLock, by_bucket: bool = False) -> None:
         self._folder = folder
         self._writer_lock = writer_lock
+        self._by_bucket = by_bucket
 
     def view(self) -> View:
         """The segments now."""
@@ -149,11 +150,11 @@ class SegmentMerger:
     def _write(self, staged: Path, rows: Iterable[pa.Table], metadata: segment_file.Metadata) -> segment_file.Extent:
         extent = segment_file.Extent()
         with write_errors(self._writer_lock.staging), os.fdopen(open_new(staged), "wb") as file:
-            with segment_file.writer(file, "zstd", _LEVEL) as parquet:
-                for group in _row_groups(rows):
-                    extent = extent.with_more(segment_file.Extent.of(group))
-                    parquet.write_table(group, row_group_size=segment_file.GROUP_ROWS)
-                parquet.add_key_value_metadata(metadata.encoded())
+            parquet = segment_file.SegmentFile(file, "zstd", _LEVEL, by_bucket=self._by_bucket)
+            for group in _row_groups(rows):
+                extent = extent.with_more(segment_file.Extent.of(group))
+                parquet.write(group)
+            parquet.finish(metadata)
             file.flush()
             os.fsync(file.fileno())
         return extent

@@ -1,5 +1,7 @@
 """The content of a segment: Parquet with LOG_SCHEMA, page checksums, and marks and cuts in its key-value metadata.
 
+Large segments of a pipeline on a cluster are ordered by bucket (`bucket_layout`): format 2.
+
 Readers check schema, row count and checksums; if one is wrong, LogCorrupt names the file. Nothing is ever unpickled
 or evaluated.
 """
@@ -10,22 +12,27 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Literal, Self
+from typing import IO, Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt
+from cdc.log.key_hash import BUCKETS
+from cdc.log.segments.bucket_layout import BUCKETED, LEAST_ROWS, arranged, in_buckets, in_order
 from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 
 _METADATA_KEY = b"millrace"
-_FORMAT = 1
+_FORMAT, _BUCKETED_FORMAT = 1, 2
 _MAX_GROUP_BYTES = 8 << 30
 """Readers refuse a row group that claims to be larger uncompressed: the writer's have at most one append or 128 MB."""
 GROUP_ROWS = 1 << 17
+ALL_BUCKETS = range(BUCKETS)
 Compression = Literal["lz4", "zstd", "none"]
 _ORDERED = ("version", "commit_lsn", "ordinal", "xid", "commit_ts")
 
@@ -47,14 +54,48 @@ class Metadata:
     marks: Mapping[str, str]
     cuts: Sequence[Cut]
 
-    def encoded(self) -> dict[str, str]:
-        """As Parquet key-value metadata."""
+    def encoded(self, stripes: Sequence[int] | None = None) -> dict[str, str]:
+        """As Parquet key-value metadata. `stripes`: the row groups of each stripe, in a file ordered by bucket."""
         cuts = [[cut.sequence, cut.end, cut.rows, cut.newest] for cut in self.cuts]
-        metadata = {"format": _FORMAT, "marks": dict(self.marks), "cuts": cuts}
+        metadata: dict[str, object] = {"format": _FORMAT, "marks": dict(self.marks), "cuts": cuts}
+        if stripes is not None:
+            metadata |= {"format": _BUCKETED_FORMAT, "stripes": list(stripes)}
         return {_METADATA_KEY.decode(): json.dumps(metadata, separators=(",", ":"))}
 
 
-def writer(sink: pa.NativeFile | IO[bytes], compression: Compression, level: int | None = None) -> pq.ParquetWriter:
+class SegmentFile:
+    """Writes one Parquet file of the log. `by_bucket` orders each stripe by bucket."""
+
+    def __init__(
+        self,
+        sink: pa.NativeFile | IO[bytes],
+        compression: Compression,
+        level: int | None = None,
+        *,
+        by_bucket: bool = False,
+    ) -> None:
+        self._parquet = _writer(sink, compression, level, BUCKETED if by_bucket else LOG_SCHEMA)
+        self._stripes: list[int] | None = [] if by_bucket else None
+
+    def write(self, rows: pa.Table) -> None:
+        """Write rows as one stripe; in the order of the log as row groups of limited size."""
+        if self._stripes is None:
+            self._parquet.write_table(rows, row_group_size=GROUP_ROWS)
+            return
+        groups = list(arranged(rows))
+        for group in groups:
+            self._parquet.write_table(group, row_group_size=group.num_rows)
+        self._stripes.append(len(groups))
+
+    def finish(self, metadata: Metadata) -> None:
+        """Write the metadata and the footer."""
+        self._parquet.add_key_value_metadata(metadata.encoded(self._stripes))
+        self._parquet.close()
+
+
+def _writer(
+    sink: pa.NativeFile | IO[bytes], compression: Compression, level: int | None, schema: pa.Schema
+) -> pq.ParquetWriter:
     """A Parquet writer with the log's options.
 
     Measured on rows of 220 bytes: with dictionaries only for the two columns that repeat and delta encoding for the
@@ -62,23 +103,23 @@ def writer(sink: pa.NativeFile | IO[bytes], compression: Compression, level: int
     """
     return pq.ParquetWriter(
         sink,
-        LOG_SCHEMA,
+        schema,
         compression=compression,
         compression_level=level,
         use_dictionary=["table", "op"],  # type: ignore[arg-type]
         column_encoding=dict.fromkeys(_ORDERED, "DELTA_BINARY_PACKED"),
-        write_statistics=["table", "version", "commit_lsn"],
+        write_statistics=["table", "version", "commit_lsn", *(["bucket"] if schema is BUCKETED else [])],
         store_schema=False,
         write_page_checksum=True,
     )
 
 
-def encode(rows: pa.Table, metadata: Metadata, compression: Compression) -> pa.Buffer:
-    """The bytes of one segment."""
+def encode(rows: pa.Table, metadata: Metadata, compression: Compression, *, by_bucket: bool = False) -> pa.Buffer:
+    """The bytes of one segment; ordered by bucket, if asked, where it is large enough to be worth it."""
     sink = pa.BufferOutputStream()
-    with writer(sink, compression) as parquet:
-        parquet.write_table(rows, row_group_size=GROUP_ROWS)
-        parquet.add_key_value_metadata(metadata.encoded())
+    file = SegmentFile(sink, compression, by_bucket=by_bucket and rows.num_rows >= LEAST_ROWS)
+    file.write(rows)
+    file.finish(metadata)
     return sink.getvalue()
 
 
@@ -132,7 +173,7 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 def _parquet(source: pa.NativeFile, path: Path) -> pq.ParquetFile:
     file = pq.ParquetFile(source, page_checksum_verification=True)
-    if not file.schema_arrow.equals(LOG_SCHEMA):
+    if not file.schema_arrow.equals(LOG_SCHEMA) and not file.schema_arrow.equals(BUCKETED):
         raise corrupt(path, "has columns that are not the log's")
     groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
     if any(group.total_byte_size > _MAX_GROUP_BYTES for group in groups):
@@ -164,8 +205,8 @@ def _metadata(file: pq.ParquetFile, path: Path, segment: Segment) -> Metadata:
     if raw is None:
         raise corrupt(path, "was not written by millrace")
     data = json.loads(raw)
-    if data.get("format") != _FORMAT:
-        raise corrupt(path, f"has format {data.get('format')!r}, this version reads {_FORMAT}")
+    if data.get("format") not in (_FORMAT, _BUCKETED_FORMAT):
+        raise corrupt(path, f"has format {data.get('format')!r}, this version reads {_FORMAT} and {_BUCKETED_FORMAT}")
     cuts = tuple(Cut(sequence, Lsn(end), rows, newest) for sequence, end, rows, newest in data["cuts"])
     return Metadata(data["marks"], cuts or (Cut(segment.stop, segment.end, segment.rows, segment.newest),))
 
@@ -180,17 +221,42 @@ def rows(path: Path, segment: Segment, start: int = 0, stop: int | None = None) 
     return table
 
 
-def batches(path: Path, segment: Segment, start: int, stop: int) -> Iterator[pa.Table]:
-    """The same rows, one row group at a time."""
+def batches(path: Path, segment: Segment, start: int, stop: int, buckets: range = ALL_BUCKETS) -> Iterator[pa.Table]:
+    """The same rows, one stripe at a time, or only those with keys in some buckets."""
     seen = 0
     for part in part_files(path):
         with opened(part) as file:
-            for index in range(file.metadata.num_row_groups):
-                count = file.metadata.row_group(index).num_rows
+            for stripe in _stripes(file):
+                count = sum(file.metadata.row_group(index).num_rows for index in stripe)
                 low, high = max(start - seen, 0), min(stop - seen, count)
                 seen += count
                 if low < high:
-                    table = file.read_row_group(index, use_threads=False).cast(LOG_SCHEMA)
-                    yield table if (low, high) == (0, count) else table.slice(low, high - low)
+                    yield _stripe_rows(file, stripe, low, high, buckets)
     if seen != segment.rows:
         raise corrupt(path, f"has {seen} rows, but its name says {segment.rows}")
+
+
+def _stripes(file: pq.ParquetFile) -> list[range]:
+    """The row groups of each stripe; in a file in the order of the log, each row group by itself."""
+    raw = (file.metadata.metadata or {}).get(_METADATA_KEY, b"{}")
+    counts = json.loads(raw).get("stripes") if file.schema_arrow.equals(BUCKETED) else None
+    ends = np.cumsum(counts if counts is not None else [1] * file.metadata.num_row_groups).tolist()
+    return [range(start, end) for start, end in pairwise([0, *ends])]
+
+
+def _stripe_rows(file: pq.ParquetFile, stripe: range, low: int, high: int, buckets: range) -> pa.Table:
+    """Rows `low` to `high` of a stripe, in the order of the log; opens only row groups that may have these buckets."""
+    if not file.schema_arrow.equals(BUCKETED):
+        table = file.read_row_group(stripe.start, use_threads=False).cast(LOG_SCHEMA)
+        return in_buckets(table.slice(low, high - low), buckets)
+    wanted = [index for index in stripe if _may_have(file, index, buckets)]
+    groups = [file.read_row_group(index, use_threads=False).cast(BUCKETED) for index in wanted]
+    if len(buckets) < BUCKETS:
+        bucket = pc.field("bucket")
+        groups = [group.filter((bucket >= buckets.start) & (bucket < buckets.stop)) for group in groups]
+    return in_order(groups, low, high)
+
+
+def _may_have(file: pq.ParquetFile, index: int, buckets: range) -> bool:
+    found: Any = file.metadata.row_group(index).column(BUCKETED.get_field_index("bucket")).statistics
+    return found is None or (found.min < buckets.stop and found.max >= buckets.start)

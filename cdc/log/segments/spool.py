@@ -24,11 +24,14 @@ Publish = Callable[[Path, segment_file.Extent, Lsn], bool]
 class SegmentSpool:
     """Part files on disk. After LogFull the caller may repeat the call: earlier parts are kept."""
 
-    def __init__(self, publish: Publish, staging: Path, compression: segment_file.Compression) -> None:
+    def __init__(
+        self, publish: Publish, staging: Path, compression: segment_file.Compression, by_bucket: bool = False
+    ) -> None:
         self._publish = publish
         self._staging = staging
         self._folder = staging / f"spool-{secrets.token_hex(8)}"
         self._compression = compression
+        self._by_bucket = by_bucket
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._parts = 0
@@ -70,7 +73,7 @@ class SegmentSpool:
 
     def _flush(self) -> None:
         rows = pa.concat_tables(self._pending) if self._pending else LOG_SCHEMA.empty_table()
-        data = segment_file.encode(rows, _NO_FACTS, self._compression)
+        data = segment_file.encode(rows, _NO_FACTS, self._compression, by_bucket=self._by_bucket)
         with write_errors(self._staging):
             if not self._parts:
                 self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)

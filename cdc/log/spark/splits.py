@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt, LogLost
-from cdc.log.key_hash import BUCKETS, buckets_of
 from cdc.log.segments import segment_file
+from cdc.log.segments.bucket_layout import in_buckets
 from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, cuts_of, offset_of, require_kept
 from cdc.log.segments.segment_names import Segment, after, parse
@@ -112,12 +112,12 @@ def read(root: Path, split: Split) -> Iterator[pa.Table]:
         yield from _read_moved(root, split, split.low + done)
 
 
-def _read_planned(split: Split) -> Iterator[pa.Table]:
+def _read_planned(split: Split, buckets: range = segment_file.ALL_BUCKETS) -> Iterator[pa.Table]:
     path = Path(split.path)
     segment = parse(path.name)
     if segment is None:
         raise segment_file.corrupt(path, "is not a segment")
-    return segment_file.batches(path, segment, split.base + split.low, split.base + split.high)
+    return segment_file.batches(path, segment, split.base + split.low, split.base + split.high, buckets)
 
 
 def _read_moved(root: Path, split: Split, low: int) -> Iterator[pa.Table]:
@@ -138,8 +138,11 @@ def read_share(reader: SegmentReader, share: Share) -> Iterator[pa.Table]:
     """The changes of a share, a row group at a time."""
     start, until, low, high = json.loads(share)
     for split in plan(_view_up_to(reader, until), start, until):
-        for rows in read(reader.root, split):
-            yield _in_buckets(rows, low, high)
+        try:
+            yield from _read_planned(split, range(low, high))
+        except FileNotFoundError:
+            # A merge has moved the rows. Those that were read before come again: a fold counts a change once.
+            yield from (in_buckets(rows, range(low, high)) for rows in _read_moved(reader.root, split, split.low))
 
 
 def _view_up_to(reader: SegmentReader, until: int) -> View:
@@ -152,13 +155,6 @@ def _view_up_to(reader: SegmentReader, until: int) -> View:
             )
         time.sleep(0.05)
     return view
-
-
-def _in_buckets(rows: pa.Table, low: int, high: int) -> pa.Table:
-    if (low, high) == (0, BUCKETS):
-        return rows
-    buckets = buckets_of(rows.column("key").combine_chunks())
-    return rows.filter(pa.array((buckets >= low) & (buckets < high)))
 
 
 def progress_at(view: View, end: int) -> tuple[int, int, int, Offset]:
