@@ -25,6 +25,7 @@ from sinks.spark.probe import Marker, Sight, look
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_OPTIONS = "spark.driver.extraJavaOptions"
 _AUTHENTICATE, _SECRET = "spark.authenticate", "spark.authenticate.secret"
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 _CONNECT_SECONDS = 5.0
@@ -117,7 +118,7 @@ def _session(settings: Settings) -> "Iterator[SparkSession]":
 
     spark = settings.spark
     with tempfile.TemporaryDirectory(prefix="millrace-doctor-") as folder:
-        conf = {"spark.driver.memory": "512m", "spark.local.dir": folder, **spark.conf}
+        conf = {"spark.driver.memory": "512m", "spark.local.dir": folder, **spark.conf, _OPTIONS: _quiet(folder, spark)}
         session = spark_session(
             "millrace doctor", spark_jars(), conf, Path(folder), spark.master, secrets=spark.secrets
         )
@@ -125,6 +126,14 @@ def _session(settings: Settings) -> "Iterator[SparkSession]":
             yield session
         finally:
             session.stop()
+
+
+def _quiet(folder: str, spark: SparkSettings) -> str:
+    """JVM options without Spark's own log: a wrong secret would show a hundred lines of stack traces."""
+    logging = Path(folder) / "quiet.properties"
+    levels = ("rootLogger.level = off", "logger.spark.name = org.apache.spark", "logger.spark.level = off")
+    logging.write_text("\n".join(levels) + "\n", encoding="ascii")
+    return f"{spark.conf.get(_OPTIONS, '')} -Dlog4j2.configurationFile={logging}".strip()
 
 
 def _await_executor(session: "SparkSession") -> bool:

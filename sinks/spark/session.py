@@ -113,7 +113,7 @@ def _without_handler(make: Callable[[], SparkSession]) -> SparkSession:
 def _python(master: str, conf: Mapping[str, str], scratch: Path) -> str:
     """The Python of tasks and of Spark's Python processes beside the driver. The trap: it is one path for both, so a
     path in an executor's environment must also exist here."""
-    if chosen := conf.get(PYTHON):
+    if not is_local(master) and (chosen := conf.get(PYTHON)):
         return chosen
     return str(worker_python(scratch)) if on_this_machine(master) else sys.executable
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sinks.spark.worker_python import worker_python
 from tests.fix_cluster import SparkCluster
 from tests.fix_log import FilledLog
 from tests.fix_processes import RunProgram
@@ -15,12 +16,14 @@ pytestmark = pytest.mark.spark
 ITEMS = 40
 
 
-def elsewhere(cluster: SparkCluster) -> dict[str, Any]:
-    """The cluster by a name that a session takes for that of another machine. The driver stays on loopback."""
+def elsewhere(cluster: SparkCluster, python: Path) -> dict[str, Any]:
+    """The cluster by a name that a session takes for that of another machine. The driver stays on loopback. Its Python
+    connects to Spark in time also while the machine is busy."""
     here = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.cores.max": "2",
+        "spark.pyspark.python": str(python),
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     master = cluster.settings["master"].replace("127.0.0.1", "LOCALHOST")
@@ -36,7 +39,8 @@ def test_executors_use_shipped_packages_and_jars_read_the_log_and_are_examined(
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.touch(mode=0o600)
     log = {"log": str(filled_log.settings.state / "log"), "start": filled_log.reader.start()}
-    settings = elsewhere(spark_cluster)
+    (tmp_path / "bin").mkdir()
+    settings = elsewhere(spark_cluster, worker_python(tmp_path / "bin"))
     request.write_text(json.dumps({"spark": settings, "scratch": str(tmp_path / "scratch"), **log}))
 
     driver = run_program("-m", "tests.integration.cluster.driver", str(request), str(answer))

@@ -44,6 +44,7 @@ def test_up_status_and_down_tell_what_happened(run_program: RunProgram, home: Pa
     [
         (("up", "--only", "redsi"), 2, "no local server `redsi`"),
         (("up", "--port", "redis"), 2, "not NAME=NUMBER"),
+        (("up", "--kafka-brokers", "2"), 2, "too few for topics with three replicas"),
         (("up", "--home", "/proc/nowhere"), 3, "/proc/nowhere cannot be written"),
     ],
 )

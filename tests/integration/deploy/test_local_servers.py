@@ -22,6 +22,7 @@ from deploy.local import postgres
 from deploy.local.opensearch import OpenSearch
 from deploy.local.postgres import Postgres
 from deploy.local.process import Identity, alive, inside
+from deploy.local.redis import Redis
 from deploy.local.server import Launch, Running, Server, Site
 from deploy.local.servers import Servers
 from tests.fix_processes import RunProgram, wait_until
@@ -74,6 +75,12 @@ def test_down_leaves_no_process_and_keeps_the_data(home: Path) -> None:
     assert list(inside(home)) == []
     assert (home / "postgres" / "cluster" / "PG_VERSION").exists()
     assert servers.down() == []
+
+
+def test_down_stops_a_server_of_which_only_the_caller_of_up_knew(home: Path) -> None:
+    running = Servers(home, {"redis-2": Redis(name="redis-2")}).up(["redis-2"])
+    assert Servers(home).down() == ["redis-2"]
+    assert not any(alive(identity) for identity in identities(running))
 
 
 def test_down_finds_a_server_whose_record_was_never_written(home: Path) -> None:
