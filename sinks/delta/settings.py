@@ -42,7 +42,7 @@ class DeltaSettings(SinkSettings):
     """How far back time travel reaches; older files and commits are removed. Each batch leaves old files, so a week of
     batches every second leaves half a million."""
     deletion_vectors: bool = True
-    """Write scattered changes of a large table with deletion vectors instead of copying files, on local disks and for
+    """Write scattered changes of a large table with deletion vectors instead of copying files, on disks, in S3 and for
     current rows (type 1). Readers must support deletion vectors: most do; deltalake's `scan` does, its
     `to_pyarrow_table` does not."""
     engine: Engine = "auto"
