@@ -10,6 +10,7 @@ from sinks.delta.schema.soft_deletes import DeleteCondition
 TypeChange = Literal["stop", "new_column"]
 Dropped = Literal["keep", "remove"]
 SequenceBy = Literal["version", "commit_ts"]
+Engine = Literal["auto", "native", "spark"]
 
 
 class DeltaSettings(SinkSettings):
@@ -41,9 +42,13 @@ class DeltaSettings(SinkSettings):
     """How far back time travel reaches; older files and commits are removed. Each batch leaves old files, so a week of
     batches every second leaves half a million."""
     deletion_vectors: bool = True
-    """Write scattered changes of a large table with deletion vectors instead of copying files, on local disks and for
+    """Write scattered changes of a large table with deletion vectors instead of copying files, on disks, in S3 and for
     current rows (type 1). Readers must support deletion vectors: most do; deltalake's `scan` does, its
     `to_pyarrow_table` does not."""
+    engine: Engine = "auto"
+    """Who writes current rows (type 1). `native`: deltalake and Millrace's deletion vectors. `spark`: Spark's MERGE for
+    every batch, on local and shared file systems only. `auto`: native, and Spark's MERGE for a batch that touches more
+    than 1 GB of files and cannot use deletion vectors; in an object store always native."""
     type_change: TypeChange = "stop"
     """When the type of a column changes beyond widening: stop the table, or continue in a new column `name__type`."""
     dropped_columns: Dropped = "keep"
@@ -58,6 +63,13 @@ class DeltaSettings(SinkSettings):
             raise ValueError("append_only and stored_as_scd_type: 2 exclude each other; use two sinks")
         if self.append_only and self.apply_as_deletes:
             raise ValueError("append_only stores changes unmodified: remove apply_as_deletes")
+        if self.engine == "spark" and "://" in self.path:
+            raise ValueError(
+                "engine: spark cannot write to an object store: Spark and deltalake do not see each other's commits "
+                "there, and Spark's driver for S3 (hadoop-aws) is not part of Millrace; use engine: native"
+            )
+        if self.engine == "spark" and (self.append_only or self.stored_as_scd_type == 2):
+            raise ValueError("engine: spark writes current rows only: remove it, append_only or stored_as_scd_type: 2")
         for condition in self.apply_as_deletes.values():
             DeleteCondition.parse(condition)
         return self

@@ -83,6 +83,8 @@ class DeltaSink:
             self._make_root()
             store.create(new_layout(schema, options))
         store.check_usable(appends_only=self._settings.append_only)
+        if self._settings.engine == "spark" and self._settings.deletion_vectors and store.vectors is not None:
+            store.with_vectors(store.vectors.live)  # Spark writes them only where they are enabled
         evolution = self._evolution(schema, store)
         store.evolve(evolution)
         if options.dropped == "remove":
@@ -111,8 +113,8 @@ class DeltaSink:
     def plan(self, schema: TableSchema) -> bytes:
         """See cdc.ports.StagingSink. Empty where only `apply` writes: for history (type 2) and changelogs, without
         deletion vectors, for keys without file statistics, in stores where a commit could replace another one, and when
-        small files have to be merged."""
-        if not self.plain or not self._settings.deletion_vectors:
+        small files have to be merged; and with `engine: spark`."""
+        if not self.plain or not self._settings.deletion_vectors or self._settings.engine == "spark":
             return b""
         found = plan_of(self.store(schema.table), self._layout(schema))
         return found.encoded() if found is not None else b""
@@ -237,13 +239,10 @@ class DeltaSink:
         return DeltaStore(table, uri, options, self._context.wait)
 
     def _by_spark(self, store: DeltaStore) -> MergeBySpark | None:
-        """Spark's MERGE, for tables on a local disk only.
-
-        In an object store, Spark and `deltalake` each have their own way to prevent conflicting commits, and neither
-        sees the other's: there `deltalake` alone writes, however much a batch touches.
-        """
+        """Spark's MERGE, for tables on a local disk only: in an object store, Spark and `deltalake` prevent conflicting
+        commits each in its own way, and neither sees the other's."""
         session = self._context.spark
-        if session is None or store.folder is None:
+        if session is None or store.folder is None or self._settings.engine == "native":
             return None
         return lambda table, given: merge_by_spark(session(), table, given)
 
@@ -289,7 +288,10 @@ class DeltaSink:
         if self._settings.stored_as_scd_type == 2:
             return write_history(table, given, datetime.now(UTC))
         vectors = store.vectors if self._settings.deletion_vectors else None
-        return write(table, given, WriteOptions(self._by_spark(store), vectors))
+        by_spark, only_spark = self._by_spark(store), self._settings.engine == "spark"
+        if only_spark and by_spark is None:
+            raise SinkError(f"table {store.table}: engine: spark needs a Spark session.", "Use engine: native here.")
+        return write(table, given, WriteOptions(by_spark, vectors, only_spark))
 
     def _make_root(self) -> None:
         if "://" not in self._settings.path:

@@ -5,6 +5,9 @@ Roaring bitmaps in their portable form, in Z85.
 """
 
 import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +26,18 @@ _HEAD = struct.Struct("<iqi")
 
 def inline(rows: Ints) -> dict[str, object]:
     """The descriptor of a vector of these rows: sorted, distinct, below 2^32."""
-    data = _serialised(rows)
-    return {
-        "storageType": "i",
-        "pathOrInlineDv": _z85(data),
-        "sizeInBytes": len(data),
-        "cardinality": len(rows),
-    }
+    return inline_all([rows])[0]
+
+
+def inline_all(vectors: Sequence[Ints]) -> list[dict[str, object]]:
+    """The descriptors of several vectors; their texts are made together, which costs a fifth for short ones."""
+    bodies = [_serialised(rows) for rows in vectors]
+    text = _z85(b"".join(body + b"\0" * (-len(body) % 4) for body in bodies))
+    ends = [0, *accumulate(-(-len(body) // 4) * 5 for body in bodies)]
+    return [
+        {"storageType": "i", "pathOrInlineDv": text[start:end], "sizeInBytes": len(body), "cardinality": len(rows)}
+        for rows, body, (start, end) in zip(vectors, bodies, pairwise(ends), strict=True)
+    ]
 
 
 def is_readable(text: str) -> bool:
@@ -58,6 +66,12 @@ def _container(bitmap: bytes, at: int, count: int) -> Ints:
     return np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8, 8192, at), bitorder="little"))
 
 
+def vector_file(text: str) -> str:
+    """The path of a vector in a file of its own: the text ends with the Z85 of a UUID, after an optional folder."""
+    folder, name = text[:-20], UUID(bytes=_from_z85(text[-20:]))
+    return f"{folder}/deletion_vector_{name}.bin" if folder else f"deletion_vector_{name}.bin"
+
+
 def _serialised(rows: Ints) -> bytes:
     return _HEAD.pack(_MAGIC, 1, 0) + _bitmap(rows)
 
@@ -84,8 +98,7 @@ def _bits(part: npt.NDArray[np.uint16]) -> bytes:
 
 
 def _z85(data: bytes) -> str:
-    padded = data + b"\0" * (-len(data) % 4)
-    words = np.frombuffer(padded, ">u4").astype(np.int64)
+    words = np.frombuffer(data, ">u4").astype(np.int64)
     digits: npt.NDArray[np.uint8] = _Z85[words[:, None] // _POWERS % 85]
     return digits.tobytes().decode()
 

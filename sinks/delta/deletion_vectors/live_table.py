@@ -11,7 +11,7 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.arrays import Ints
 from cdc.failpoint import reached
-from sinks.delta.deletion_vectors.bitmap import inline, is_readable, positions
+from sinks.delta.deletion_vectors.bitmap import inline_all, is_readable, positions
 from sinks.delta.files.storage import TableStorage
 from sinks.delta.files.transaction_log import Action, LiveFiles, commit, file_name, removal, selections
 from sinks.delta.write.region import Files
@@ -108,7 +108,8 @@ class LiveTable:
     ) -> None:
         """Add new files, give files these deleted rows (all of them), and remove merged files, in one commit."""
         left = {path: rows for path, rows in deleted.items() if path not in merged}
-        added = {path: with_vector(self.adds[path], rows) for path, rows in left.items()}
+        vectors = inline_all(list(left.values()))
+        added = {path: with_vector(self.adds[path], one) for path, one in zip(left, vectors, strict=True)}
         actions: list[Action] = [{"remove": removal(self.adds[path])} for path in (*left, *merged)]
         actions += [{"add": add} for add in (*new, *added.values()) if add is not None]
         actions += [{"txn": {"appId": one.app_id, "version": one.version}} for one in own.app_transactions or ()]
@@ -127,6 +128,11 @@ class LiveTable:
             raise CommitFailedError("the table's log was cleaned up in between")
 
 
+def joined(deleted: Ints | None, more: Ints) -> Ints:
+    """Sorted rows of both; `more` are sorted and not among the deleted ones."""
+    return more if deleted is None else np.sort(np.concatenate([deleted, more]), kind="stable")
+
+
 def _rows_replaceable(metadata: Action) -> bool:
     """Whether the table has no partitions and allows replacing rows."""
     appends_only = metadata.get("configuration", {}).get("delta.appendOnly") == "true"
@@ -140,14 +146,14 @@ def _supported(protocol: Action) -> bool:
     return {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())} <= _FEATURES
 
 
-def with_vector(add: Action, deleted: Ints) -> Action | None:
-    """The `add` action of a file with these rows deleted; None if no row is left."""
+def with_vector(add: Action, vector: Action) -> Action | None:
+    """The `add` action of a file with this vector; None if no row is left."""
     stats = orjson.loads(add["stats"]) if add.get("stats") else {}
-    if len(deleted) == stats.get("numRecords"):
+    if vector["cardinality"] == stats.get("numRecords"):
         return None
     if stats and stats.get("tightBounds") is not False:
         add = {**add, "stats": orjson.dumps({**stats, "tightBounds": False}).decode()}
-    return {**add, "dataChange": True, "deletionVector": inline(deleted)}
+    return {**add, "dataChange": True, "deletionVector": vector}
 
 
 def inline_vector(add: Action) -> str | None:

@@ -17,7 +17,7 @@ from cdc.arrays import Ints
 from sinks.delta.deletion_vectors import new_files
 from sinks.delta.deletion_vectors.key_cache import KeyCache
 from sinks.delta.deletion_vectors.key_lookup import Found, TableFiles, constants, look_up
-from sinks.delta.deletion_vectors.live_table import LiveTable
+from sinks.delta.deletion_vectors.live_table import LiveTable, joined
 from sinks.delta.deletion_vectors.new_files import live_rows, small_files, write_files
 from sinks.delta.files.storage import TableStorage
 from sinks.delta.rows.changes import TypedChanges
@@ -91,4 +91,4 @@ def _with_replaced(paths: list[str], found: Found, replaced: Ints, deleted: dict
     files, starts = np.unique(found.file[replaced], return_index=True)
     groups = np.split(found.row[replaced], starts)[1:]
     new = {paths[at]: rows for at, rows in zip(files.tolist(), groups, strict=True)}
-    return {path: np.union1d(deleted[path], rows) if path in deleted else rows for path, rows in new.items()}
+    return {path: joined(deleted.get(path), rows) for path, rows in new.items()}

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from cdc.durable_files import sync_written
+from sinks.delta.deletion_vectors.bitmap import vector_file
 from sinks.delta.files.storage import LOG, TableStorage
 
 Action = dict[str, Any]
@@ -207,8 +208,10 @@ def _added_files(content: bytes) -> Iterator[str]:
         if not line or line.startswith(b'{"remove":'):
             continue
         added = orjson.loads(line).get("add")
-        if added is not None and added.get("deletionVector") is None:  # else an old file with a new vector
+        if added is not None and (vector := added.get("deletionVector")) is None:
             yield unquote(added["path"])
+        elif added is not None and vector["storageType"] == "u":  # an old file with a new vector, which Spark wrote
+            yield vector_file(vector["pathOrInlineDv"])
 
 
 def _now() -> int:

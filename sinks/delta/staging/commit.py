@@ -10,6 +10,7 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.arrays import Ints
 from cdc.errors import Busy, SinkError
+from sinks.delta.deletion_vectors.live_table import joined
 from sinks.delta.files.transaction_log import Action
 from sinks.delta.staging.plan import StagingPlan
 from sinks.delta.staging.stage import Places, StagedFiles
@@ -51,16 +52,16 @@ def _commit(store: DeltaStore, table: "DeltaTable", plan: StagingPlan, staged: S
     merges = [one for one in staged if one.merged and _is_alone(one, marks)]
     merged = {number for one in merges for number in one.merged}
     adds += [add for one in merges for add in one.merged_adds]
-    paths, before = plan.files["path"], live.deleted(table)
+    paths, before = plan.paths, live.deleted(table)
     deleted: dict[str, Ints] = {}
     rows = (replaced & np.uint64(0xFFFFFFFF)).astype(np.int64)
     for number, start in zip(files.tolist(), starts.tolist(), strict=True):
         if number not in merged:
-            path, new = str(paths[number].as_py()), rows[start : start + marks[number]]
-            deleted[path] = np.union1d(before[path], new) if path in before else new
+            path, new = paths[number], rows[start : start + marks[number]]
+            deleted[path] = joined(before.get(path), new)
     lsn = max(table.transaction_version(WRITER) or 0, *(one.lsn for one in staged))
     own = CommitProperties(custom_metadata={WRITER: str(lsn)}, app_transactions=[Transaction(WRITER, lsn)])
-    live.commit(table, own, adds, deleted, [str(paths[number].as_py()) for number in sorted(merged)])
+    live.commit(table, own, adds, deleted, [paths[number] for number in sorted(merged)])
 
 
 def _check(staged: Sequence[StagedFiles], plan: StagingPlan, name: "TableId") -> None:

@@ -4,12 +4,13 @@
 |---|---|
 | into an empty table, or only new keys | append, sorted by key |
 | at least LOAD_ROWS, all over the table, and reading the stored keys shows only new ones | append |
-| touches many more rows than it has, on a local disk | deletion vectors and a new file (`deletion_vectors.writer`) |
+| touches many more rows than it has | deletion vectors and a new file (`deletion_vectors.writer`) |
 | the same, and its partial rows keep more than PARTIAL_BYTES of stored columns | the same in pieces: several commits |
 | touches at most REGION_LIMIT of files (INFLATED_LIMIT in memory) | rewrite these files in memory, sorted by key |
 | touches more than SPARK_LIMIT, and Spark is available | Spark's MERGE |
 | touches more, in files that do not overlap | each half of its keys by these rules: several commits |
 | touches more, in files that overlap, or truncates, or has keys without bounds | `deltalake`'s merge |
+| any, with `engine: spark` | Spark's MERGE |
 | truncates a table whose key was replaced, so that stored rows have equal keys | a delete, then by these rules |
 
 The numbers are measured: docs/adr/0004-delta-writes.md.
@@ -65,10 +66,12 @@ MergeBySpark = Callable[[DeltaTable, TypedChanges], None]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a table has besides `deltalake`: Spark, and on a local disk deletion vectors."""
+    """What a table has besides `deltalake`: Spark, and deletion vectors."""
 
     by_spark: MergeBySpark | None = None
     vectors: VectorWriter | None = None
+    only_spark: bool = False
+    """Whether Spark writes every batch of rows; truncates are written by `deltalake`."""
 
 
 def write(table: DeltaTable, given: TypedChanges, options: WriteOptions = WriteOptions()) -> TypedChanges:  # noqa: B008 - frozen
@@ -83,6 +86,8 @@ def write(table: DeltaTable, given: TypedChanges, options: WriteOptions = WriteO
     stored = files(table, given.layout)
     target = target_size(int(stored.bytes.sum()))
     region = touched(given, stored, target)
+    if options.only_spark and options.by_spark is not None:
+        return _merge_by_spark(table, given, region, options.by_spark)
     if not len(stored.bytes) or _clearly_new(region):
         return _append(table, given, target)
     written = None
@@ -183,6 +188,17 @@ def _merge(
         by_spark(table, given)
     else:
         merge(table, given, region.condition("target.") if region else "")
+    return given
+
+
+def _merge_by_spark(
+    table: DeltaTable, given: TypedChanges, region: Region | None, by_spark: MergeBySpark
+) -> TypedChanges:
+    """Stored keys are read here only to find orphans; Spark compares the versions."""
+    if given.partial:
+        given = given.without(_stored_state(table, given, region).orphans, STORED_ROW_MISSING)
+    if given.rows.num_rows:
+        by_spark(table, given)
     return given
 
 

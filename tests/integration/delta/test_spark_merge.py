@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
+from cdc.errors import Rejected
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.context import SinkContext
 from sinks.delta import sink as delta
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.write import writer
+from tests.fix_delta import numbers
 from tests.scenes.histories import (
     FLOAT8,
     INT4,
@@ -141,3 +143,23 @@ def test_two_queries_that_merge_in_one_session_at_once_skip_no_batch(
         first, second = pool.map(run, ("items", "other"))
     assert first == ["items 2", "n", "n", "n"]
     assert second == ["other 2", "n", "n", "n"]
+
+
+def test_with_engine_spark_every_batch_is_a_merge_with_deletion_vectors(spark: "SparkSession", tmp_path: Path) -> None:
+    settings = DeltaSettings.model_validate({"path": str(tmp_path), "engine": "spark"})
+    sink = delta.open_sink(settings, SinkContext(tmp_path, lambda: spark))
+    columns = (Column("id", INT4, key=True), Column("label", TEXT), Column("big", TEXT))
+    schema = TableSchema(TableId("public", "items"), columns, 1)
+    sink.prepare(schema)
+    sink.apply(numbers(schema, range(50), 10, "old", big="big"))
+    rows = [change("u", f'{{"id":{one}}}', 20, f'{{"id":{one},"label":"new"}}', ["big"]) for one in (3, 4, 77)]
+    with pytest.raises(Rejected, match="1 change"):
+        sink.apply(batch(schema, [*rows, change("d", '{"id":5}', 21)]))
+    stored = {row["id"]: (row["label"], row["big"]) for row in sink.stored(schema).to_pylist()}
+    assert stored[3] == ("new", "big 3") and stored[6] == ("old 6", "big 6") and 5 not in stored and len(stored) == 49
+    table = DeltaTable(tmp_path / "public.items")
+    assert [one["operation"] for one in table.history(2)] == ["MERGE", "MERGE"]
+    vectors = list((tmp_path / "public.items").glob("deletion_vector_*.bin"))
+    assert vectors and sink.plan(schema) == b""
+    sink.maintain(schema)
+    assert all(path.exists() for path in vectors) and len(sink.stored(schema)) == 49

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,22 @@ def _in_threads(run: Callable[[int], None]) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
+
+
+def test_the_commits_of_many_tables_may_run_at_once(open_lake: OpenLake) -> None:
+    columns = (Column("id", INT4, key=True), Column("label", TEXT), Column("big", TEXT))
+    schemas = [TableSchema(TableId("public", f"t{number}"), columns, 1) for number in range(6)]
+    sink = open_lake(*schemas)
+
+    def run(schema: TableSchema) -> int:
+        for version in (5, 9):
+            plan = sink.plan(schema)
+            parts = split(fix_delta.numbers(schema, range(30), version, f"v{version}", big="big"))
+            sink.commit_staged(schema, plan, [sink.stage(part, plan).content for _, part in parts])
+        return sum(label.startswith("v9") for label in map(str, sink.stored(schema)["label"].to_pylist()))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(run, schemas)) == [30] * 6
 
 
 @pytest.mark.usefixtures("small_files")
