@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from cdc import fence
 from cdc.durable_files import open_or_make
 from cdc.key_range import Removal
 
@@ -60,6 +61,7 @@ class DeadLetters:
     def add(self, letters: Sequence[DeadLetter]) -> None:
         """Durable on return. Replaces the dead letter of the same key and adds one to its attempts."""
         with self._open() as database:
+            fence.require()
             for letter in letters:
                 values = asdict(letter) | {
                     "unchanged": json.dumps(letter.unchanged),

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from cdc import fence
 from cdc.config.settings import RetrySettings
 from cdc.errors import GaveUp, Lost, MillraceError, TableRefused
 from sinks.apply.error_policy import decide
@@ -41,6 +42,7 @@ class Retry:
         """
         failures = 0
         while True:
+            fence.require()
             try:
                 return action()
             except MillraceError as error:

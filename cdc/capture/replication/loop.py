@@ -74,8 +74,10 @@ class CaptureLoop:
         masking: Masking = NO_MASK,
         listener: Listener | None = None,
         known: Collection[TableId] = (),
+        evict: bool = False,
     ) -> None:
-        """`known` are tables besides the configured ones whose last changes may still be in the WAL."""
+        """`known` are tables besides the configured ones whose last changes may still be in the WAL. `evict`: the slot
+        may be in use by a daemon that was replaced by this one; the first connection ends that use."""
         self._source = source
         self._log = log
         self._clock = clock
@@ -83,6 +85,7 @@ class CaptureLoop:
         self._masking = masking
         self._listener: Listener = listener or NoListener()
         self._leaving = frozenset(known)
+        self._evict = evict
         self._counts = AppendCounts()
         self._queue = AppendQueue(log, _QUEUE_BYTES, self._counts, clock)
         self._state = "starting"
@@ -211,7 +214,7 @@ class CaptureLoop:
             self._check_slot(server, after)
             self._note_timeline(server)
             self._start(connection, server, after)
-            self._sender = replication.info.backend_pid
+            self._sender, self._evict = replication.info.backend_pid, False
         except BaseException:
             connection.close()
             raise
@@ -237,7 +240,7 @@ class CaptureLoop:
         """Also distinguishes a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
         with brief(self._source) as connection:
             found = slot.find(connection, self._source.slot)
-            if found is not None and found.active_pid and found.active_pid == self._sender:
+            if found is not None and found.active_pid and (self._evict or found.active_pid == self._sender):
                 slot.evict(connection, found)
         stored = slot.SourceIdentity.of_mark(self._log.progress().marks[slot.MARK])
         slot.check(stored, found, server, after)

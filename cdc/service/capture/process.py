@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import cdc.log
+from cdc import fence
 from cdc.capture.replication import captured_tables
 from cdc.capture.replication.loop import CaptureLoop
 from cdc.capture.source import key_marks, monitor, publication, slot
@@ -127,6 +128,7 @@ class Capture:
     def _undo(self, what: str, drop: Callable[[Connection], None]) -> None:
         """Drop what a failed start has created. The server releases a slot some time after its connection ended."""
         for attempt in range(1, _UNDO_ATTEMPTS + 1):
+            fence.require()  # the slot of that name may be another daemon's by now
             try:
                 with connect(self.settings.source) as connection:
                     drop(connection)
@@ -183,6 +185,7 @@ class Capture:
     def _claim(self) -> None:
         """Drop a slot of this name that a crash of ours left behind; refuse one that another program created."""
         name = self.settings.source.slot
+        fence.require()
         with connect(self.settings.source) as connection:
             found = slot.find(connection, name)
             if found is not None:
@@ -213,6 +216,7 @@ class Capture:
             masking=masking_of(source),
             listener=backfills,
             known=leaving,
+            evict=fence.taken_over(),
         )
         source_monitor = monitor.SourceMonitor(source, published, loop.fail)
         table_changes = TableChanges(

@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import cdc.log
-from cdc import log_output
+from cdc import fence, log_output
 from cdc.config.pipeline_file import load
 from cdc.config.secret import Secret
 from cdc.config.settings import Settings
@@ -78,6 +78,9 @@ def end_with_parent() -> None:
 def main(part: str, run: Run) -> int:
     """Run a part until SIGTERM or SIGINT; returns its exit code."""
     end_with_parent()
+    if not fence.await_start():
+        return 0
+    fence.watch()
     parser = argparse.ArgumentParser(prog=f"millrace {part}")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
