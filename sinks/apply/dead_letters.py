@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cdc import fence
 from cdc.durable_files import open_or_make
+from cdc.fence import guard
 from cdc.key_range import Removal
 
 _TABLE = """
@@ -61,7 +61,7 @@ class DeadLetters:
     def add(self, letters: Sequence[DeadLetter]) -> None:
         """Durable on return. Replaces the dead letter of the same key and adds one to its attempts."""
         with self._open() as database:
-            fence.require()
+            guard.require()
             for letter in letters:
                 values = asdict(letter) | {
                     "unchanged": json.dumps(letter.unchanged),

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from cdc import fence
 from cdc.config.settings import RetrySettings
 from cdc.errors import GaveUp, Lost, MillraceError, TableRefused
+from cdc.fence import guard
 from sinks.apply.error_policy import decide
 from sinks.apply.errors import Stopped
 from sinks.apply.status import SinkStatus
@@ -42,7 +42,7 @@ class Retry:
         """
         failures = 0
         while True:
-            fence.require()
+            guard.require()
             try:
                 return action()
             except MillraceError as error:

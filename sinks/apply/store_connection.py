@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
-from cdc import fence
 from cdc.errors import MillraceError, SinkError
+from cdc.fence import guard
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Sink
 from sinks.apply.error_policy import check_key, table_error
@@ -122,7 +122,7 @@ class StoreConnection:
 
     def recreate(self, schema: TableSchema) -> None:
         """Replace a lost table by an empty one. Raises SinkError where that is impossible."""
-        fence.require()
+        guard.require()
         sink = self.connect()
         if isinstance(sink, Fingerprinted) and self.recorder is not None:
             sink.recreate(schema)

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cdc import fence, log_output
+from cdc import log_output
 from cdc.config.settings import Settings
 from cdc.errors import MillraceError, TakenOver
+from cdc.fence import guard, start
 from cdc.service.daemon import signals
 from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, limits_of
 from cdc.service.daemon.process import secrets_in, settings_from
@@ -89,8 +90,8 @@ def _wait(settings: Settings, front: "HttpFront", parts: Sequence[ChildProcess],
 
 def _holder(lease: Lease, settings: Settings, supervisor: Supervisor, stop: threading.Event) -> LeaseHolder:
     """Holds the lease, for this process and for the parts that it starts."""
-    os.environ[fence.LEASE] = str(lease.path)
-    os.environ[fence.TAKEN_OVER] = "1" if lease.record.taken_from else ""
+    os.environ[guard.LEASE] = str(lease.path)
+    os.environ[start.TAKEN_OVER] = "1" if lease.record.taken_from else ""
 
     def end() -> None:
         supervisor.kill()

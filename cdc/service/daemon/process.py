@@ -18,11 +18,12 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import cdc.log
-from cdc import fence, log_output
+from cdc import log_output
 from cdc.config.pipeline_file import load
 from cdc.config.secret import Secret
 from cdc.config.settings import Settings
 from cdc.errors import MillraceError
+from cdc.fence import guard, start
 from cdc.service.daemon import signals
 from cdc.service.state import status
 from sinks import registry
@@ -78,9 +79,9 @@ def end_with_parent() -> None:
 def main(part: str, run: Run) -> int:
     """Run a part until SIGTERM or SIGINT; returns its exit code."""
     end_with_parent()
-    if not fence.await_start():
+    if not start.await_start():
         return 0
-    fence.watch()
+    guard.watch()
     parser = argparse.ArgumentParser(prog=f"millrace {part}")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--log-format", choices=("console", "json"), default="console")

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cdc import fence
 from cdc.durable_files import open_or_make
 from cdc.errors import EnvironmentFault
+from cdc.fence import start
 from cdc.service.daemon.budgets import resident_bytes
 from cdc.service.daemon.process import SUPERVISOR
 from cdc.service.daemon.restarts import Attempts, is_final
@@ -56,7 +56,7 @@ class ChildProcess:
         """Have a process load its modules and wait for `start`. It ends with this process."""
         reader, writer = os.pipe()
         try:
-            self.loaded = self._popen({fence.START_PIPE: str(reader)}, (reader,)), writer
+            self.loaded = self._popen({start.START_PIPE: str(reader)}, (reader,)), writer
         finally:
             os.close(reader)
 
@@ -73,7 +73,7 @@ class ChildProcess:
         _kill_leftovers(self.group, 0.0)
         if self.loaded is not None and self.loaded[0].poll() is None:
             (self.process, pipe), self.loaded = self.loaded, None
-            fence.start(pipe)
+            start.start(pipe)
         else:
             self.unload()
             self.process = self._popen({})

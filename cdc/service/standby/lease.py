@@ -2,7 +2,7 @@
 
 The file with the highest number is the lease. Only its holder writes into it, in place, so that a full disk does not
 end a lease. Taking over creates the next number (exactly one process can) and removes all lower ones; from then on the
-earlier holder cannot renew, and every process of it that asks finds its file gone (see `cdc.fence`).
+earlier holder cannot renew, and every process of it that asks finds its file gone (see `cdc.fence.guard`).
 
 Numbers are never used again: a released lease keeps its file.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cdc.durable_files import create, make_folder, open_existing, remove, sync_folder
-from cdc.fence import is_gone
+from cdc.fence.guard import is_gone
 
 _NAME = re.compile(r"\d{8}")
 _SIZE = 1024  # bytes of a record: always the same, so that renewing it needs no room on the disk

@@ -10,7 +10,6 @@ docs/adr/0025-standby.md.
 """
 
 import errno
-import json
 import logging
 import os
 import signal
@@ -20,32 +19,9 @@ from pathlib import Path
 
 LEASE = "MILLRACE_LEASE"
 """The environment variable with the path of the daemon's lease."""
-TAKEN_OVER = "MILLRACE_TAKEN_OVER"
-"""The environment variable that is set if the daemon took over from another one, which may still be connected."""
-START_PIPE = "MILLRACE_START_PIPE"
-"""The environment variable with the descriptor on which a part that a standby has loaded waits for its start."""
 _WATCH_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 _lease: Path | None = None
-
-
-def await_start() -> bool:
-    """Wait, in a part that a standby has loaded, until the standby takes over; False if it ended without."""
-    descriptor = int(os.environ.pop(START_PIPE, "-1"))
-    if descriptor < 0:
-        return True
-    named = b""
-    while piece := os.read(descriptor, 4096):
-        named += piece
-    os.close(descriptor)
-    os.environ |= json.loads(named) if named else {}
-    return bool(named)
-
-
-def start(descriptor: int) -> None:
-    """Let a part go on that waits in `await_start`, guarded by the lease of this process."""
-    with os.fdopen(descriptor, "wb") as pipe:
-        pipe.write(json.dumps({name: os.environ.get(name, "") for name in (LEASE, TAKEN_OVER)}).encode())
 
 
 def watch() -> None:
@@ -63,11 +39,6 @@ def require() -> None:
     """Return only if this process may still write. Costs one `open`."""
     if _lease is not None and is_gone(_lease):
         _end()
-
-
-def taken_over() -> bool:
-    """Whether the daemon of this process took over from another one."""
-    return bool(os.environ.get(TAKEN_OVER))
 
 
 def is_gone(lease: Path) -> bool:
