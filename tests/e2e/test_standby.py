@@ -106,4 +106,3 @@ def _send(pids: Iterator[int] | list[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
