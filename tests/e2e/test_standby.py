@@ -38,7 +38,7 @@ class Counters:
 
         def count() -> None:
             with self._database.connect() as connection:
-                while not stop.wait(0.1):
+                while not stop.wait(0.3):
                     connection.execute("update items set n = n + 1")
 
         thread = threading.Thread(target=count)
@@ -62,7 +62,7 @@ class Counters:
         """Wait until every counter in the cache is greater than any is now."""
         self.look()
         least = max(self.seen.values())
-        wait_until(lambda: self.look() > least, 60, f"counters beyond {least}")
+        wait_until(lambda: self.look() > least, 120, f"counters beyond {least}")
 
 
 def test_a_frozen_daemon_that_wakes_up_puts_no_row_back(
