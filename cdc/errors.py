@@ -3,6 +3,7 @@
     MillraceError                 message, remedy; transient or not; exit code 1
     ├── ConfigError               exit 2: the pipeline file, an environment override or a flag is wrong
     ├── EnvironmentFault          exit 3: this machine lacks something (Java, a port, a writable folder)
+    ├── TakenOver                 exit 4: another daemon is active now
     ├── SourceError               the Postgres side
     │   ├── SourceLost            transient: the connection went away
     │   ├── SlotBusy              transient: another process reads the slot
@@ -56,6 +57,12 @@ class EnvironmentFault(MillraceError):
     """The machine lacks something that only its owner can provide."""
 
     exit_code = 3
+
+
+class TakenOver(MillraceError):
+    """This daemon lost its lease: another one is active, or may become so."""
+
+    exit_code = 4
 
 
 class SourceError(MillraceError):

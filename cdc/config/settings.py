@@ -79,6 +79,9 @@ class SourceSettings(Section):
     """File with the CA certificate of the server."""
     slot: str = Field("millrace", pattern=r"^[a-z0-9_]{1,63}$")
     """The replication slot, one per pipeline; created at the first start."""
+    failover: bool = True
+    """Whether the slot is a failover slot, which the server's standbys keep up to date (PostgreSQL 17 and newer; older
+    servers have none). It costs nothing where there is no standby."""
     publication: str = Field("millrace", min_length=1, max_length=63)
     """The publication; created at the first start if the role may, otherwise `millrace doctor` shows the SQL."""
     tables: tuple[TableSettings, ...] = ()

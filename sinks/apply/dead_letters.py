@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.durable_files import open_or_make
+from cdc.fence import guard
 from cdc.key_range import Removal
 
 _TABLE = """
@@ -60,6 +61,7 @@ class DeadLetters:
     def add(self, letters: Sequence[DeadLetter]) -> None:
         """Durable on return. Replaces the dead letter of the same key and adds one to its attempts."""
         with self._open() as database:
+            guard.require()
             for letter in letters:
                 values = asdict(letter) | {
                     "unchanged": json.dumps(letter.unchanged),

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from cdc.config.settings import RetrySettings
 from cdc.errors import GaveUp, Lost, MillraceError, TableRefused
+from cdc.fence import guard
 from sinks.apply.error_policy import decide
 from sinks.apply.errors import Stopped
 from sinks.apply.status import SinkStatus
@@ -41,6 +42,7 @@ class Retry:
         """
         failures = 0
         while True:
+            guard.require()
             try:
                 return action()
             except MillraceError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from cdc.errors import MillraceError, SinkError
+from cdc.fence import guard
 from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Sink
 from sinks.apply.error_policy import check_key, table_error
@@ -129,6 +130,7 @@ class StoreConnection:
 
     def recreate(self, schema: TableSchema) -> None:
         """Replace a lost table by an empty one. Raises SinkError where that is impossible."""
+        guard.require()
         sink = self.connect()
         if isinstance(sink, Fingerprinted) and self.recorder is not None:
             sink.recreate(schema)

@@ -74,8 +74,10 @@ class CaptureLoop:
         masking: Masking = NO_MASK,
         listener: Listener | None = None,
         known: Collection[TableId] = (),
+        evict: bool = False,
     ) -> None:
-        """`known` are tables besides the configured ones whose last changes may still be in the WAL."""
+        """`known` are tables besides the configured ones whose last changes may still be in the WAL. `evict`: the slot
+        may be in use by a daemon that was replaced by this one; the first connection ends that use."""
         self._source = source
         self._log = log
         self._clock = clock
@@ -83,6 +85,7 @@ class CaptureLoop:
         self._masking = masking
         self._listener: Listener = listener or NoListener()
         self._leaving = frozenset(known)
+        self._evict = evict
         self._counts = AppendCounts()
         self._queue = AppendQueue(log, _QUEUE_BYTES, self._counts, clock)
         self._state = "starting"
@@ -208,10 +211,10 @@ class CaptureLoop:
         connection = ReplicationConnection(replication, self._clock, silence)
         try:
             server = slot.identify(replication)
-            self._check_slot(server, after)
+            self._check_slot(server, after, replication)
             self._note_timeline(server)
             self._start(connection, server, after)
-            self._sender = replication.info.backend_pid
+            self._sender, self._evict = replication.info.backend_pid, False
         except BaseException:
             connection.close()
             raise
@@ -233,14 +236,17 @@ class CaptureLoop:
             mark = replace(stored, timeline=server.timeline).mark()
             self._log.append(Entry(LOG_SCHEMA.empty_table(), progress.end, {slot.MARK: mark}))
 
-    def _check_slot(self, server: slot.ServerIdentity, after: Lsn) -> None:
-        """Also distinguishes a lost slot from a lost connection: both end a stream with the same SQLSTATE."""
+    def _check_slot(self, server: slot.ServerIdentity, after: Lsn, replication: slot.Connection | None = None) -> None:
+        """Also distinguishes a lost slot from a lost connection: both end a stream with the same SQLSTATE. With
+        `replication`, a slot that fits becomes a failover slot, if it can."""
         with brief(self._source) as connection:
             found = slot.find(connection, self._source.slot)
-            if found is not None and found.active_pid and found.active_pid == self._sender:
+            if found is not None and found.active_pid and (self._evict or found.active_pid == self._sender):
                 slot.evict(connection, found)
-        stored = slot.SourceIdentity.of_mark(self._log.progress().marks[slot.MARK])
-        slot.check(stored, found, server, after)
+            stored = slot.SourceIdentity.of_mark(self._log.progress().marks[slot.MARK])
+            slot.check(stored, found, server, after)
+            if found is not None and replication is not None:
+                slot.allow_failover(replication, connection, self._source, found)
 
 
 class _Attempts:

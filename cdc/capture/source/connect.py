@@ -78,16 +78,22 @@ def brief(
 
     TCP detects a dead server, but not one that is stalled behind a proxy.
     """
-    with connect(source, application) as connection:
-        link = socket.socket(fileno=os.dup(connection.fileno()))
-        timer = threading.Timer(seconds, _cut, [link])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield connection
-        finally:
-            timer.cancel()
-            link.close()
+    with connect(source, application) as connection, cut_after(connection, seconds):
+        yield connection
+
+
+@contextmanager
+def cut_after(connection: Connection, seconds: float) -> Iterator[None]:
+    """Cut the connection if the block takes longer than so many seconds."""
+    link = socket.socket(fileno=os.dup(connection.fileno()))
+    timer = threading.Timer(seconds, _cut, [link])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        link.close()
 
 
 def _cut(link: socket.socket) -> None:

@@ -144,6 +144,11 @@ def _capacity(connection: Connection, source: SourceSettings) -> Iterator[Findin
         yield _ok("senders", "server", f"{used_senders} of {senders} walsenders in use")
 
 
+_STANDBY_SLOTS = """
+select current_setting('synchronized_standby_slots'),
+       coalesce(string_agg(slot_name::text, ',' order by slot_name), '')
+  from pg_replication_slots where slot_type = 'physical' and not temporary
+"""
 _ROLE = """
 select rolsuper, rolreplication, rolbypassrls, has_database_privilege(current_database(), 'create')
   from pg_catalog.pg_roles where rolname = current_user
@@ -255,6 +260,20 @@ def _slot(connection: Connection, source: SourceSettings) -> Iterator[Finding]:
         yield _warn("slot", found.name, "is about to be invalidated", remedy)
     else:
         yield _ok("slot", found.name, f"is {found.wal_status} and retains {found.retained_bytes:,} bytes of WAL")
+        yield from _failover(connection, found)
+
+
+def _failover(connection: Connection, found: slot.SlotFacts) -> Iterator[Finding]:
+    """Without synchronized_standby_slots, capture may read changes that a standby does not have when it is promoted."""
+    if not found.failover:
+        return
+    awaited, standbys = _row(connection, _STANDBY_SLOTS)
+    if awaited or not standbys:
+        yield _ok("failover", found.name, f"is a failover slot; the server waits for: {awaited or 'no standby'}")
+        return
+    remedy = f"Run: ALTER SYSTEM SET synchronized_standby_slots = '{standbys}'; SELECT pg_reload_conf()"
+    message = f"is a failover slot, but a standby that is promoted may lack changes (standbys' slots: {standbys})"
+    yield _warn("failover", found.name, message, remedy)
 
 
 def _replication(source: SourceSettings) -> Iterator[Finding]:

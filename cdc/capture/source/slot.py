@@ -27,6 +27,13 @@ MARK = "source"
 RESYNC = "Take a new snapshot into a new slot with: millrace resync"
 """The remedy if missed changes can no longer be read."""
 
+START_OVER = "Versions are LSNs: start with a new state folder and empty stores."
+"""The remedy if the stores would ignore every row of the server."""
+
+MOST_PADDING = 256 << 20
+"""Bytes of WAL that a resync writes at most so that the server's position passes the log's end."""
+_FAILOVER_SINCE = 170_000
+
 
 @dataclass(frozen=True, slots=True)
 class SlotCreated:
@@ -163,7 +170,7 @@ def _mismatch(
         return PositionMismatch(
             f"The log reaches {format_lsn(durable)}, but the server's WAL ends at {format_lsn(server.flushed)}: "
             "the server was restored from a backup, or a failover lost WAL.",
-            "Versions are LSNs: start with a new state folder and empty stores.",
+            RESYNC if durable - server.flushed <= MOST_PADDING else START_OVER,
         )
     if slot is None:
         moved = f" (timeline {stored.timeline}, now {server.timeline})" if server.timeline != stored.timeline else ""
@@ -228,7 +235,9 @@ def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None
     ):
         server = identify(replication)
         blockers = _Blockers(ordinary, replication.info.backend_pid, source.slot, timeout, waiting)
-        command = f'CREATE_REPLICATION_SLOT "{source.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT'
+        failover = source.failover and _has_failover(ordinary)
+        options = "(SNAPSHOT 'export', FAILOVER true)" if failover else "EXPORT_SNAPSHOT"
+        command = f'CREATE_REPLICATION_SLOT "{source.slot}" LOGICAL pgoutput {options}'
         try:
             row = _one_row(replication, command, f"Creating slot {source.slot}", blockers.check)
         except BaseException:
@@ -244,6 +253,23 @@ def create(source: SourceSettings, timeout: float, waiting: Callable[[str], None
             server.system_id,
             server.timeline,
         )
+
+
+def allow_failover(replication: Connection, ordinary: Connection, source: SourceSettings, facts: SlotFacts) -> None:
+    """Make an existing slot a failover slot, if it is none and the settings and the server allow it."""
+    if source.failover and not facts.failover and not facts.active_pid and _has_failover(ordinary):
+        command = f'ALTER_REPLICATION_SLOT "{facts.name}" (FAILOVER true)'
+        result = run_command(replication.pgconn, command, _check_timeout)
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise explain_result(result, f"Making {facts.name} a failover slot")
+
+
+def _has_failover(connection: Connection) -> bool:
+    """Whether the server can have failover slots: not before version 17, and not while it is a standby itself."""
+    if connection.info.server_version < _FAILOVER_SINCE:
+        return False
+    with explained("Asking whether the server is a standby"):
+        return connection.execute("select pg_is_in_recovery()").fetchone() == (False,)
 
 
 @dataclass(slots=True)

@@ -37,6 +37,9 @@ def run(
     config: ConfigOption = DEFAULT_CONFIG,
     log_format: Annotated[Literal["console", "json"], typer.Option(help="Format of log lines.")] = "console",
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another daemon runs this pipeline, and take over if it fails.")
+    ] = False,
 ) -> None:
     """Run the pipeline: first snapshot, then live changes.
 
@@ -46,7 +49,7 @@ def run(
     """
     from cdc.service.daemon import daemon
 
-    code = daemon.run(config, log_format, log_level)
+    code = daemon.run(config, log_format, log_level, standby=standby)
     if code:
         _raise_final_error(config, code)
     sys.exit(code)
@@ -89,7 +92,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service.daemon.reload import daemon_pid
     from cdc.service.observe.dead_letter_counts import DeadLetterCounts
-    from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
+    from cdc.service.observe.health import Reason, reasons
     from cdc.service.observe.positions import known_positions
     from cdc.service.observe.uncovered import PipelineProgress, Scope
     from cdc.service.state import pauses
@@ -101,7 +104,7 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     dead_letters = DeadLetterCounts(settings.state, reached).read()
     progress = PipelineProgress(capture, apply, found.positions, dead_letters=dead_letters)
     troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
-    if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > SILENT_AFTER:
+    if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > files.SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
     if found.trouble is not None:
         troubles.append(Reason("log", found.trouble.message, f"{found.trouble.remedy} {_STALE}"))
@@ -114,10 +117,21 @@ def _facts(settings: "Settings") -> dict[str, Any]:
         "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},
         "behind_bytes": {name: max(0, head - lsn) if lsn else None for name, lsn in reached.items()},
         "paused": pauses.read(settings.state).facts(),
+        "standbys": _standbys(settings),
         "daemon": daemon,
         "capture": capture,
         "apply": apply,
     }
+
+
+def _standbys(settings: "Settings") -> list[dict[str, object]]:
+    """What the waiting daemons of this pipeline last reported."""
+    from cdc.service.standby.holder import STANDBY
+    from cdc.service.state import status as files
+
+    names = sorted(path.stem for path in files.folder(settings.state).glob(f"{STANDBY}*.json"))
+    found = (files.read(settings.state, name) for name in names)
+    return [facts for facts in found if files.age(facts, datetime.now(UTC)) <= files.SILENT_AFTER]
 
 
 def _print(facts: Mapping[str, Any]) -> None:
@@ -139,6 +153,11 @@ def _print(facts: Mapping[str, Any]) -> None:
             OUT.print(f"{name}: {part['restarts']} restart(s), last reason: {part.get('last_exit')}", markup=False)
         if isinstance(part, Mapping) and part.get("over_memory"):
             OUT.print(f"! {part['over_memory']}", markup=False, soft_wrap=True)
+    if holder := nested(facts["daemon"], "lease").get("holder"):
+        OUT.print(f"active: {holder}", markup=False)
+    for one in facts["standbys"]:
+        cut_off = "" if one.get("source_answers") else ", does not reach the source"
+        OUT.print(f"standby: pid {one['pid']} on {one.get('host')}{cut_off}", markup=False)
     for item in facts["reasons"]:
         OUT.print(f"! {item['part']}: {item['message']} {item['remedy']}".rstrip(), markup=False, soft_wrap=True)
     for item in facts["except"]:

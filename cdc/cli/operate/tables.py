@@ -127,8 +127,8 @@ def _facts(
 
 
 def _state(table: str, capture: "Facts", apply: "Facts", paused: frozenset[str]) -> str:
-    from cdc.service.observe.health import SILENT_AFTER, nested
-    from cdc.service.state.status import age
+    from cdc.service.observe.health import nested
+    from cdc.service.state.status import SILENT_AFTER, age
 
     if table in paused:
         return "paused"

@@ -24,6 +24,7 @@ from cdc.capture.transactions.spill import SpillFolder
 from cdc.clock import SystemClock
 from cdc.config.settings import Settings
 from cdc.errors import SourceError, SourceRefused
+from cdc.fence import guard, start
 from cdc.log.guarded import GuardedLog, WaitingLog
 from cdc.model import LOG_SCHEMA, Entry
 from cdc.ports import LogWriter
@@ -127,6 +128,7 @@ class Capture:
     def _undo(self, what: str, drop: Callable[[Connection], None]) -> None:
         """Drop what a failed start has created. The server releases a slot some time after its connection ended."""
         for attempt in range(1, _UNDO_ATTEMPTS + 1):
+            guard.require()  # the slot of that name may be another daemon's by now
             try:
                 with connect(self.settings.source) as connection:
                     drop(connection)
@@ -183,6 +185,7 @@ class Capture:
     def _claim(self) -> None:
         """Drop a slot of this name that a crash of ours left behind; refuse one that another program created."""
         name = self.settings.source.slot
+        guard.require()
         with connect(self.settings.source) as connection:
             found = slot.find(connection, name)
             if found is not None:
@@ -192,7 +195,7 @@ class Capture:
                         f"Configure another source.slot, or drop it: select pg_drop_replication_slot('{name}')",
                     )
                 slot.drop(connection, name)
-            resync.refuse_older_server(connection, self.log)
+            resync.pass_log_end(connection, self.log)
         self._note({INTENT_MARK: name})
 
     def _waiting(self, what: str) -> None:
@@ -213,6 +216,7 @@ class Capture:
             masking=masking_of(source),
             listener=backfills,
             known=leaving,
+            evict=start.taken_over(),
         )
         source_monitor = monitor.SourceMonitor(source, published, loop.fail)
         table_changes = TableChanges(

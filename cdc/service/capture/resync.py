@@ -15,14 +15,15 @@ import pyarrow as pa
 
 import cdc.log
 from cdc.capture.source.connect import explained
-from cdc.capture.source.slot import SlotCreated
+from cdc.capture.source.slot import MOST_PADDING, START_OVER, SlotCreated
 from cdc.config.settings import Settings
 from cdc.errors import PositionMismatch
-from cdc.model import LOG_SCHEMA, Entry, Op, format_lsn, parse_lsn
+from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn, Op, format_lsn, parse_lsn
 from cdc.ports import LogWriter
 
 MARK = "resync"
 _REQUESTED, _DONE = "wanted", "done"
+_PADDING_BYTES, _PADDING_OVERHEAD = 4 << 20, 1024
 
 
 def request(settings: Settings) -> None:
@@ -45,17 +46,28 @@ def whole(settings: Settings) -> Settings:
     return settings.model_copy(update={"source": settings.source.model_copy(update={"tables": tables})})
 
 
-def refuse_older_server(connection: psycopg.Connection[tuple[Any, ...]], log: LogWriter) -> None:
-    """Raise PositionMismatch if the server's LSNs are below the log's: the stores would ignore all its rows."""
-    with explained("Asking for the server's position"):
-        row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
+def pass_log_end(connection: psycopg.Connection[tuple[Any, ...]], log: LogWriter) -> None:
+    """Have the server's WAL pass the log's end, or the stores would ignore its rows as older.
+
+    That is needed after a failover that lost WAL. Raises PositionMismatch if too much is missing.
+    """
     end = log.progress().end
-    if row is not None and parse_lsn(row[0]) < end:
-        raise PositionMismatch(
-            f"The log reaches {format_lsn(end)}, but the server's WAL ends at {row[0]}: the stores have newer "
-            "versions and would ignore every row of it.",
-            "Start with a new state folder and empty stores.",
-        )
+    while (missing := end - _position(connection)) >= 0:
+        if missing > MOST_PADDING:
+            raise PositionMismatch(
+                f"The log reaches {format_lsn(end)}, and the server's WAL ends {missing:,} bytes before: the stores "
+                "have newer versions and would ignore every row of it.",
+                START_OVER,
+            )
+        size = min(missing + _PADDING_OVERHEAD, _PADDING_BYTES)
+        with explained("Writing WAL up to the log's end"):
+            connection.execute("select pg_logical_emit_message(true, 'millrace.padding', repeat('x', %s))", (size,))
+
+
+def _position(connection: psycopg.Connection[tuple[Any, ...]]) -> Lsn:
+    with explained("Asking for the server's position"):
+        row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    return ZERO_LSN if row is None else parse_lsn(row[0])
 
 
 def ending(settings: Settings, log: LogWriter, made: SlotCreated, first: int) -> tuple[pa.Table, Mapping[str, str]]:

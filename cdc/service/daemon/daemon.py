@@ -1,32 +1,40 @@
 """`millrace run`: the lock, the HTTP endpoint, the supervised parts, and reloads of the pipeline file."""
 
 import logging
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cdc import log_output
 from cdc.config.settings import Settings
-from cdc.errors import MillraceError
+from cdc.errors import MillraceError, TakenOver
+from cdc.fence import guard, start
 from cdc.service.daemon import signals
 from cdc.service.daemon.budgets import DiskBudget, MemoryBudget, limits_of
 from cdc.service.daemon.process import secrets_in, settings_from
 from cdc.service.daemon.reload import Plan, plan
-from cdc.service.daemon.supervisor import StateLock, Supervisor, parts_of
+from cdc.service.daemon.supervisor import ChildProcess, StateLock, Supervisor, parts_of
 from cdc.service.http.server import Server
+from cdc.service.standby.holder import LeaseHolder
+from cdc.service.standby.lease import Lease
+from cdc.service.standby.waiting import Standby, acquire
 from cdc.service.state import status
 
 _STATUS_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-def run(config: Path, log_format: log_output.LogFormat, log_level: str) -> int:
-    """Run a pipeline until SIGTERM or SIGINT; SIGHUP reads the file again. Returns the exit code."""
+def run(config: Path, log_format: log_output.LogFormat, log_level: str, *, standby: bool = False) -> int:
+    """Run a pipeline until SIGTERM or SIGINT; SIGHUP reads the file again. Returns the exit code.
+
+    A `standby` waits while another daemon is active. Raises TakenOver when another one has become active.
+    """
     settings = settings_from(config)
 
     def configure(settings: Settings) -> None:
@@ -35,13 +43,61 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str) -> int:
     configure(settings)
     stop, again = threading.Event(), threading.Event()
     signals.set_on_signal({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
-    with StateLock(settings.state), HttpFront(settings) as front:
-        supervisor = Supervisor(parts_of(config, log_format, log_level))
-        daemon = Daemon(config, settings, supervisor, front, again, configure)
+    parts = parts_of(config, log_format, log_level)
+    with ExitStack() as stack:
+        if standby:
+            front = stack.enter_context(HttpFront(settings))
+            lease = _wait(settings, front, parts, stop)
+            if lease is None:
+                return 0
+            settings = settings_from(config)  # it may have changed meanwhile
+            configure(settings)
+            front.show(settings)
+            stack.enter_context(StateLock(settings.state))
+        else:
+            stack.enter_context(StateLock(settings.state))
+            front = stack.enter_context(HttpFront(settings))
+            lease = acquire(settings.state)
+        supervisor = Supervisor(parts)
+        holder = stack.enter_context(_holder(lease, settings, supervisor, stop))
+        daemon = Daemon(config, settings, supervisor, front, again, configure, holder)
         supervisor.on_turn = daemon.on_turn
         code = supervisor.run(stop)
+        if holder.lost:
+            raise TakenOver(
+                f"This daemon stopped: {holder.reason}.",
+                "Nothing is lost. To wait for the next take-over, start it with: millrace run --standby",
+            )
         daemon.publish("stopped")
         return code
+
+
+def _wait(settings: Settings, front: "HttpFront", parts: Sequence[ChildProcess], stop: threading.Event) -> Lease | None:
+    """Wait as a standby with the parts loaded, while the endpoint says so."""
+    standby = Standby(settings)
+    front.show_standby(lambda: standby.holder)
+    for part in parts:
+        part.load()
+    try:
+        lease = standby.wait(stop)
+    finally:
+        front.show_standby(None)
+    if lease is None:
+        for part in parts:
+            part.unload()
+    return lease
+
+
+def _holder(lease: Lease, settings: Settings, supervisor: Supervisor, stop: threading.Event) -> LeaseHolder:
+    """Holds the lease, for this process and for the parts that it starts."""
+    os.environ[guard.LEASE] = str(lease.path)
+    os.environ[start.TAKEN_OVER] = "1" if lease.record.taken_from else ""
+
+    def end() -> None:
+        supervisor.kill()
+        stop.set()
+
+    return LeaseHolder(lease, settings.state, settings.source, end)
 
 
 class HttpFront:
@@ -59,6 +115,10 @@ class HttpFront:
 
     def __exit__(self, *_: object) -> None:
         self._server.__exit__()
+
+    def show_standby(self, active: Callable[[], str] | None) -> None:
+        """Say that this daemon waits for another one, whose name `active` returns; None: it does not."""
+        self._server.show_standby(active)
 
     def show(self, settings: Settings) -> None:
         """Serve other settings. If the new address cannot be used, keeps the old one and raises."""
@@ -88,6 +148,7 @@ class Daemon:
     front: HttpFront
     again: threading.Event
     configure: Callable[[Settings], None]
+    holder: LeaseHolder
     _due: float = 0.0
     _reload: dict[str, object] = field(default_factory=dict)
     _memory: MemoryBudget = field(init=False)
@@ -122,7 +183,8 @@ class Daemon:
             facts["over_memory"] = self._memory.excess.get(name, "")
         with suppress(OSError):
             facts = {"state": state, "parts": parts, "disk": asdict(self._disk.measure()), "reload": self._reload}
-            status.publish(self.settings.state, "daemon", facts)
+            if not self.holder.lost:  # else it is the file of the daemon that took over
+                status.publish(self.settings.state, "daemon", {**facts, "lease": self.holder.facts()})
 
     def _progress(self, part: str) -> object:
         """What changes when a part advances: the head of the log, or the sinks' positions."""

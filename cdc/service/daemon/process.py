@@ -23,6 +23,7 @@ from cdc.config.pipeline_file import load
 from cdc.config.secret import Secret
 from cdc.config.settings import Settings
 from cdc.errors import MillraceError
+from cdc.fence import guard, start
 from cdc.service.daemon import signals
 from cdc.service.state import status
 from sinks import registry
@@ -78,6 +79,9 @@ def end_with_parent() -> None:
 def main(part: str, run: Run) -> int:
     """Run a part until SIGTERM or SIGINT; returns its exit code."""
     end_with_parent()
+    if not start.await_start():
+        return 0
+    guard.watch()
     parser = argparse.ArgumentParser(prog=f"millrace {part}")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--log-format", choices=("console", "json"), default="console")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cdc.config.settings import Section, Settings, SourceSettings
 from cdc.errors import ConfigError, EnvironmentFault
+from cdc.service.standby.lease import current, here
 
 _FIXED = ("slot", "publication", "database")
 """Settings of the source: if one of them changed, the log's position would be meaningless."""
@@ -99,6 +100,11 @@ def request(state: Path) -> int:
     pid = daemon_pid(state)
     if pid is None:
         raise EnvironmentFault(f"No millrace runs on the state folder {state}.", "Start it: millrace run")
+    active = current(state)
+    if active is not None and active.holder.place != here().place:
+        raise EnvironmentFault(
+            f"The active millrace of the state folder {state} runs elsewhere: {active.holder}.", "Run this there."
+        )
     os.kill(pid, signal.SIGHUP)
     return pid
 

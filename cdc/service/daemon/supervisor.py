@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cdc.durable_files import open_or_make
 from cdc.errors import EnvironmentFault
+from cdc.fence import start
 from cdc.service.daemon.budgets import resident_bytes
 from cdc.service.daemon.process import SUPERVISOR
 from cdc.service.daemon.restarts import Attempts, is_final
@@ -48,16 +49,42 @@ class ChildProcess:
     due: float = 0.0
     kill_at: float | None = None
     group: int = 0
+    loaded: tuple[subprocess.Popen[bytes], int] | None = None
+    """A process that has loaded its modules and waits, and the pipe that starts it."""
+
+    def load(self) -> None:
+        """Have a process load its modules and wait for `start`. It ends with this process."""
+        reader, writer = os.pipe()
+        try:
+            self.loaded = self._popen({start.START_PIPE: str(reader)}, (reader,)), writer
+        finally:
+            os.close(reader)
+
+    def unload(self) -> None:
+        """End a process that waits for `start`."""
+        if self.loaded is not None:
+            (process, pipe), self.loaded = self.loaded, None
+            os.close(pipe)
+            process.kill()
+            process.wait()
 
     def start(self) -> None:
         """Start it now, after killing what is left of the previous process."""
         _kill_leftovers(self.group, 0.0)
-        own = {**self.environment, SUPERVISOR: str(os.getpid())}
-        # A process group of its own: Ctrl-C is for the supervisor, and must not reach Spark's workers during a batch.
-        self.process = subprocess.Popen(self.command, env={**os.environ, **own}, process_group=0)
+        if self.loaded is not None and self.loaded[0].poll() is None:
+            (self.process, pipe), self.loaded = self.loaded, None
+            start.start(pipe)
+        else:
+            self.unload()
+            self.process = self._popen({})
         self.group = self.process.pid
         self.started, self.started_at = time.monotonic(), datetime.now(UTC).isoformat()
         _log.info("%s started, pid %d", self.name, self.process.pid)
+
+    def _popen(self, more: Mapping[str, str], pipes: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        own = {**self.environment, **more, SUPERVISOR: str(os.getpid())}
+        # A process group of its own: Ctrl-C is for the supervisor, and must not reach Spark's workers during a batch.
+        return subprocess.Popen(self.command, env={**os.environ, **own}, process_group=0, pass_fds=pipes)
 
     def ended(self, code: int) -> None:
         """Record the end and schedule the restart: at once if it was asked to end."""
@@ -149,6 +176,11 @@ class Supervisor:
         for part in self.parts:
             if part.name == name and part.process is not None:
                 part.process.send_signal(signal.SIGHUP)
+
+    def kill(self) -> None:
+        """Kill every part with its processes, from any thread: this daemon may not write any more."""
+        for part in self.parts:
+            _kill_leftovers(part.group if part.process is not None else 0, 0.0)
 
     def _stop(self) -> None:
         """In reverse order. However long the first takes, each later part keeps some seconds of the grace time."""

@@ -35,6 +35,7 @@ SCHEMAS: dict[str, Schema] = {
     "Excepted": _object(kind=_KIND, sink=_TEXT, table=_TEXT, message=_TEXT, remedy=_TEXT, count=_COUNT),
     "Readiness": _object(
         ready={"type": "boolean"},
+        state={"enum": ["active", "standby"]},
         reasons=_list(_object(part=_TEXT, message=_TEXT, remedy=_TEXT)),
         **{"except": _EXCEPT},
     ),
@@ -83,7 +84,7 @@ class Operation:
     open: bool = False
 
 
-_READYZ = "Whether every part and sink of the pipeline works; if not, 503 with the reasons."
+_READYZ = "Whether every part and sink of the pipeline works; if not, 503 with the reasons. 200 for a standby."
 _SINK = Query("sink", _TEXT, "Only this sink; may be repeated. Default: all.", repeated=True)
 _TABLE = Query("table", _TEXT, "Only this table, as schema.name; may be repeated. Default: all.", repeated=True)
 _BUT_WAITING = Query(

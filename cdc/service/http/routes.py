@@ -92,11 +92,19 @@ class Endpoint:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _: Request) -> Response:
-        """200 when every part and sink works, else 503 with the reasons. Both name what the stores lack."""
+        """200 when every part and sink works, else 503 with the reasons. Both name what the stores lack. A standby
+        is ready, whatever the state of the daemon that it waits for."""
+        if (active := self.observer.active_elsewhere) is not None:
+            return JSONResponse({"ready": True, "state": "standby", "active": active(), "reasons": [], "except": []})
         seen = self.observer.seen
         found = seen.reasons(self.observer.sinks)
         lacking = _listed(seen.progress.excepted(Scope(self.observer.sinks)))
-        body = {"ready": not found, "reasons": [asdict(reason) for reason in found], "except": lacking}
+        body = {
+            "ready": not found,
+            "state": "active",
+            "reasons": [asdict(reason) for reason in found],
+            "except": lacking,
+        }
         return JSONResponse(body, 200 if not found else 503)
 
     async def metrics(self, _: Request) -> Response:

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import uvicorn
 
@@ -40,6 +41,10 @@ class Server:
     def follow(self, settings: Settings) -> None:
         """Use the tables and sinks of reloaded settings. Address and token stay the same."""
         self._endpoint.observer.follow(settings)
+
+    def show_standby(self, active: Callable[[], str] | None) -> None:
+        """Say that this daemon waits for another one; None: it does not."""
+        self._endpoint.observer.active_elsewhere = active
 
     def _serve(self) -> None:
         self._server.run([self._socket])

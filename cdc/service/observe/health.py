@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cdc.model import Lsn
-from cdc.service.state.status import Facts, age
+from cdc.service.state.status import SILENT_AFTER, Facts, age
 
 _PAGE = 8192
 _HEADERS = (24, 40)  # of a page, and of the first page of a WAL file
-SILENT_AFTER = 15.0  # seconds; parts report about once a second, and a long garbage collection takes less than this
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cdc.model import ZERO_LSN, Lsn
-from cdc.service.observe.health import SILENT_AFTER, has_reached, nested
+from cdc.service.observe.health import has_reached, nested
 from cdc.service.state.sink_positions import SinkPosition
-from cdc.service.state.status import Facts, age
+from cdc.service.state.status import SILENT_AFTER, Facts, age
 
 _LONGEST_HISTORY = 1000
 

@@ -102,8 +102,13 @@ def _skipped(seen: Observation) -> Iterator[Sample]:
             yield (sink, str(table)), 1.0
 
 
+def _standbys(seen: Observation) -> Iterator[Sample]:
+    names = nested(seen.daemon, "lease").get("standbys")
+    yield (), float(len(names)) if isinstance(names, list) else 0.0
+
+
 def _ready(seen: Observation) -> Iterator[Sample]:
-    yield (), float(not seen.reasons(tuple(seen.positions)))
+    yield (), float(seen.standby or not seen.reasons(tuple(seen.positions)))
 
 
 FAMILIES = (
@@ -111,6 +116,11 @@ FAMILIES = (
     Family("millrace_ready", "gauge", (), "1 when `/readyz` answers 200.", _ready),
     Family("millrace_observed_seconds", "gauge", (), "Unix time at which these figures were read.",
            lambda seen: _one(seen.at)),
+    Family("millrace_standby", "gauge", (), "1 while this daemon waits; all other figures are those of the active one.",
+           lambda seen: _one(float(seen.standby))),
+    Family("millrace_standbys", "gauge", (), "Daemons that wait to take over, as the active one sees them.", _standbys),
+    Family("millrace_takeovers_total", "counter", (), "Times that a standby took over this pipeline.",
+           _status("daemon", "lease", "takeovers")),
     Family("millrace_part_restarts_total", "counter", ("part",), "Restarts of capture or apply.",
            partial(_of_parts, name="restarts")),
     Family("millrace_part_memory_bytes", "gauge", ("part",), "Resident memory of capture or apply.",

@@ -17,7 +17,7 @@ from cdc.errors import LogError, MillraceError
 from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from cdc.service.observe.disk_forecast import DiskForecast
-from cdc.service.observe.health import SILENT_AFTER, Reason, reasons
+from cdc.service.observe.health import Reason, reasons
 from cdc.service.observe.lag import NO_LAG, LagInputs, Lags, SinkLag
 from cdc.service.observe.positions import Positions, open_log, watermark_of
 from cdc.service.observe.uncovered import PipelineProgress
@@ -50,6 +50,8 @@ class Observation:
     disk_free: int = 0
     disk_seconds: float = float("inf")
     trouble: str = ""
+    standby: bool = False
+    """Whether this daemon only waits; everything else is then what the active one reports."""
 
     @property
     def watermark(self) -> Lsn:
@@ -69,7 +71,7 @@ class Observation:
     def reasons(self, sinks: Sequence[str]) -> list[Reason]:
         """Why the pipeline is not ready now. An old observation is a reason of its own."""
         old = time.time() - self.at
-        if self.at and old > SILENT_AFTER:  # a poll takes that long only if the log or the disk hangs
+        if self.at and old > status.SILENT_AFTER:  # a poll takes that long only if the log or the disk hangs
             return [Reason("log", f"has not answered for {old:.0f} s; the figures shown are that old", _HANGS)]
         found = reasons(self.capture, self.apply, tuple(sinks), datetime.now(UTC))
         if self.trouble:
@@ -83,6 +85,8 @@ class Observer:
     def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
         self.seen = Observation()
         self.changed = changed
+        self.active_elsewhere: Callable[[], str] | None = None
+        """While this daemon is a standby: the name of the one that is active."""
         self.samplers: list[Callable[[Observation], None]] = []
         self._slot, self._disk, self._lags = DiskForecast(), DiskForecast(), Lags()
         self._waiting = 0
@@ -142,6 +146,7 @@ class Observer:
             slot_seconds=self._slot.seconds() if room is not None else float("inf"),
             disk_free=free,
             disk_seconds=self._disk.seconds(),
+            standby=self.active_elsewhere is not None,
         )
         for sample in self.samplers:
             sample(self.seen)

@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cdc.durable_files import replace_unsynced
+from cdc.service.standby.lease import here
 
 Facts = Mapping[str, object]
+SILENT_AFTER = 15.0  # seconds; parts report about once a second, and a long garbage collection takes less than this
 
 
 def folder(state: Path) -> Path:
@@ -24,7 +26,8 @@ def publish(state: Path, part: str, facts: Facts) -> None:
     """Replace a part's status file, stamped with time and pid. If it raises OSError, no temporary file is left."""
     target = folder(state)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    stamped = {**facts, "part": part, "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
+    process = {"part": part, "pid": os.getpid(), "place": here().place}
+    stamped = {**facts, **process, "at": datetime.now(UTC).isoformat()}
     replace_unsynced(target / f"{part}.json", json.dumps(stamped, ensure_ascii=False, default=str).encode())
 
 
@@ -38,10 +41,13 @@ def read(state: Path, part: str) -> dict[str, object]:
 
 
 def gone(facts: Facts) -> bool:
-    """Whether the process that reported this has ended: its facts may be out of date."""
+    """Whether the process that reported this has ended: its facts may be out of date. One on another machine counts
+    as ended when it has been silent for a while."""
     pid = facts.get("pid")
     if not isinstance(pid, int):
         return False
+    if facts.get("place", here().place) != here().place:
+        return age(facts, datetime.now(UTC)) > SILENT_AFTER
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -66,7 +66,7 @@ def test_it_is_not_ready_before_the_parts_are_and_says_why(client: httpx.Client,
 def test_it_is_ready_when_every_part_works(client: httpx.Client, settings: Settings) -> None:
     well(settings)
     wait_until(lambda: client.get("/readyz").status_code == 200, 10, "ready")
-    assert client.get("/readyz").json() == {"ready": True, "reasons": [], "except": []}
+    assert client.get("/readyz").json() == {"ready": True, "state": "active", "reasons": [], "except": []}
 
 
 def test_waiting_ends_when_the_sink_has_applied_the_entry(client: httpx.Client, settings: Settings) -> None:

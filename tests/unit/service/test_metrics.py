@@ -48,7 +48,10 @@ def full(tables: int = 2) -> Observation:
         "slot_retained_bytes": 100,
         "snapshot": {"rows": 1, "tables_done": 1},
     }
-    parts = {"parts": {"capture": {"restarts": 1, "rss_bytes": 5}}}
+    parts = {
+        "parts": {"capture": {"restarts": 1, "rss_bytes": 5}},
+        "lease": {"takeovers": 1, "standbys": ["standby-b-7"]},
+    }
     lags = {("redis", name): SinkLag(1, 2.5) for name in names}
     return Observation(
         at=1.0,
