@@ -8,12 +8,13 @@ positions in the log (docs/adr/0011-shared-query.md).
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.config.settings import SinkSettings
 from cdc.errors import MillraceError
-from cdc.model import Lsn
+from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader
 from sinks.apply.applier import Applier
 from sinks.apply.batch_buffer import BatchBuffer
@@ -40,14 +41,21 @@ class SharedQuery:
         self._folder = checkpoints / NAME
         self._query: StreamingQuery | None = None
         self._error = ""
+        self.take_over: Callable[[], Lsn] = lambda: ZERO_LSN
+        """Called before each batch: ends the one who has put batches so far, and returns how far that one came."""
 
     def start(self, spark: "SparkSession", reading: ReadStart) -> None:
         """Start where `reading` says; deletes the checkpoint of an earlier query."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
+    @property
+    def started(self) -> bool:
+        """Whether Spark reads the log, or is about to."""
+        return self._query is not None
+
     def failure(self) -> str | None:
-        """Why the query ended; None while it runs."""
+        """Why the query ended; None while it runs, and before its start."""
         query = self._query
         if query is None or query.isActive:
             return None
@@ -62,8 +70,10 @@ class SharedQuery:
 
     def _batch(self, changes: "DataFrame", _number: int) -> None:
         try:
+            done = self.take_over()
             for folded in collected(changes, self._log):
-                self.buffer.put(folded, size(folded))
+                if not folded.reached or folded.reached >= done:
+                    self.buffer.put(folded, size(folded))
         except Stopped:
             return  # Spark may record the batch as done: the checkpoint is deleted at the next start
         except MillraceError as error:

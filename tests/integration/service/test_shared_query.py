@@ -40,7 +40,7 @@ class Fleet:
         self.workers = self._made()
 
     def _made(self) -> SinkWorkers:
-        return SinkWorkers(self._settings, self.log.reader, lambda: self._spark)
+        return SinkWorkers(self._settings, self.log.reader, lambda: self._spark, lambda: self._spark)
 
     def start(self) -> None:
         self.workers.follow(self._settings, Paused())
