@@ -309,3 +309,16 @@ def test_a_direct_reader_that_cannot_read_says_why(filled_log: FilledLog) -> Non
     filled_log.append([row(1, 10, "one")])
     reader = DirectReader(filled_log.reader, BatchBuffer(Lsn(0)), Offset("99"), Lsn(0))
     assert "beyond the end of the log" in wait_until(lambda: reader.error, 30, "the reason") or ""
+
+
+def test_a_query_that_starts_at_the_end_of_the_log_waits_there(
+    make_fleet: Callable[..., Fleet], state_dir: Path
+) -> None:
+    fleet = make_fleet(("cache", "lake"))
+    fleet.reach(fleet.log.append([row(1, 10, "one")]))
+    fleet.restart()
+    commits = state_dir / "checkpoints" / "convoy" / "commits"
+    fleet.until((commits / "0").exists, "an empty first batch")
+    assert (fleet.fact("cache", "restarts"), fleet.shared()) == (0, {"cache", "lake"})
+    fleet.reach(fleet.log.append([row(1, 20, "two")]))
+    fleet.check({'{"id":1}': '{"id":1,"label":"two","big":"two"}'})
