@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cdc.config.settings import SinkSettings
 from cdc.errors import MillraceError
-from cdc.model import ZERO_LSN, Lsn
+from cdc.model import Lsn
 from cdc.ports import LogReader
 from sinks.apply.applier import Applier
 from sinks.apply.batch_buffer import BatchBuffer
@@ -41,8 +41,8 @@ class SharedQuery:
         self._folder = checkpoints / NAME
         self._query: StreamingQuery | None = None
         self._error = ""
-        self.take_over: Callable[[], Lsn] = lambda: ZERO_LSN
-        """Called before each batch: ends the one who has put batches so far, and returns how far that one came."""
+        self.wanted: Callable[[Lsn], bool] = lambda _reached: True
+        """Asked before a batch that reaches this LSN is put. False if a direct reader has put its changes already."""
 
     def start(self, spark: "SparkSession", reading: ReadStart) -> None:
         """Start where `reading` says; deletes the checkpoint of an earlier query."""
@@ -70,9 +70,8 @@ class SharedQuery:
 
     def _batch(self, changes: "DataFrame", _number: int) -> None:
         try:
-            done = self.take_over()
             for folded in collected(changes, self._log):
-                if not folded.reached or folded.reached >= done:
+                if self.wanted(folded.reached):
                     self.buffer.put(folded, size(folded))
         except Stopped:
             return  # Spark may record the batch as done: the checkpoint is deleted at the next start

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from cdc.errors import MillraceError
-from cdc.model import Lsn
+from cdc.model import ZERO_LSN, Lsn
 from cdc.ports import LogReader, Offset, Slice
 from sinks.apply.batch_buffer import BatchBuffer
 from sinks.apply.batch_schedule import NEAR
@@ -39,6 +39,7 @@ class DirectReader:
         self._log = log
         self._buffer = buffer
         self._stop = threading.Event()
+        self._first = True
         self._thread = threading.Thread(target=self._run, name="direct-reader", daemon=True)
         self._thread.start()
 
@@ -51,6 +52,17 @@ class DirectReader:
         self._stop.set()
         self._thread.join()
         return self.position[1]
+
+    def hand_over(self, reached: Lsn) -> bool:
+        """Spark has read a batch up to this LSN (0: a part of a batch): whether the buffer needs it. Ends this reader.
+
+        Spark's first batch takes as long as many later ones, which is not to be waited for: if this reader has passed
+        it meanwhile, it ends only at the second.
+        """
+        first, self._first = self._first, False
+        if first and ZERO_LSN < reached < self.position[1]:
+            return False
+        return not reached or reached >= self.end()
 
     def _run(self) -> None:
         try:

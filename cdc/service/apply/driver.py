@@ -59,10 +59,14 @@ class Driver:
             self._error = error
 
     def stop(self) -> None:
-        """Stop Spark, if it runs; waits for a start in the background."""
-        with self._lock:
+        """Stop Spark, if it runs. While it starts, nothing is to be stopped: its JVM ends with this process."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._session is not None:
                 self._session.stop()
+        finally:
+            self._lock.release()
 
 
 def applier_of(

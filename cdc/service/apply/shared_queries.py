@@ -119,7 +119,7 @@ class SharedQueries:
         self._query, self._reader = query, None
         if self._direct:
             self._reader = DirectReader(self._log, query.buffer, last.offset, last.reached)
-            query.take_over = self._reader.end
+            query.wanted = self._reader.hand_over
         _log.info("%s share a query", ", ".join(sorted(self._members)))
 
     def _start(self, query: SharedQuery, workers: Mapping[str, SinkWorker], spark: "SparkSession") -> None:
