@@ -308,7 +308,7 @@ def test_a_backlog_that_may_be_one_huge_transaction_is_left_to_spark(
 def test_a_direct_reader_that_cannot_read_says_why(filled_log: FilledLog) -> None:
     filled_log.append([row(1, 10, "one")])
     reader = DirectReader(filled_log.reader, BatchBuffer(Lsn(0)), Offset("99"), Lsn(0))
-    assert "beyond the end of the log" in wait_until(lambda: reader.error, 30, "the reason") or ""
+    assert "beyond the end of the log" in (wait_until(lambda: reader.error, 30, "the reason") or "")
 
 
 def test_a_query_that_starts_at_the_end_of_the_log_waits_there(
