@@ -233,6 +233,8 @@ def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
     from pyspark import StorageLevel
 
     rows = log.unpacked(changes)
+    if isinstance(rows, pa.Table) and not rows.num_rows:
+        return  # a query that starts at the end of the log begins with an empty batch
     if isinstance(rows, pa.Table):
         yield gather(ranked(rows), log.schemas)
         return

@@ -8,6 +8,7 @@ positions in the log (docs/adr/0011-shared-query.md).
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,21 @@ class SharedQuery:
         self._folder = checkpoints / NAME
         self._query: StreamingQuery | None = None
         self._error = ""
+        self.wanted: Callable[[Lsn], bool] = lambda _reached: True
+        """Asked before a batch that reaches this LSN is put. False if a direct reader has put its changes already."""
 
     def start(self, spark: "SparkSession", reading: ReadStart) -> None:
         """Start where `reading` says; deletes the checkpoint of an earlier query."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
+    @property
+    def started(self) -> bool:
+        """Whether Spark reads the log, or is about to."""
+        return self._query is not None
+
     def failure(self) -> str | None:
-        """Why the query ended; None while it runs."""
+        """Why the query ended; None while it runs, and before its start."""
         query = self._query
         if query is None or query.isActive:
             return None
@@ -63,7 +71,8 @@ class SharedQuery:
     def _batch(self, changes: "DataFrame", _number: int) -> None:
         try:
             for folded in collected(changes, self._log):
-                self.buffer.put(folded, size(folded))
+                if self.wanted(folded.reached):
+                    self.buffer.put(folded, size(folded))
         except Stopped:
             return  # Spark may record the batch as done: the checkpoint is deleted at the next start
         except MillraceError as error:

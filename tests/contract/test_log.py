@@ -20,6 +20,8 @@ import cdc.log
 from cdc.errors import LogCorrupt, LogError, LogFenced
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, ZERO_LSN, Column, Entry, Lsn, PgType, TableId, TableSchema
 from cdc.ports import LogReader, LogWriter
+from cdc.service.apply.direct_reader import DirectReader
+from sinks.apply.batch_buffer import BatchBuffer
 from tests.contract.logs import (
     DAY,
     LOGS,
@@ -84,6 +86,28 @@ def test_slices_say_where_they_end(writer: LogWriter, reader: LogReader) -> None
     assert slices[-1].offset == reader.head()[0]
     assert commits(pa.concat_tables([piece.rows for piece in reader.read(slices[0].offset)])) == [200] * 3 + [300] * 3
     assert [piece.end for piece in reader.read(slices[0].offset, slices[1].offset)] == [210]
+
+
+def test_a_direct_reader_gives_every_change_and_ends_at_an_offset_of_the_log(
+    writer: LogWriter, reader: LogReader
+) -> None:
+    number, text = PgType(23, "int4"), PgType(25, "text")
+    writer.schemas.record(TableSchema(TableId("public", "items"), (Column("id", number, key=True), Column("n", text))))
+    writer.append(entry(1))
+    buffer = BatchBuffer(ZERO_LSN)
+    buffer.add_member("store")
+    direct = DirectReader(reader, buffer, reader.start(), ZERO_LSN)
+    taken = buffer.take("store")
+    for later in range(2, 6):
+        writer.append(entry(later))
+    while taken[-1].reached < entry(5).end:
+        taken += buffer.take("store")
+    assert direct.end() == entry(5).end
+    assert taken[-1].offset == direct.position[0] == reader.head()[0]
+    keys = {
+        row["key"]: row["version"] for folded in taken for batch in folded.batches for row in batch.rows.to_pylist()
+    }
+    assert keys == {row["key"]: row["version"] for row in history(1, 2, 3, 4, 5).to_pylist()}
 
 
 def test_an_empty_log_reads_as_nothing(writer: LogWriter, reader: LogReader) -> None:

@@ -131,7 +131,7 @@ def too_large_block(found: TooLarge) -> pa.RecordBatch:
 
 
 def unpack(blocks: pa.Table) -> pa.Table | TooLarge:
-    """The rows of all blocks, or TooLarge. A batch has at least one block."""
+    """The rows of all blocks, or TooLarge. Without a block there are none: Spark's first batch may be empty."""
     blobs = blocks.column("rows")
     if blobs.null_count:
         row = blocks.filter(blobs.is_null()).slice(0, 1).select(["after", "until", "selection"]).to_pylist()[0]
@@ -141,4 +141,4 @@ def unpack(blocks: pa.Table) -> pa.Table | TooLarge:
         for block in chunk:
             with pa.ipc.open_stream(block.as_buffer()) as stream:
                 tables.append(stream.read_all())
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()

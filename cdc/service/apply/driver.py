@@ -33,6 +33,8 @@ class Driver:
         self._settings = settings
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
+        self._background: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def __call__(self) -> "SparkSession":
         with self._lock:
@@ -40,11 +42,33 @@ class Driver:
                 self._session = spark_of(self._settings, self._settings.state / "spark")
             return self._session
 
+    def ready(self) -> "SparkSession | None":
+        """The session; None while Spark starts. The first call starts it in the background.
+
+        Raises the error of a start that failed. For one thread.
+        """
+        if self._background is None:
+            self._background = threading.Thread(target=self._start, name="spark-start", daemon=True)
+            self._background.start()
+        if self._error is not None:
+            raise self._error
+        return self._session
+
+    def _start(self) -> None:
+        try:
+            self()
+        except Exception as error:  # raised again by `ready`, in the thread that can report it
+            self._error = error
+
     def stop(self) -> None:
-        """Stop Spark, if it runs."""
-        with self._lock:
+        """Stop Spark, if it runs. While it starts, nothing is to be stopped: its JVM ends with this process."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._session is not None:
                 self._session.stop()
+        finally:
+            self._lock.release()
 
 
 def applier_of(

@@ -2,14 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cdc.config.settings import Settings
 from cdc.ports import LogReader
 from cdc.service.apply.shared_queries import SharedQueries
 from cdc.service.apply.sink_worker import GRACE, SinkWorker, Spark, requests_of
 from cdc.service.state.pauses import Paused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 
@@ -21,13 +25,16 @@ class SinkWorkers:
     settings: Settings
     log: LogReader
     spark: Spark
+    ready: "Callable[[], SparkSession | None]"
+    """Starts Spark if need be, without waiting for it: None until it runs."""
     _workers: dict[str, SinkWorker] = field(default_factory=dict)
     _ending: dict[str, threading.Thread] = field(default_factory=dict)
     _paused: Paused = field(default_factory=Paused)
     _shared: SharedQueries = field(init=False)
 
     def __post_init__(self) -> None:
-        self._shared = SharedQueries(self.log, self.settings.state / "checkpoints")
+        direct = self.settings.spark.master.startswith("local")
+        self._shared = SharedQueries(self.log, self.settings.state / "checkpoints", direct=direct)
 
     def follow(self, settings: Settings, paused: Paused) -> None:
         """Stop sinks that were paused, removed or changed, and start missing ones."""
@@ -44,15 +51,18 @@ class SinkWorkers:
                 self._workers[name] = SinkWorker(settings, sink, self.log, self.spark, requests)
 
     def run_queries(self) -> None:
-        """Start queries, and restart failed ones. Starts Spark unless there is no sink to run."""
+        """Start queries, and restart failed ones. Starts Spark, unless there is no sink, and does not wait for it."""
         if not self._workers:
             return
-        waiting = self._shared.update(self._workers, self.spark())
+        spark = self.ready()
+        waiting = self._shared.update(self._workers, spark)
+        if spark is None:
+            return
         starting = any(worker.runner.query.starting for worker in self._workers.values())
         for name, worker in self._workers.items():
             if name not in waiting and not (worker.needs_start and starting):
                 starting |= worker.needs_start
-                worker.run_query(self.spark())
+                worker.run_query(spark)
 
     def facts(self) -> Mapping[str, Mapping[str, object]]:
         """By sink, for the status."""

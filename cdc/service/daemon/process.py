@@ -35,6 +35,9 @@ restarted."""
 STOP_SECONDS = 45.0
 """After this a part that was asked to stop kills itself, in case its supervisor is gone. Longer than the supervisor's
 own deadline."""
+ORPHAN_SECONDS = 2.0
+"""The same where the supervisor is gone: a batch usually ends in this time, and the next daemon waits for the locks of
+this process. A batch that is cut off is applied again."""
 SUPERVISOR = "MILLRACE_SUPERVISOR"
 """The environment variable with the pid of the process that started a part."""
 _PR_SET_PDEATHSIG = 1
@@ -72,8 +75,12 @@ def end_with_parent() -> None:
     The trap: the kernel sends nothing if the parent ended before this call, while Python was still starting.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.environ.get(SUPERVISOR, str(os.getppid())) != str(os.getppid()):
+    if _is_orphan():
         raise SystemExit(TRY_AGAIN)
+
+
+def _is_orphan() -> bool:
+    return os.environ.get(SUPERVISOR, str(os.getppid())) != str(os.getppid())
 
 
 def main(part: str, run: Run) -> int:
@@ -108,7 +115,12 @@ def main(part: str, run: Run) -> int:
 def _kill_if_late(part: str, stop: threading.Event) -> None:
     """Kill this process if it was asked to stop and does not: its supervisor may be gone."""
     stop.wait()
-    time.sleep(STOP_SECONDS)
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        if _is_orphan():
+            time.sleep(ORPHAN_SECONDS)
+            break
     _log.critical("%s did not stop in time and kills itself; nothing is lost, its batch is applied again", part)
     if os.getpgrp() == os.getpid():  # Spark's processes too
         os.killpg(0, signal.SIGKILL)

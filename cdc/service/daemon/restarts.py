@@ -6,18 +6,21 @@ from cdc import backoff
 
 _FIRST = 0.5
 _LONGEST = 30.0
-_STEADY = 60.0  # after running this long the count of failures starts anew
+_STEADY = 20.0
+"""After running this long the count of failures starts anew, and the first restart is immediate: a process that was
+killed comes back at once. Shorter, and a process that ends soon after its start, which is most of its work, would be
+restarted without a pause for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """How many starts in a row have failed."""
+    """How many starts in a row have failed: runs of some time do not count."""
 
     failures: int = 0
 
     def ended(self, ran_for: float) -> "Attempts":
         """The count after a run of that many seconds."""
-        return Attempts(1 if ran_for >= _STEADY else self.failures + 1)
+        return Attempts(0 if ran_for >= _STEADY else self.failures + 1)
 
     @property
     def delay(self) -> float:

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc.config.settings import Settings
+from cdc.log.segments.reader import SegmentReader
 from cdc.model import Entry, Lsn
+from cdc.ports import Offset
+from cdc.service.apply import direct_reader
+from cdc.service.apply.direct_reader import DirectReader
 from cdc.service.apply.sink_workers import SinkWorkers
 from cdc.service.state.pauses import Paused
+from cdc.service.state.sink_positions import by_name
 from sinks import memory
 from sinks.apply import batch_schedule
+from sinks.apply.batch_buffer import BatchBuffer
 from sinks.memory import Store
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
@@ -37,10 +44,14 @@ class Fleet:
         self.log = log
         self._settings = settings
         self._spark = spark
+        self.spark_runs = True
         self.workers = self._made()
 
     def _made(self) -> SinkWorkers:
-        return SinkWorkers(self._settings, self.log.reader, lambda: self._spark)
+        return SinkWorkers(self._settings, self.log.reader, lambda: self._spark, self._ready)
+
+    def _ready(self) -> "SparkSession | None":
+        return self._spark if self.spark_runs else None
 
     def start(self) -> None:
         self.workers.follow(self._settings, Paused())
@@ -244,3 +255,70 @@ def test_a_restart_among_entries_that_share_an_lsn_skips_nothing_for_the_one_tha
     fleet.check(
         {f'{{"id":{key}}}': f'{{"id":{key},"label":"{text}","big":"{text}"}}' for key, text in expected.items()}
     )
+
+
+def directly_read() -> bool:
+    return any(thread.name == "direct-reader" for thread in threading.enumerate())
+
+
+def test_sinks_apply_the_log_while_spark_starts_and_spark_continues_from_there(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    fleet = make_fleet()
+    rng = random.Random(11)
+    history = History(ITEMS, INTEGERS, rng).write(200)
+    pieces = list(cut(history.rows, rng, 20))
+    fleet.reach(fleet.log.append(pieces[0]))
+    fleet.restart(lambda: setattr(fleet, "spark_runs", False))
+    for rows in pieces[1:4]:
+        fleet.reach(fleet.log.append(rows))
+    assert fleet.shared() == set(NAMES)
+    fleet.spark_runs = True
+    for rows in pieces[4:]:  # some of them come from both
+        end = fleet.log.append(rows)
+        fleet.workers.run_queries()
+    fleet.reach(end)
+    fleet.reach(fleet.log.append([row(10**6, 2**61, "last")]))  # far enough for Spark alone
+    fleet.until(lambda: not directly_read(), "only Spark reads")
+    last = {f'{{"id":{10**6}}}': f'{{"id":{10**6},"label":"last","big":"last"}}'}
+    fleet.check(history.state() | last)
+
+
+def test_a_backlog_that_may_be_one_huge_transaction_is_left_to_spark(
+    make_fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_reader, "NEAR", 5)
+    fleet = make_fleet()
+    first = fleet.log.append([row(1, 3, "one")])
+    fleet.reach(first)
+    log, looks = fleet.log.reader, [0]
+
+    def head() -> tuple[Offset, Lsn]:
+        looks[0] += 1
+        return SegmentReader.head(log)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(log, "head", head)
+    fleet.log.append([row(1, 1000, "two")])
+    reader = DirectReader(log, BatchBuffer(first), by_name(log.consumers())["lake"].offset, first)
+    wait_until(lambda: looks[0] > 2, 30, "it looks, and waits")
+    assert (reader.end(), reader.error) == (first, None)
+    fleet.reach(log.head()[1])
+
+
+def test_a_direct_reader_that_cannot_read_says_why(filled_log: FilledLog) -> None:
+    filled_log.append([row(1, 10, "one")])
+    reader = DirectReader(filled_log.reader, BatchBuffer(Lsn(0)), Offset("99"), Lsn(0))
+    assert "beyond the end of the log" in (wait_until(lambda: reader.error, 30, "the reason") or "")
+
+
+def test_a_query_that_starts_at_the_end_of_the_log_waits_there(
+    make_fleet: Callable[..., Fleet], state_dir: Path
+) -> None:
+    fleet = make_fleet(("cache", "lake"))
+    fleet.reach(fleet.log.append([row(1, 10, "one")]))
+    fleet.restart()
+    commits = state_dir / "checkpoints" / "convoy" / "commits"
+    fleet.until((commits / "0").exists, "an empty first batch")
+    assert (fleet.fact("cache", "restarts"), fleet.shared()) == (0, {"cache", "lake"})
+    fleet.reach(fleet.log.append([row(1, 20, "two")]))
+    fleet.check({'{"id":1}': '{"id":1,"label":"two","big":"two"}'})

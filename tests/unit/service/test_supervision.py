@@ -33,8 +33,10 @@ def test_the_delay_doubles_and_is_bounded() -> None:
     assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_part_that_stayed_up_starts_counting_afresh() -> None:
-    assert Attempts(failures=7).ended(ran_for=3600).delay == 0.5
+def test_a_part_that_stayed_up_is_started_again_at_once() -> None:
+    steady = Attempts(failures=7).ended(ran_for=3600)
+    assert steady.delay == 0
+    assert steady.ended(ran_for=1).delay == 0.5
 
 
 def test_a_crash_is_started_again_and_a_final_error_is_not() -> None:
