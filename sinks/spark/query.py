@@ -26,12 +26,12 @@ from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
 from sinks.apply.applier import Applier
 from sinks.apply.errors import Stopped
-from sinks.apply.task_applier import TaskApplier
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather
 from sinks.fold.spark import FOLDED, fold
 from sinks.spark.brief_errors import brief
 from sinks.spark.task_job import SparkTaskJob
+from sinks.tasks.applier import TaskApplier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

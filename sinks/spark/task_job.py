@@ -9,16 +9,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc.log.shares import PLANNED
 from cdc.ports import Share
-from sinks.apply.task_applier import BatchPlan
-from sinks.apply.task_outcome import OUTCOME, Outcome
-from sinks.apply.unit_of_work import Assignment, run
+from sinks.tasks.applier import BatchPlan
+from sinks.tasks.outcome import OUTCOME, Outcome
+from sinks.tasks.unit_of_work import Assignment, run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class SparkTaskJob:
-    """See sinks.apply.task_applier.TaskJob. `planned` has one row and one partition per share."""
+    """See sinks.tasks.applier.TaskJob. `planned` has one row and one partition per share."""
 
     def __init__(self, planned: "DataFrame") -> None:
         self._planned = planned

@@ -13,9 +13,9 @@ import cdc.log
 from cdc.config.settings import Settings
 from cdc.model import TableSchema
 from cdc.ports import Share
-from sinks.apply.unit_of_work import Assignment, run
 from sinks.context import SinkContext
 from sinks.registry import open_sink
+from sinks.tasks.unit_of_work import Assignment, run
 from tests.fix_log import FilledLog
 from tests.scenes.histories import (
     INTEGERS,

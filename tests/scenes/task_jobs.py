@@ -14,11 +14,11 @@ from cdc.log.shares import BatchProgress, bucket_ranges
 from cdc.log.spark.splits import share_of
 from cdc.ports import LogReader, Share
 from sinks.apply.dead_letters import DeadLetters
-from sinks.apply.task_applier import BatchPlan, TaskApplier
-from sinks.apply.task_outcome import Outcome
-from sinks.apply.unit_of_work import Assignment, assignment_settings, run
 from sinks.context import SinkContext
 from sinks.registry import open_sink
+from sinks.tasks.applier import BatchPlan, TaskApplier
+from sinks.tasks.outcome import Outcome
+from sinks.tasks.unit_of_work import Assignment, assignment_settings, run
 
 Fault = Callable[[Assignment, Sequence[Share]], None]
 

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt
+from cdc.log.bucket_layout import BUCKETED, LEAST_ROWS, arranged, in_buckets, in_order
 from cdc.log.key_hash import BUCKETS
-from cdc.log.segments.bucket_layout import BUCKETED, LEAST_ROWS, arranged, in_buckets, in_order
 from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 

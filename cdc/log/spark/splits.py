@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt, LogLost
+from cdc.log.bucket_layout import in_buckets
 from cdc.log.segments import segment_file
-from cdc.log.segments.bucket_layout import in_buckets
 from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, cuts_of, offset_of, require_kept
 from cdc.log.segments.segment_names import Segment, after, parse

@@ -17,10 +17,10 @@ from sinks import registry
 from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
 from sinks.apply.errors import Stopped
-from sinks.apply.task_applier import TaskApplier
-from sinks.apply.unit_of_work import assignment_settings
 from sinks.context import SinkContext
 from sinks.fingerprints import FingerprintRecorder
+from sinks.tasks.applier import TaskApplier
+from sinks.tasks.unit_of_work import assignment_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

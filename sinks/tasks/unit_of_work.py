@@ -20,11 +20,11 @@ from cdc.ports import Batch, Share, Sink, StagingSink
 from sinks import registry
 from sinks.apply.error_policy import table_error
 from sinks.apply.store_connection import StoreConnection
-from sinks.apply.task_outcome import Outcome, Piece, only_keys
 from sinks.context import SinkContext
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather, joined
 from sinks.rows.images import columns
+from sinks.tasks.outcome import Outcome, Piece, only_keys
 
 _PIECE_BYTES = 32 << 20
 """Rows folded at once: a share of a large transaction is applied in several pieces, as if it were several batches."""

@@ -20,11 +20,11 @@ from cdc.log.shares import BatchProgress
 from cdc.model import TableId, TableSchema
 from cdc.ports import Batch, Share, Sink, StagingSink
 from sinks.apply.applier import Applier, ParallelTables
-from sinks.apply.task_outcome import Outcome
-from sinks.apply.unit_of_work import Assignment
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather
 from sinks.fold.removals import removal_batches
+from sinks.tasks.outcome import Outcome
+from sinks.tasks.unit_of_work import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TaskApplier(Applier):
     driver."""
 
     settings: Settings
-    """For the tasks: see `sinks.apply.unit_of_work.assignment_settings`. Set before the first batch."""
+    """For the tasks: see `sinks.tasks.unit_of_work.assignment_settings`. Set before the first batch."""
 
     def apply_by_tasks(self, job: TaskJob) -> None:
         """Like `apply`, for a batch whose rows tasks read and write."""
