@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cdc.log import bucket_layout
 from cdc.log.key_hash import buckets_of
-from cdc.log.segments import bucket_layout
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.reader import SegmentReader
 from cdc.log.shares import bucket_ranges
