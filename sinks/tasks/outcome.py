@@ -147,7 +147,10 @@ class Outcome:
 
 def only_keys(rows: pa.Table, keys: Iterable[str]) -> tuple[pa.Table, pa.Table]:
     """The rows with these keys, and the others."""
-    wanted = pc.is_in(rows.column("key"), value_set=pa.array(list(keys), pa.string()))
+    chosen = list(keys)
+    if not chosen:
+        return rows.slice(0, 0), rows
+    wanted = pc.is_in(rows.column("key"), value_set=pa.array(chosen, pa.string()))
     return rows.filter(wanted), rows.filter(pc.invert(wanted))
 
 
