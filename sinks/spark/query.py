@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from cdc.config.settings import SinkSettings
@@ -127,7 +127,7 @@ def stop_query(query: "StreamingQuery", name: str) -> None:
     """Stop a query, waiting for its batch up to the stop timeout."""
     try:
         query.stop()
-    except (PySparkException, Py4JJavaError):
+    except (PySparkException, Py4JError, OSError):  # OSError: the JVM was killed
         _log.warning("query %s did not stop in time; it is abandoned", name)
 
 
