@@ -30,6 +30,8 @@ _REFUSED = {
     KafkaError._SSL,
 }
 _CHECK = "Check the user, its password and its ACLs."
+_AGREE_SECONDS = 3.0
+"""How long the brokers of a cluster may disagree: each learns of a new topic or a new leader at its own moment."""
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
 """Reported by a broker. Not _UNKNOWN_TOPIC, which the client reports itself and which a reconnect may resolve."""
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
@@ -177,8 +179,15 @@ def poll_messages(consumer: Consumer, seconds: float) -> list["Message[bytes, by
 
 def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
     """The first retained offset and the offset after the last committed message, asked from the broker now."""
-    with translating_errors(f"asking for the ends of {topic}-{partition}"):
-        found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CALL_SECONDS, cached=False)
+    deadline = time.monotonic() + _AGREE_SECONDS
+    while True:
+        try:
+            found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CALL_SECONDS, cached=False)
+            break
+        except KafkaException as error:
+            if error.args[0].code() not in _GONE or time.monotonic() > deadline:
+                raise translate_error(error.args[0], f"asking for the ends of {topic}-{partition}") from None
+            time.sleep(0.05)
     if found is None:
         raise LogLost(f"Kafka did not report the end of {topic}-{partition}.", "Check the brokers.")
     low, high = found
