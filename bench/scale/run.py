@@ -46,7 +46,7 @@ def cluster() -> Figures:
         end = fill_log(folder / "state", changes, keys)
         redis = {"kind": "redis", "name": "redis", "url": environment.servers["redis"].address, "chunk": 1000}
         section = {**redis, "max_batch_changes": 200_000}
-        return {"redis": catch_up(environment, folder, section, 2, end).figures()}
+        return {"store": "redis", **catch_up(environment, folder, section, 2, end).figures()}
 
 
 def latency_bound() -> Figures:
@@ -72,7 +72,7 @@ def _bound(environment: ClusterEnvironment, store: str, port: int, tasks: int) -
     }[store]
     section = {"kind": store, "name": store, **own, "max_batch_changes": 4_000 * tasks}
     run = catch_up(environment, folder, section, tasks, end)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # the JVM removes its own files at the same time
     return run.rate
 
 
