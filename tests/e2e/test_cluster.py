@@ -14,7 +14,9 @@ from tests.fix_processes import wait_until
 from tests.fix_s3 import S3Server
 from tests.fix_servers import unique
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(2400)]
+_PATIENCE = 600.0
+"""Seconds until the stores are level: a master that comes back waits a minute for executors of the dead driver."""
 
 
 @pytest.fixture
@@ -45,22 +47,22 @@ def test_worker_broker_s3_server_driver_and_master_are_killed_in_turn_and_the_st
     spread_pipeline: Pipeline, spark_cluster: SparkCluster, kafka_cluster: KafkaCluster, s3_server: S3Server
 ) -> None:
     daemon = spread_pipeline.start()
-    spread_pipeline.settle()
+    spread_pipeline.settle(_PATIENCE)
     with customers_at_work(spread_pipeline):
         spark_cluster.workers[0].kill()
-        spread_pipeline.settle()
+        spread_pipeline.settle(_PATIENCE)
         spark_cluster.scale(2)
         kafka_cluster.brokers[1].kill()
         s3_server.kill()
         s3_server.start()
-        spread_pipeline.settle()
+        spread_pipeline.settle(_PATIENCE)
         kafka_cluster.start()
         spark_cluster.master.kill()
         before = spread_pipeline.part("apply")
         os.kill(before, signal.SIGKILL)
         spark_cluster.scale(2)
-        wait_until(lambda: spread_pipeline.part("apply") != before, 120, "another driver")
-        spread_pipeline.settle()
-    spread_pipeline.settle()
+        wait_until(lambda: spread_pipeline.part("apply") != before, _PATIENCE, "another driver")
+        spread_pipeline.settle(_PATIENCE)
+    spread_pipeline.settle(_PATIENCE)
     spread_pipeline.assert_equal()
     assert daemon.terminate(60) == 0
