@@ -54,6 +54,7 @@ def _measured(environment: SinkEnvironment, tables: int) -> _Figures:
         started = time.monotonic() - begun
         used, since = capture.cpu() + apply.cpu(), time.monotonic()
         time.sleep(_IDLE_SECONDS)
+        assert capture.alive() and apply.alive()
         cores = (capture.cpu() + apply.cpu() - used) / (time.monotonic() - since)
         return _Figures(round(started, 1), _tree_mb(capture), _tree_mb(apply), round(cores, 3))
     finally:
