@@ -25,21 +25,20 @@ shares. `progress` is in one of the rows: what the whole batch reaches."""
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """Where a batch ends: the LSN up to which it is complete, the newest commit time (µs), and the offset."""
+    """Where a batch ends: the LSN up to which it is complete, and the offset."""
 
     end: Lsn
-    newest: int
     offset: Offset
 
     def encoded(self) -> str:
         """The value of the column `progress`."""
-        return json.dumps([self.end, self.newest, self.offset])
+        return json.dumps([self.end, self.offset])
 
     @classmethod
     def decoded(cls, text: str) -> "BatchProgress":
         """The inverse of `encoded`."""
-        end, newest, offset = json.loads(text)
-        return cls(Lsn(end), newest, Offset(offset))
+        end, offset = json.loads(text)
+        return cls(Lsn(end), Offset(offset))
 
 
 def share_count(rows: int, tasks: int) -> int:

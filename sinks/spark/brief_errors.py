@@ -57,18 +57,17 @@ def brief(work: Work) -> Work:
 
 def _python_exception_name(text: str) -> str:
     """The exception of a task's Python worker, by its name and where it was raised."""
-    for name in _INTERRUPTIONS:
-        if name in text:
-            return _INTERRUPTED + name
     places = re.findall(r'File "([^"]+)", line (\d+)', text)
     named = re.findall(r"^([\w.]+(?:Error|Exception|Fault|Lost|Corrupt|Injected))\b", text, re.MULTILINE)
     where = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
-    return (named[-1] if named else "PythonException") + where
+    return _interruption(text) or (named[-1] if named else "PythonException") + where
 
 
 def _exception_name(text: str) -> str:
-    for name in _INTERRUPTIONS:
-        if name in text:
-            return _INTERRUPTED + name
     named = re.search(r"\n: ([\w.$]+)", text)
-    return named[1] if named else "unknown"
+    return _interruption(text) or (named[1] if named else "unknown")
+
+
+def _interruption(text: str) -> str | None:
+    """The text by which Spark recognises the interruption in this one; None if there is none."""
+    return next((_INTERRUPTED + name for name in _INTERRUPTIONS if name in text), None)

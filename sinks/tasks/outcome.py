@@ -64,7 +64,6 @@ class Outcome:
     """Tables that the store cannot take, with message and remedy."""
     failure: tuple[str, str, str, float] | None = None
     """Why a task could not finish: the kind of error, its message and remedy, and after how many seconds to retry."""
-    tasks: int = 0
 
     # -- in the task
 
@@ -120,7 +119,6 @@ class Outcome:
         return found
 
     def _add(self, facts: dict[str, Any]) -> None:
-        self.tasks += 1
         self.shares += facts["shares"]
         self.progress = facts["progress"] or self.progress
         for table, count in facts["changes"].items():

@@ -29,7 +29,7 @@ class LocalTaskJob:
     def __init__(self, log: LogReader, after: int, until: int, shares: int, fault: Fault | None = None) -> None:
         self.shares = [share_of(after, until, *buckets) for buckets in bucket_ranges(shares)]
         end = list(log.read(str(until - 1), str(until)))[-1].end  # type: ignore[arg-type]
-        self._progress = BatchProgress(end, 0, str(until)).encoded()  # type: ignore[arg-type]
+        self._progress = BatchProgress(end, str(until)).encoded()  # type: ignore[arg-type]
         self._fault = fault
         self.runs: list[Assignment] = []
         self.staged = 0

@@ -27,6 +27,7 @@ from cdc.log.kafka.read.ranges import (
     RangeReader,
     check_topics,
     decode_envelopes,
+    messages_between,
     ranges_between,
     share_of,
 )
@@ -115,11 +116,11 @@ class _TaskPlanner:
 
     def _plan_shares(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
         ranges = ranges_between(after, until)
-        count = share_count(_messages(ranges), self._output_format.tasks)
+        count = share_count(messages_between(after, until), self._output_format.tasks)
         shares: dict[int, list[OffsetRange]] = {}
         for item in ranges:  # by name, not by size: a partition stays in the share of the same number
             shares.setdefault((crc32(item.topic.encode()) + item.partition) % count, []).append(item)
-        reached = BatchProgress(until.end, until.newest, until.offset())
+        reached = BatchProgress(until.end, until.offset())
         named = {number: share_of(share) for number, share in shares.items()}
         return planned_shares(named or {0: share_of(())}, count, reached)
 
@@ -203,7 +204,7 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
 
 def distribute(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
     """Distribute whole partitions over at most `tasks` shares; fewer if there is little to read, at least one."""
-    total = _messages(whole)
+    total = sum(item.end - (item.start or 0) for item in whole)
     count = max(1, min(tasks, len(whole), total // _TASK_MESSAGES))
     shares: list[list[OffsetRange]] = [[] for _ in range(count)]
     weights = [0] * count
@@ -212,10 +213,6 @@ def distribute(whole: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRang
         shares[lightest].append(item)
         weights[lightest] += item.end - (item.start or 0)
     return shares
-
-
-def _messages(ranges: Sequence[OffsetRange]) -> int:
-    return sum(item.end - (item.start or 0) for item in ranges)
 
 
 def _settings_of(settings: str, password: str) -> KafkaSettings | DebeziumSettings:

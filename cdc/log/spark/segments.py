@@ -122,8 +122,8 @@ class _TaskPlanner:
     def _plan_shares(self, view: View, after: int, until: int) -> Sequence[InputPartition]:
         rows = sum(split.rows for split in splits.plan(view, after, until))
         ranges = bucket_ranges(share_count(rows, self._output_format.tasks))
-        end, _, newest, offset = splits.progress_at(view, until)
-        reached = BatchProgress(Lsn(end), newest, offset)
+        end, _, _, offset = splits.progress_at(view, until)
+        reached = BatchProgress(Lsn(end), offset)
         shares = {number: splits.share_of(after, until, *buckets) for number, buckets in enumerate(ranges)}
         return planned_shares(shares, len(ranges), reached)
 
