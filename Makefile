@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-scale clean
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-scale clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -32,6 +32,9 @@ test-durations: .venv/ready ## Keep how long each file took in the last `make te
 
 soak: .venv/ready ## A busy shop while every process is killed at random; writes bench/results/soak.json (MINUTES, SEED)
 	@$(BIN)/python -m bench.soak.run --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+soak-cluster: .venv/ready ## The same on a Spark cluster with Kafka and S3; writes bench/results/soak_cluster.json (MINUTES, SEED)
+	@$(BIN)/python -m bench.soak.run --cluster --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 soak-tests: .venv/ready ## The long tests and the many seeds that CI leaves out: hours
 	@$(BIN)/pytest -m soak

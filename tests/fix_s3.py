@@ -21,14 +21,7 @@ class S3Server(LocalServer):
     @property
     def storage_options(self) -> dict[str, str]:
         """What `deltalake` needs to reach it."""
-        return {
-            "aws_endpoint_url": self.url,
-            "aws_access_key_id": s3.ACCESS_KEY,
-            "aws_secret_access_key": s3.secret_key(self._servers.private()).reveal(),
-            "aws_region": s3.REGION,
-            "aws_virtual_hosted_style_request": "false",
-            "aws_allow_http": "true",
-        }
+        return s3.storage_options(self.url, self._servers.private())
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,8 @@ from bench.scale.idle_tables import idle_tables
 Figures = dict[str, Any]
 _DELAY = 0.02
 _TASKS = (1, 2, 4, 8)
-_BOUND_CHANGES = 16_000
-"""Changes for each task of a latency-bound run."""
+_BOUND_BATCH, _BOUND_BATCHES = 20_000, 3
+"""Changes of a batch for each task of a latency-bound run, and batches; the first does not count."""
 _LOCAL = {"PARTS": "throughput latency", "ROWS": "50000", "CHANGES": "200000", "SECONDS": "20"}
 
 
@@ -54,7 +54,7 @@ def latency_bound() -> Figures:
     found: Figures = {"redis": {}, "opensearch": {}}
     with cluster_environment(max(_TASKS) // 2) as environment:
         for store in found:
-            with delayed(environment.servers[store].port, _DELAY) as port:
+            with delayed(store, environment.servers[store].port, _DELAY) as port:
                 for tasks in _TASKS:
                     found[store][str(tasks)] = _bound(environment, store, port, tasks)
                     print(store, tasks, found[store][str(tasks)], flush=True)
@@ -65,12 +65,12 @@ def _bound(environment: ClusterEnvironment, store: str, port: int, tasks: int) -
     """Small requests: a task waits for the store most of the time."""
     name = f"{store}-{tasks}"
     folder = environment.place.home / name
-    end = fill_log(folder / "state", _BOUND_CHANGES * tasks, 50_000)
+    end = fill_log(folder / "state", _BOUND_BATCH * _BOUND_BATCHES * tasks, 200_000)
     own: dict[str, Any] = {
-        "redis": {"url": f"redis://127.0.0.1:{port}", "prefix": f"{name}:", "chunk": 40},
+        "redis": {"url": f"redis://127.0.0.1:{port}", "prefix": f"{name}:", "chunk": 20},
         "opensearch": {"url": f"http://127.0.0.1:{port}", "prefix": f"{name}-", "replicas": 0, "bulk_mb": 0.01},
     }[store]
-    section = {"kind": store, "name": store, **own, "max_batch_changes": 4_000 * tasks}
+    section = {"kind": store, "name": store, **own, "max_batch_changes": _BOUND_BATCH * tasks}
     run = catch_up(environment, folder, section, tasks, end)
     shutil.rmtree(folder, ignore_errors=True)  # the JVM removes its own files at the same time
     return run.rate

@@ -1,7 +1,7 @@
 """A soak test: a busy shop while every process is killed at random: python -m bench.soak.run --minutes 30.
 
 At the end it compares every row of every store with the source and writes the faults, the recovery times and the growth
-to bench/results/soak.json. Exit code 0 only if nothing differs, no process is left over and nothing grows. The same
+to bench/results/soak.json, or with `--cluster` to soak_cluster.json. Exit code 0 only if nothing differs, no process is left over and nothing grows. The same
 seed injects the same faults in the same order, but not at exactly the same times.
 """
 
@@ -27,6 +27,7 @@ import yaml
 from bench.comparison import RESULTS, machine, write
 from bench.cpu_meter import load, tree, wait
 from bench.soak import watch
+from bench.soak.placement import CLUSTER, LOCAL, Placement
 from bench.soak.result import Fault, growths, summary
 from bench.soak.shop import Crowd
 from cdc.config.settings import Settings
@@ -41,21 +42,6 @@ from deploy.local.servers import Servers
 _PATIENCE = 300.0
 """Seconds after which a pipeline that does not catch up counts as stuck. OpenSearch alone may need 60, and all of it
 ten times as long on a machine that is busy with something else."""
-KINDS = (
-    "kill capture",
-    "kill apply",
-    "kill spark",
-    "kill daemon",
-    "stop daemon",
-    "crash postgres",
-    "kill postgres",
-    "kill redis",
-    "kill opensearch",
-    "pause capture",
-    "pause apply",
-    "pause postgres",
-    "pause redis",
-)
 
 
 @dataclass(slots=True)
@@ -65,7 +51,9 @@ class Soak:
     servers: Servers
     minutes: float
     seed: int = 1
-    kinds: Sequence[str] = KINDS
+    placement: Placement = LOCAL
+    kinds: Sequence[str] = ()
+    """Faults to inject; none: all that the placement has."""
     patience: float = _PATIENCE
     pause: float = 0.03
     """Seconds between two actions of a customer."""
@@ -76,13 +64,16 @@ class Soak:
     mark: str = field(default_factory=lambda: f"{os.getpid()}-{time.monotonic_ns()}")
     _daemon: subprocess.Popen[bytes] | None = None
 
+    def __post_init__(self) -> None:
+        self.kinds = self.kinds or self.placement.kinds
+
     # -- the pipeline
 
     def settings(self) -> Settings:
-        """The demo's shop and pipeline, with a short retention, so that the run includes retention."""
+        """The demo's shop and pipeline, in this placement."""
         config = pipeline.provision(self.servers, self.servers.status()["opensearch"].port)
         facts = yaml.safe_load(config.read_text(encoding="utf-8"))
-        facts["log"] = {"kind": "segments", "retention_hours": 0.05, "hot_segments": 64}
+        self.placement.sections(self.servers, facts)
         facts["source"]["heartbeat_seconds"] = 5
         config.write_text(yaml.safe_dump(facts, sort_keys=False), encoding="utf-8")
         return settings_from(config)
@@ -301,21 +292,24 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
     parser.add_argument("--patience", type=float, default=_PATIENCE, help="seconds to recover in, at most")
-    parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
+    parser.add_argument("--cluster", action="store_true", help="on a Spark cluster, with Kafka and S3")
+    parser.add_argument("--out", type=Path, help="default: in bench/results")
     parser.add_argument("--home", type=Path, help="folder for servers and state; default: a new one")
     given = parser.parse_args()
     home = given.home or Path(tempfile.mkdtemp(prefix="millrace-soak-", dir="/var/tmp"))
     home.chmod(0o711)
     print(f"soaking for {given.minutes:g} minutes with seed {given.seed} in {home}", flush=True)
-    servers = Servers(home, tied=True)
+    placement = CLUSTER if given.cluster else LOCAL
+    servers = placement.servers(home)
     begun = load()
     try:
-        servers.up()
-        soak = Soak(servers, given.minutes, given.seed, patience=given.patience, say=partial(print, flush=True))
+        servers.up(placement.server_names)
+        say = partial(print, flush=True)
+        soak = Soak(servers, given.minutes, given.seed, placement, patience=given.patience, say=say)
         result = soak.run()
     finally:
         servers.down()
-    write(given.out, {**result, "machine": {**machine(), "load_before": begun, "load_after": load()}})
+    write(given.out or RESULTS / placement.results, {**result, "machine": {**machine(), "load_before": begun, "load_after": load()}})
     print("\n".join(result["failures"]) or f"all equal: {result['rows_compared']:,} rows compared")
     return 1 if result["failures"] else 0
 

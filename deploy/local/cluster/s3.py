@@ -77,6 +77,18 @@ class S3:
         return f"http://{HOST}:{site.port}"
 
 
+def storage_options(address: str, private: Path) -> dict[str, str]:
+    """What `deltalake` needs to reach a running server."""
+    return {
+        "aws_endpoint_url": address,
+        "aws_access_key_id": ACCESS_KEY,
+        "aws_secret_access_key": secret_key(private).reveal(),
+        "aws_region": REGION,
+        "aws_virtual_hosted_style_request": "false",
+        "aws_allow_http": "true",
+    }
+
+
 def secret_key_file(private: Path) -> Path:
     """The file with the secret access key, one line."""
     return private / "s3-secret-key"
