@@ -2,6 +2,7 @@
 
 import gc
 import json
+import random
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -82,6 +83,42 @@ def test_who_runs_ahead_gives_exactly_what_is_asked_for(
         assert sum(part.rows.num_rows for part in found) == 31 * len(versions)
         wait_until(lambda: eager._prefetcher is None or not eager._prefetcher.is_alive(), 60)
     eager.close()
+    reader.close()
+
+
+def test_readers_between_which_partitions_move_give_exactly_what_is_asked_for_and_still_prefetch(
+    settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.log.kafka.read.ranges._PREFETCH_FROM", 1)
+    monkeypatch.setattr("cdc.log.kafka.read.feed._CHUNK", 7)
+    log = writer(settings, tmp_path)
+    for lsn in range(10, 210, 10):
+        log.append(entry(lsn, *(change(number, lsn) for number in range(lsn % 30, 30))))
+    reader = KafkaReader(settings)
+    eager = [RangeReader(reader._cluster, prefetch=True) for _ in range(2)]
+    prefetched = [0, 0]
+    chance = random.Random(5)
+    owner = {partition: partition % 2 for partition in range(settings.partitions)}
+    for after, until in pairwise([KafkaPosition(), *reader.positions()]):
+        if chance.random() < 0.3:
+            moved = chance.choice(sorted(owner))
+            owner[moved] = 1 - owner[moved]
+        ranges = ranges_between(after, until)
+        found = [
+            part
+            for number, each in enumerate(eager)
+            for part in each.read([item for item in ranges if owner[item.partition] == number])
+        ]
+        versions = [version for part in found for version in part.rows.column("version").to_pylist()]
+        assert versions == [until.end] * (30 - until.end % 30)
+        for number, each in enumerate(eager):
+            thread = each._prefetcher
+            prefetched[number] += thread is not None
+            if thread is not None:
+                wait_until(lambda: not thread.is_alive(), 60)  # noqa: B023
+    assert min(prefetched) > 5, "a partition that moves must not switch prefetching off"
+    for each in eager:
+        each.close()
     reader.close()
 
 

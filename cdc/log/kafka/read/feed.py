@@ -8,7 +8,7 @@ import base64
 import json
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -146,18 +146,38 @@ class _Decoder:
 
 
 class Feed:
-    """Partitions assigned to a consumer from given offsets on. Not for two threads at once."""
+    """Partitions that a consumer receives from given offsets on: none at first. Not for two threads at once."""
 
-    def __init__(self, consumer: Consumer, starts: Mapping[Address, int], decoded: Decode, foreign: str) -> None:
+    def __init__(self, consumer: Consumer, decoded: Decode, foreign: str) -> None:
         self._consumer = consumer
         self._decoder = _Decoder(decoded, foreign)
-        self._partitions = {address: _PartitionFeed(address, start, start) for address, start in starts.items()}
+        self._partitions: dict[Address, _PartitionFeed] = {}
         self._received_bytes = 0
-        consumer.assign([TopicPartition(*address, start) for address, start in starts.items()])
+        consumer.unassign()
 
-    def continues(self, starts: Mapping[Address, int | None]) -> bool:
-        """Whether these ranges start exactly where the last range of each partition ended."""
-        return {address: partition.taken for address, partition in self._partitions.items()} == dict(starts)
+    def continued(self, ranges: Sequence[OffsetRange]) -> set[Address]:
+        """The partitions whose range starts exactly where their last one ended."""
+        found = ((item, self._partitions.get(item.address)) for item in ranges)
+        return {item.address for item, partition in found if partition is not None and partition.taken == item.start}
+
+    def assign(self, starts: Mapping[Address, int], continued: Collection[Address]) -> None:
+        """Receive these partitions from these offsets on; those in `continued` go on.
+
+        Of the others, one that had no message since goes on as well: it was idle. One with messages that nobody asked
+        for is read by another task now.
+        """
+        moved = [
+            address
+            for address, partition in self._partitions.items()
+            if address in starts or (address not in continued and (partition.records or partition.chunks))
+        ]
+        if moved:
+            self._consumer.incremental_unassign([TopicPartition(*address) for address in moved])
+            for address in moved:
+                del self._partitions[address]
+        if starts:
+            self._partitions |= {address: _PartitionFeed(address, start, start) for address, start in starts.items()}
+            self._consumer.incremental_assign([TopicPartition(*address, start) for address, start in starts.items()])
 
     def poll(self, seconds: float) -> bool:
         """Receive available messages, or wait for the first one; False if none came. Raises RefusedByBroker."""

@@ -124,18 +124,16 @@ class RangeReader:
             # The broker answers an empty fetch after this long: it bounds how late the end of a range is detected.
             self._consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 20})
         self._load_metadata(self._consumer, {item.topic for item in wanted})
+        continued = self._feed.continued(wanted) if self._feed is not None else set()
+        if self._feed is None or not continued:
+            self._feed = Feed(self._consumer, self._decoded, self._cluster.settings.foreign)
         feed = self._feed
-        continued = feed is not None and feed.continues({item.address: item.start for item in wanted})
-        if feed is None or not continued:
-            starts = {item.address: _start(self._consumer, item) for item in wanted}
-            wanted = [item for item in wanted if starts[item.address] < item.end]
-            starts = {item.address: starts[item.address] for item in wanted}
-            self._feed = feed = Feed(self._consumer, starts, self._decoded, self._cluster.settings.foreign)
-            if not wanted:
-                return []
+        begun = {item.address: _start(self._consumer, item) for item in wanted if item.address not in continued}
+        wanted = [item for item in wanted if begun.get(item.address, 0) < item.end]
+        feed.assign({item.address: begun[item.address] for item in wanted if item.address in begun}, continued)
         _receive(feed, self._consumer, wanted)
         found = [feed.take(item) for item in wanted]
-        self._prepare_next(feed, continued, sum(item.end - (item.start or 0) for item in wanted))
+        self._prepare_next(feed, bool(continued), sum(item.end - (item.start or 0) for item in wanted))
         return found
 
     def _load_metadata(self, consumer: Consumer, topics: set[str]) -> None:
