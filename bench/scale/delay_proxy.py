@@ -45,9 +45,7 @@ async def _forward(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter,
 async def _serve(port: int, seconds: float, requests: Requests) -> None:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(_HOST, port)
-        await asyncio.gather(
-            _forward(requests(reader), up_writer, seconds), _forward(_pieces(up_reader), writer, 0.0)
-        )
+        await asyncio.gather(_forward(requests(reader), up_writer, seconds), _forward(_pieces(up_reader), writer, 0.0))
 
     server = await asyncio.start_server(connected, _HOST, 0)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -12,6 +12,7 @@ from deploy.local.servers import STANDARD, Servers, known_servers
 
 _BROKERS = brokers(3)
 _WORKERS = (SparkWorker(1), SparkWorker(2))
+_SEVERAL = (*(broker.name for broker in _BROKERS), *(worker.name for worker in _WORKERS))
 _TASKS = 3
 
 
@@ -90,7 +91,7 @@ CLUSTER = Placement(
         "kill s3",
         "pause s3",
     ),
-    server_names=(*STANDARD, "s3", MASTER, *(server.name for server in (*_BROKERS, *_WORKERS))),
+    server_names=(*STANDARD, "s3", MASTER, *_SEVERAL),
     sections=_spread,
     results="soak_cluster.json",
 )

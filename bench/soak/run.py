@@ -309,7 +309,10 @@ def main() -> int:
         result = soak.run()
     finally:
         servers.down()
-    write(given.out or RESULTS / placement.results, {**result, "machine": {**machine(), "load_before": begun, "load_after": load()}})
+    write(
+        given.out or RESULTS / placement.results,
+        {**result, "machine": {**machine(), "load_before": begun, "load_after": load()}},
+    )
     print("\n".join(result["failures"]) or f"all equal: {result['rows_compared']:,} rows compared")
     return 1 if result["failures"] else 0
 

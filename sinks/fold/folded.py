@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cdc.json_text.members import splice
 from cdc.key_range import KeyRange, Removal
 from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn, TableId, TableSchema
-from cdc.ports import Batch, Offset, Schemas
+from cdc.ports import Batch, Offset, Schemas, Slice
 from sinks.fold.arrow import ranked
 from sinks.fold.spark import FOLDED
 from sinks.rows.images import partial_first
@@ -81,6 +81,12 @@ def gather(rows: pa.Table, schemas: Schemas) -> Folded:
     newest = pc.max(changes.column("commit_ts")).as_py()
     batches = list(_batches(removals.applied(remaining), _before_own_rows(truncates), removals, schemas.get))
     return Folded(Lsn(reached), newest, batches, offset)
+
+
+def of_slices(slices: Sequence[Slice], schemas: Schemas) -> Folded:
+    """Consecutive slices of the log, folded."""
+    folded = gather(ranked(pa.concat_tables([piece.rows for piece in slices])), schemas)
+    return replace(folded, reached=slices[-1].end, offset=slices[-1].offset)
 
 
 def merged(rows: pa.Table) -> pa.Table:

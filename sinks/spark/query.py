@@ -9,26 +9,23 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from cdc.config.settings import SinkSettings
 from cdc.durable_files import open_or_make
-from cdc.errors import EnvironmentFault, LogCorrupt
-from cdc.model import PROGRESS_TABLE, ZERO_LSN, TableId
+from cdc.errors import EnvironmentFault
+from cdc.model import ZERO_LSN, TableId
 from cdc.ports import Consumer, LogReader, Offset
 from sinks.apply.applier import Applier
 from sinks.apply.errors import Stopped
-from sinks.fold.arrow import ranked
-from sinks.fold.folded import Folded, gather
-from sinks.fold.spark import FOLDED, fold
+from sinks.fold.spark import FOLDED
+from sinks.spark.batch_reader import BatchReader
 from sinks.spark.brief_errors import brief
 from sinks.spark.task_job import SparkTaskJob
 from sinks.tasks.applier import TaskApplier
@@ -38,9 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
-_PIECE_BYTES = 32 << 20
-"""Bytes of a folded batch in the driver at once. Three sinks have a piece each, in Arrow and in the JVM: 200 MB each
-were too much for a driver of 1 GB."""
 # To plan, compile and run ten rows: 284 ms of CPU with Spark's defaults, 246 ms without the first two; 60,000 rows
 # cost a third less as well, since a plan that is used once is not worth compiling (docs/adr/0010-fold.md).
 _CONF = {
@@ -145,6 +139,7 @@ class SinkQuery:
         self._shared_mark = checkpoints / f"{settings.name}.shared"
         self._lock: CheckpointLock | None = CheckpointLock.take(checkpoints / f"{settings.name}.lock")
         self._query: StreamingQuery | None = None
+        self._reader: BatchReader | None = None
         self._leaving = False
 
     def start(self, spark: "SparkSession") -> None:
@@ -160,6 +155,7 @@ class SinkQuery:
         own = self.settings
         by_tasks = isinstance(self.applier, TaskApplier)
         reading = ReadStart(own.name, after, own.max_batch_changes, own.trigger_seconds, own.tables, by_tasks)
+        self._reader = BatchReader(self._log, self._folder)
         self._query = stream(spark, self._log, reading, self._folder, brief(self._batch))
 
     @property
@@ -218,49 +214,8 @@ class SinkQuery:
         if isinstance(self.applier, TaskApplier):
             self.applier.apply_by_tasks(SparkTaskJob(changes))
         else:
-            for folded in collected(changes, self._log):
-                self.applier.apply(folded)
+            assert self._reader is not None  # created before the query
+            for folded in self._reader.read(changes, batch_id):
+                self.applier.apply(folded.only(self.settings.tables))
         self.applier.status.add_batch_time(time.monotonic() - started)
         _log.debug("sink %s: batch %d", self.settings.name, batch_id)
-
-
-def collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
-    """Fold a micro-batch: by Arrow in the driver if its packed rows have at most 64 MB, else by Spark SQL.
-
-    The result is one piece, or, where it is too large for the driver, several pieces of whole keys. Every piece has
-    the truncates and the removed ranges; only the last one has the position that the batch reaches.
-    """
-    from pyspark import StorageLevel
-
-    rows = log.unpacked(changes)
-    if isinstance(rows, pa.Table) and not rows.num_rows:
-        return  # a query that starts at the end of the log begins with an empty batch
-    if isinstance(rows, pa.Table):
-        yield gather(ranked(rows), log.schemas)
-        return
-    whole = fold(rows)
-    rows = _piece(whole, 0)
-    last = _size(rows) // _PIECE_BYTES
-    if last == 0:
-        yield gather(rows, log.schemas)
-        return
-    whole.persist(StorageLevel.DISK_ONLY)  # the log is read once more, not once per piece
-    try:
-        for piece in range(last + 1):
-            folded = gather(rows if piece == 0 else _piece(whole, piece), log.schemas)
-            yield folded if piece == last else replace(folded, reached=ZERO_LSN, offset=None)
-    finally:
-        whole.unpersist()
-
-
-def _piece(whole: "DataFrame", piece: int) -> "pa.Table":
-    low, high = piece * _PIECE_BYTES, (piece + 1) * _PIECE_BYTES
-    return whole.where(f"(bytes >= {low} and bytes < {high}) or op in ('t', 'm', 'p')").toArrow()
-
-
-def _size(rows: "pa.Table") -> int:
-    """Bytes of the whole batch, from its progress marker."""
-    sizes = rows.filter(pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))).column("bytes").to_pylist()
-    if not sizes:
-        raise LogCorrupt("A batch of the log has no progress marker.", "Its end is unknown: report this.")
-    return max(size or 0 for size in sizes)

@@ -20,8 +20,9 @@ from sinks.apply.applier import Applier
 from sinks.apply.batch_buffer import BatchBuffer
 from sinks.apply.errors import Stopped
 from sinks.fold.folded import Folded, joined
+from sinks.spark.batch_reader import BatchReader
 from sinks.spark.brief_errors import brief
-from sinks.spark.query import ReadStart, collected, stop_query, stream
+from sinks.spark.query import ReadStart, stop_query, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +40,7 @@ class SharedQuery:
         self.buffer = BatchBuffer(base)
         self._log = log
         self._folder = checkpoints / NAME
+        self._reader = BatchReader(log, self._folder)
         self._query: StreamingQuery | None = None
         self._error = ""
         self.wanted: Callable[[Lsn], bool] = lambda _reached: True
@@ -68,9 +70,9 @@ class SharedQuery:
         if self._query is not None:
             stop_query(self._query, NAME)
 
-    def _batch(self, changes: "DataFrame", _number: int) -> None:
+    def _batch(self, changes: "DataFrame", number: int) -> None:
         try:
-            for folded in collected(changes, self._log):
+            for folded in self._reader.read(changes, number):
                 if self.wanted(folded.reached):
                     self.buffer.put(folded, size(folded))
         except Stopped:

@@ -6,9 +6,6 @@ same buffer. Huge transactions are left to Spark, which need not hold them in me
 """
 
 import threading
-from dataclasses import replace
-
-import pyarrow as pa
 
 from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn
@@ -16,8 +13,7 @@ from cdc.ports import LogReader, Offset, Slice
 from sinks.apply.batch_buffer import BatchBuffer
 from sinks.apply.batch_schedule import NEAR
 from sinks.apply.errors import Stopped
-from sinks.fold.arrow import ranked
-from sinks.fold.folded import Folded, gather
+from sinks.fold.folded import of_slices
 from sinks.spark.shared_query import size as memory_of
 
 _BATCH_ROWS = 20_000
@@ -83,7 +79,7 @@ class DirectReader:
         slices = self._slices(after)
         if not slices:
             return False
-        folded = self._folded(slices)
+        folded = of_slices(slices, self._log.schemas)
         self._buffer.put(folded, memory_of(folded))
         self.position = (slices[-1].offset, slices[-1].end)
         return True
@@ -97,7 +93,3 @@ class DirectReader:
             if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
                 break
         return found
-
-    def _folded(self, slices: list[Slice]) -> Folded:
-        folded = gather(ranked(pa.concat_tables([piece.rows for piece in slices])), self._log.schemas)
-        return replace(folded, reached=slices[-1].end, offset=slices[-1].offset)

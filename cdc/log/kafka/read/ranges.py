@@ -86,7 +86,7 @@ class RangeReader:
     """Keeps its connection between calls: opening one costs more than reading a small batch.
 
     With `prefetch` it fetches and decodes the next messages in a thread while a reader that catches up processes the
-    last ones. It returns only the requested ranges.
+    last ones. It returns only the requested ranges. Safe for several threads; one reads at a time.
     """
 
     def __init__(self, cluster: Cluster, decoded: Decode = decode_envelopes, *, prefetch: bool = False) -> None:
@@ -98,26 +98,29 @@ class RangeReader:
         self._feed: Feed | None = None
         self._prefetcher: threading.Thread | None = None
         self._stop = threading.Event()
+        self._lock = threading.RLock()
 
     def read(self, ranges: Iterable[OffsetRange]) -> list[RangeRows]:
         """The rows of each range that has any, in the order of the ranges."""
         wanted = [item for item in ranges if item.start is None or item.start < item.end]
-        self._stop_prefetch()
-        try:
-            found = self._read(wanted) if wanted else []
-        except BaseException:
-            self.close()
-            raise
+        with self._lock:
+            self._stop_prefetch()
+            try:
+                found = self._read(wanted) if wanted else []
+            except BaseException:
+                self.close()
+                raise
         return [part for part in found if part.rows.num_rows]
 
     def close(self) -> None:
         """Close the connection. The next read opens a new one."""
-        self._stop_prefetch()
-        self._feed = None
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
-            self._known_topics.clear()
+        with self._lock:
+            self._stop_prefetch()
+            self._feed = None
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+                self._known_topics.clear()
 
     def _read(self, wanted: Sequence[OffsetRange]) -> list[RangeRows]:
         if self._consumer is None:

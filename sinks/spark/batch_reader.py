@@ -1,0 +1,108 @@
+"""The changes of a query's micro-batches, folded: few are read in the driver's process, many by Spark's tasks.
+
+A job of Spark with its plan and its Python processes takes 60 ms of CPU, however few rows it has: more than reading and
+folding a thousand changes here, and most of the latency of a pipeline that keeps up (docs/adr/0027-small-batches.md).
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import LogCorrupt
+from cdc.model import PROGRESS_TABLE, ZERO_LSN
+from cdc.ports import LogReader, Offset
+from sinks.fold.arrow import ranked
+from sinks.fold.folded import Folded, gather, of_slices
+from sinks.fold.spark import fold
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FEW_BYTES = 4 << 20
+"""Bytes of WAL up to which a batch is read here: some ten thousand changes."""
+_PIECE_BYTES = 32 << 20
+"""Bytes of a folded batch in the driver at once. Three sinks have a piece each, in Arrow and in the JVM: 200 MB each
+were too much for a driver of 1 GB."""
+
+
+class BatchReader:
+    """Reads the micro-batches of one query, in order."""
+
+    def __init__(self, log: LogReader, checkpoint: Path) -> None:
+        self._log = log
+        self._offsets = checkpoint / "offsets"
+        self._reached = ZERO_LSN
+        """Where the last batch ended. Until the first has, the distance to the end of the log is not known."""
+
+    def read(self, changes: "DataFrame", number: int) -> Iterator[Folded]:
+        """The micro-batch with this number, in one piece or, if it is large, several of whole keys.
+
+        Every piece has the truncates and the removed ranges; only the last one has the position that the batch reaches.
+        """
+        few = self._few(number)
+        for folded in _collected(changes, self._log) if few is None else [few]:
+            yield folded
+            self._reached = max(self._reached, folded.reached)
+
+    def _few(self, number: int) -> Folded | None:
+        """The batch, if it is small: then the job behind its DataFrame never runs."""
+        if not self._reached or self._log.head()[1] - self._reached > _FEW_BYTES:
+            return None
+        after, until = self._offset(number - 1), self._offset(number)
+        if after is None or until is None:
+            return None
+        slices = list(self._log.read(after, until))
+        return of_slices(slices, self._log.schemas) if slices and slices[-1].offset == until else None
+
+    def _offset(self, number: int) -> Offset | None:
+        """Where a micro-batch ends: Spark writes it to the checkpoint before the batch begins. One line per source,
+        after a version and a line of its own."""
+        with suppress(OSError, ValueError, IndexError):
+            found: dict[str, Any] = json.loads((self._offsets / str(number)).read_text(encoding="utf-8").split("\n")[2])
+            return Offset(str(next(iter(found.values()))))
+        return None
+
+
+def _collected(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
+    """Fold a micro-batch that tasks read: by Arrow in the driver if its packed rows have at most 64 MB, else by Spark
+    SQL."""
+    from pyspark import StorageLevel
+
+    rows = log.unpacked(changes)
+    if isinstance(rows, pa.Table) and not rows.num_rows:
+        return  # a query that starts at the end of the log begins with an empty batch
+    if isinstance(rows, pa.Table):
+        yield gather(ranked(rows), log.schemas)
+        return
+    whole = fold(rows)
+    rows = _piece(whole, 0)
+    last = _size(rows) // _PIECE_BYTES
+    if last == 0:
+        yield gather(rows, log.schemas)
+        return
+    whole.persist(StorageLevel.DISK_ONLY)  # the log is read once more, not once per piece
+    try:
+        for piece in range(last + 1):
+            folded = gather(rows if piece == 0 else _piece(whole, piece), log.schemas)
+            yield folded if piece == last else replace(folded, reached=ZERO_LSN, offset=None)
+    finally:
+        whole.unpersist()
+
+
+def _piece(whole: "DataFrame", piece: int) -> "pa.Table":
+    low, high = piece * _PIECE_BYTES, (piece + 1) * _PIECE_BYTES
+    return whole.where(f"(bytes >= {low} and bytes < {high}) or op in ('t', 'm', 'p')").toArrow()
+
+
+def _size(rows: "pa.Table") -> int:
+    """Bytes of the whole batch, from its progress marker."""
+    sizes = rows.filter(pc.equal(rows.column("table"), pa.scalar(PROGRESS_TABLE))).column("bytes").to_pylist()
+    if not sizes:
+        raise LogCorrupt("A batch of the log has no progress marker.", "Its end is unknown: report this.")
+    return max(size or 0 for size in sizes)
