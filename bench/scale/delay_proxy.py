@@ -1,8 +1,8 @@
 """A TCP proxy that adds a fixed time to every request: `python -m bench.scale.delay_proxy PORT SECONDS STORE`.
 
-It stands for a store that takes so long to answer. It limits no rate: requests of several connections wait side by side,
-those of one connection one after the other, also commands that a Redis client sends in one piece. Prints the port on
-which it listens; ends with its parent's pipe.
+It stands for a store that takes so long to answer. It limits no rate: requests of several connections wait side by
+side, those of one connection one after the other, also commands that a Redis client sends in one piece. Prints the port
+on which it listens; ends with its parent's pipe.
 """
 
 import asyncio

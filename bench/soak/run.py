@@ -1,8 +1,8 @@
 """A soak test: a busy shop while every process is killed at random: python -m bench.soak.run --minutes 30.
 
 At the end it compares every row of every store with the source and writes the faults, the recovery times and the growth
-to bench/results/soak.json, or with `--cluster` to soak_cluster.json. Exit code 0 only if nothing differs, no process is left over and nothing grows. The same
-seed injects the same faults in the same order, but not at exactly the same times.
+to bench/results/soak.json, or with `--cluster` to soak_cluster.json. Exit code 0 only if nothing differs, no process is
+left over and nothing grows. The same seed injects the same faults in the same order, but not at exactly the same times.
 """
 
 import argparse
