@@ -1,7 +1,7 @@
 """The changes of a query's micro-batches, folded: few are read in the driver's process, many by Spark's tasks.
 
 A job of Spark with its plan and its Python processes takes 60 ms of CPU, however few rows it has: more than reading and
-folding a thousand changes here, and most of the latency of a pipeline that keeps up (docs/adr/0027-small-batches.md).
+folding a thousand changes here, and most of the latency of a pipeline that keeps up (docs/adr/0029-small-batches.md).
 """
 
 import json

@@ -61,7 +61,7 @@ def test_a_break_between_the_pieces_of_a_large_transaction_ends_in_the_right_sta
     pipeline: Pipeline, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position moves only with the last piece, so the whole transaction comes again, and repeats change nothing."""
-    monkeypatch.setattr("sinks.spark.query._PIECE_BYTES", 1000)
+    monkeypatch.setattr("sinks.spark.batch_reader._PIECE_BYTES", 1000)
     monkeypatch.setattr("cdc.log.spark.packed_rows.LARGEST", 1000)
     breaking = Breaking("store", pipeline.sink._store)
     pipeline.sink = breaking

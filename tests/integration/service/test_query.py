@@ -130,13 +130,34 @@ def test_a_random_history_ends_in_the_state_of_the_source(pipeline: Pipeline) ->
 
 
 def test_a_batch_taken_in_pieces_ends_in_the_same_state(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.spark.query._PIECE_BYTES", 1000)
+    monkeypatch.setattr("sinks.spark.batch_reader._PIECE_BYTES", 1000)
     monkeypatch.setattr("cdc.log.spark.packed_rows.LARGEST", 1000)
     pipeline.restart()
     history = History(ITEMS, INTEGERS, random.Random(11)).write(120)
     reach(pipeline, pipeline.log.append(history.rows))
     pipeline.check(ITEMS, history.state())
     assert pipeline.applier.status.batches > 1
+
+
+def test_small_batches_need_no_job_of_spark_and_large_ones_are_read_by_tasks(
+    pipeline: Pipeline, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def jobs() -> int:
+        query = pipeline.query._query
+        assert query is not None
+        return len(spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
+
+    history = History(ITEMS, INTEGERS, random.Random(3)).write(120)
+    pieces = list(cut(history.rows, random.Random(3), 30))
+    reach(pipeline, pipeline.log.append(pieces[0]))
+    first = jobs()
+    for rows in pieces[1:-1]:
+        reach(pipeline, pipeline.log.append(rows))
+    assert (first, jobs()) == (1, 1)
+    monkeypatch.setattr("sinks.spark.batch_reader._FEW_BYTES", 0)
+    reach(pipeline, pipeline.log.append(pieces[-1]))
+    assert jobs() == 2
+    pipeline.check(ITEMS, history.state())
 
 
 def test_a_restarted_query_goes_on_where_it_was(pipeline: Pipeline) -> None:
