@@ -25,8 +25,11 @@ from bench.sinks.batches import TABLE, values
 from cdc.capture.pgoutput.decoder import Decoder
 from cdc.capture.transactions.assembly import Assembler
 from cdc.capture.transactions.spill import SpillFolder
+from cdc.log.segments.folder.storage import FolderStorage
+from cdc.log.segments.folder.writer import FolderWriter
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.segment_file import Encoding
 from cdc.log.spark import packed_rows
 from cdc.model import ZERO_LSN, Entry, PgType
 from sinks.context import SinkContext
@@ -71,7 +74,7 @@ def measure(count: int, runs: int) -> dict[str, float]:
 
 
 def _run(frames: list[bytes], steps: _Steps, folder: Path) -> None:
-    log = SegmentWriter(folder / "log", SegmentSettings())
+    log = SegmentWriter(FolderWriter(folder / "log", Encoding()), SegmentSettings())
     decoder = Decoder(log.schemas, _no_type)
     decoded = steps.time("decode: WAL messages to rows with JSON images", lambda: decoder.feed(frames))
     assembler = Assembler(ZERO_LSN, 1 << 30, SpillFolder(folder / "scratch").open)
@@ -81,7 +84,7 @@ def _run(frames: list[bytes], steps: _Steps, folder: Path) -> None:
     )
     (entry,) = [item for item in items if isinstance(item, Entry)]
     steps.time("append: a Parquet segment, synced and renamed", lambda: log.append(entry))
-    reader = SegmentReader(folder / "log")
+    reader = SegmentReader(FolderStorage(folder / "log"))
     rows = steps.time(
         "read: the segment in a Spark task",
         lambda: pa.concat_tables([slice.rows for slice in reader.read(reader.start())]),

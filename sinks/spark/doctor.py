@@ -148,7 +148,8 @@ def _await_executor(session: "SparkSession") -> bool:
 
 def _folders(settings: Settings) -> list[tuple[Path, bool]]:
     """Local folders that tasks read, and whether they write there too: the segment log, the folders of sinks."""
-    log = [(settings.state, False)] if settings.log.kind == "segments" else []
+    in_folder = settings.log.kind == "segments" and not getattr(settings.log, "uri", "")
+    log = [(settings.state, False)] if in_folder else []
     paths = [str(getattr(sink, "path", "")) for sink in settings.sinks]
     return [*log, *((Path(path), True) for path in paths if path and "://" not in path)]
 

@@ -43,6 +43,21 @@ class SegmentsBench:
         return {"state": str(self._state), "log": {"kind": "segments", "hot_segments": 4, "retention_hours": 1e6}}
 
 
+class BucketBench:
+    """Objects in a prefix of the test's own."""
+
+    fail_points = ("log.before_write", "log.before_put", "log.after_put", "log.after_append", "log.spool_publish")
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._state = request.getfixturevalue("tmp_path") / "state"
+        self._uri = request.getfixturevalue("s3_url")
+        self._options = request.getfixturevalue("s3_server").storage_options
+
+    def data(self) -> Mapping[str, object]:
+        place = {"kind": "segments", "uri": self._uri, "storage_options": self._options}
+        return {"state": str(self._state), "log": {**place, "hot_segments": 4, "retention_hours": 1e6}}
+
+
 class KafkaBench:
     """Topics of the test's own on the session's broker."""
 
@@ -64,7 +79,11 @@ class KafkaBench:
         return {"state": str(self._state), "log": log}
 
 
-LOGS: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {"kafka": KafkaBench, "segments": SegmentsBench}
+LOGS: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {
+    "kafka": KafkaBench,
+    "segments": SegmentsBench,
+    "segments in a bucket": BucketBench,
+}
 
 READ_ONLY = {"debezium"}
 """Kinds that somebody else writes: their tests are tests/integration/log/test_debezium.py."""

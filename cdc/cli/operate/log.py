@@ -3,6 +3,7 @@
 import json
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -187,11 +188,11 @@ def quarantine(
 ) -> None:
     """Remove an unreadable segment from the log. Its changes are lost.
 
-    The file is kept in the folder `quarantine`. Read the tables again afterwards: millrace backfill
+    The file is kept under `quarantine`. Read the tables again afterwards: millrace backfill
 
     Example: millrace log quarantine 4711 --yes
     """
-    from cdc.log.segments.log import folder_of
+    from cdc.log.segments.log import writer_storage
     from cdc.log.segments.quarantine import quarantine as move_out
 
     settings, _ = _opened(config)
@@ -199,7 +200,8 @@ def quarantine(
         raise ConfigError(f"A log of kind {settings.log.kind} has no segments.", "Use that log's own tools.")
     if not yes:
         typer.confirm(f"Remove the segment with sequence {sequence} from the log and lose its changes?", abort=True)
-    gone = move_out(folder_of(settings), sequence)
+    with closing(writer_storage(settings, unreadable=sequence)) as storage:
+        gone = move_out(storage, sequence)
     OUT.print(
         f"Removed {gone.described}: {gone.rows} change(s). Read its tables again: millrace backfill", markup=False
     )

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.segments import segment_file
-from cdc.log.segments.folder import View
 from cdc.log.segments.merge import SegmentMerger, sizes_of
 from cdc.log.segments.segment_names import Segment
+from cdc.log.segments.storage import View
 from cdc.model import LOG_SCHEMA
 
 
@@ -62,7 +62,7 @@ def _newest_complete(view: View, chosen: Sequence[Segment]) -> pa.Table:
 
 
 def _tables(view: View, segment: Segment) -> Iterator[pa.Table]:
-    return segment_file.batches(view.paths[segment], segment, 0, segment.rows)
+    return segment_file.batches(view.stored[segment], segment, 0, segment.rows)
 
 
 def _complete(table: pa.Table) -> pa.Table:
@@ -89,12 +89,12 @@ def needed(table: pa.Table, newest: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _rewrite(history: SegmentMerger, view: View, segment: Segment, newest: pa.Table) -> int:
-    table = segment_file.rows(view.paths[segment], segment)
+    table = segment_file.rows(view.stored[segment], segment)
     keep = needed(table, newest)
     kept = table.filter(pa.array(keep))
     if kept.num_rows == table.num_rows:
         return 0
-    cuts = _adjust_cuts(segment_file.metadata(view.paths[segment], segment).cuts, keep)
+    cuts = _adjust_cuts(segment_file.metadata(view.stored[segment], segment).cuts, keep)
     history.replace(view, (segment,), (kept,), cuts)
     return int(table.num_rows - kept.num_rows)
 

@@ -1,11 +1,12 @@
-"""The segment log: Parquet files in a folder, one writer, any number of readers, no server.
+"""The segment log: Parquet files in a folder or a bucket, one writer, any number of readers, no server of its own.
 
-A segment is written to a staging folder, synced and renamed into `hot/`. The rename commits rows and position together,
-and a restart reads the position from the file names. See docs/adr/0005-segment-log.md.
+Making a segment visible is one step, a rename or a conditional PUT. It commits rows and position together, and a
+restart reads the position from the segments. See docs/adr/0005-segment-log.md, docs/adr/0027-segments-in-a-bucket.md.
 """
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -13,21 +14,22 @@ from typing import Literal
 from pydantic import Field
 
 from cdc import failpoint
-from cdc.config.settings import LogSettings, Settings
-from cdc.durable_files import make_folder, remove, sync_folder, write_errors, write_new
+from cdc.config.settings import LogSettings, SecretField, Settings
+from cdc.durable_files import make_folder
 from cdc.errors import LogError, LogFull
 from cdc.log.registry import LogKind
 from cdc.log.segments import segment_file
+from cdc.log.segments.bucket.access import check_bucket
+from cdc.log.segments.bucket.writer import BucketWriter
 from cdc.log.segments.compaction import compact, count_replaced
 from cdc.log.segments.consumers import Consumers
-from cdc.log.segments.folder import LogFolder
+from cdc.log.segments.folder.writer import FolderWriter
 from cdc.log.segments.merge import SegmentMerger, recover_marks, sizes_of
-from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.reader import SegmentReader, storage_at
 from cdc.log.segments.retention import SegmentRetention
-from cdc.log.segments.schemas import FolderSchemas
 from cdc.log.segments.segment_names import Segment
 from cdc.log.segments.spool import SegmentSpool
-from cdc.log.segments.writer_lock import WriterLock
+from cdc.log.segments.storage import LogLocation, Parts, WriterStorage
 from cdc.model import Entry, Lsn, Progress
 from cdc.ports import Schemas
 
@@ -35,9 +37,15 @@ _REOPEN = "Restart the process: it reads the durable position again."
 
 
 class SegmentSettings(LogSettings):
-    """A log of Parquet files under the state folder."""
+    """A log of Parquet files, under the state folder or in a bucket."""
 
     kind: Literal["segments"] = "segments"
+    uri: str = Field("", pattern=r"^(s3a?://[^/?#]+(/[^?#]*)?)?$")
+    """A bucket and a prefix of this log's own (`s3://bucket/prefix`), in S3 or a store with its protocol that honours
+    `If-None-Match`. Empty: the folder `log` under the state folder."""
+    storage_options: dict[str, SecretField] = Field(default_factory=dict)
+    """Options of the bucket, by the names of object_store (`aws_access_key_id`, `aws_region`, `aws_endpoint_url`, ...).
+    What is not set is taken from the environment's AWS_ variables, or from the machine's role."""
     compression: segment_file.Compression = "lz4"
     """Compression of fresh segments. Merged segments always use zstd. lz4 halves the CPU cost of small segments."""
     hot_segments: int = Field(512, ge=1)
@@ -47,31 +55,24 @@ class SegmentSettings(LogSettings):
 
 
 class SegmentWriter:
-    """Appends to the folder. Safe to call from several threads; appends one entry at a time."""
+    """Appends segments. Safe to call from several threads; appends one entry at a time."""
 
-    def __init__(
-        self, root: Path, settings: SegmentSettings, takeover: bool = False, *, by_bucket: bool = False
-    ) -> None:
+    def __init__(self, storage: WriterStorage, settings: SegmentSettings, *, by_bucket: bool = False) -> None:
         self._settings = settings
-        self._by_bucket = by_bucket
-        self._folder = LogFolder(root)
-        self._schemas = FolderSchemas(root / "schemas")
+        self._storage = storage
         self._lock = threading.RLock()
         self._maintaining = threading.Lock()
         self._broken = False
         self._unsynced: tuple[Segment, Mapping[str, str]] | None = None
-        """A segment that was renamed, but whose folder could not be synced because the disk was full."""
-        self._writer_lock = WriterLock.take(root, takeover)
-        self._history = SegmentMerger(self._folder, self._writer_lock, by_bucket)
-        self._retention = SegmentRetention(self._history, Consumers(root / "consumers"))
+        """A segment that is visible, but not yet durable because the disk was full."""
+        self._history = SegmentMerger(storage, by_bucket)
+        self._retention = SegmentRetention(self._history, Consumers(storage.consumers))
         try:
-            make_folder(self._folder.hot)
-            make_folder(self._folder.history)
-            view = self._folder.view()
+            view = storage.view()
             self._sequence = view.chain.head
             self._progress = Progress(view.chain.end, recover_marks(view))
         except BaseException:
-            self._writer_lock.release()
+            storage.close()
             raise
 
     def progress(self) -> Progress:
@@ -81,7 +82,7 @@ class SegmentWriter:
     @property
     def schemas(self) -> Schemas:
         """The schema registry of this log."""
-        return self._schemas
+        return self._storage.schemas
 
     def append(self, entry: Entry) -> None:
         """Write one segment. Ignores an entry that the log already has."""
@@ -91,49 +92,40 @@ class SegmentWriter:
                 return
             failpoint.reached("log.before_write")
             rows = segment_file.checked(entry.rows)
-            metadata, compression = segment_file.Metadata(entry.marks, ()), self._settings.compression
-            data = segment_file.encode(rows, metadata, compression, by_bucket=self._by_bucket)
-            staged = self._writer_lock.staging / f"{self._sequence + 1}.parquet"
-            try:
-                with write_errors(self._writer_lock.staging):
-                    write_new(staged, memoryview(data))
-                self._publish(staged, segment_file.Extent.of(rows), entry.end, entry.marks)
-            except BaseException:
-                remove(staged)  # the next attempt creates a file of the same name
-                raise
+            append = partial(self._storage.append, rows=rows, marks=entry.marks)
+            self._publish(append, segment_file.Extent.of(rows), entry.end, entry.marks)
             failpoint.reached("log.after_append")
 
     def spool(self) -> SegmentSpool:
         """Begin a transaction that is too large for memory."""
-        publish = partial(self._publish, marks={})
-        return SegmentSpool(publish, self._writer_lock.staging, self._settings.compression, self._by_bucket)
+        return SegmentSpool(self._publish_parts, self._storage.new_parts())
 
-    def _publish(self, staged: Path, extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]) -> bool:
-        """Rename a synced file or folder to become the next segment; False if the log already has it.
+    def _publish_parts(self, parts: Parts, extent: segment_file.Extent, end: Lsn) -> bool:
+        return self._publish(partial(self._storage.append_parts, parts=parts), extent, end, {})
 
-        After LogFull the caller may repeat the call.
-        """
+    def _publish(
+        self, append: Callable[[Segment], None], extent: segment_file.Extent, end: Lsn, marks: Mapping[str, str]
+    ) -> bool:
+        """Append the next segment; False if the log already has it. After LogFull the caller may repeat the call."""
         with self._lock:
             self._sync_pending()
             if self._is_repeat(end, marks):
                 return False
             segment = self._next_segment(extent, max(end, self._progress.end), bool(marks))
-            failpoint.reached("log.before_rename")
-            self._writer_lock.rename(staged, self._folder.hot / str(segment))
+            append(segment)
             self._unsynced = (segment, marks)
             self._sync_pending()
             return True
 
     def _sync_pending(self) -> None:
-        """Make the last renamed segment durable; only then does it count. After LogFull the next call tries again."""
+        """Make the last visible segment durable; only then does it count. After LogFull the next call tries again."""
         if self._broken:
             raise LogError("An earlier sync of the log folder failed.", _REOPEN)
         if self._unsynced is None:
             return
         segment, marks = self._unsynced
         try:
-            with write_errors(self._folder.hot):
-                sync_folder(self._folder.hot)
+            self._storage.sync()
         except LogFull:
             raise
         except LogError as error:
@@ -155,8 +147,8 @@ class SegmentWriter:
 
     @property
     def append_interval(self) -> float:
-        """An append costs the writer a few syncs and every reader one more file to open."""
-        return 0.03
+        """That of the folder or the bucket."""
+        return self._storage.append_interval
 
     @property
     def _target(self) -> int:
@@ -165,7 +157,7 @@ class SegmentWriter:
     def maintain(self) -> None:
         """Merge small old segments, and remove segments past retention."""
         with self._maintaining:
-            self._history.remove_superseded()
+            self._storage.clean()
             self._history.merge(self._settings.hot_segments, self._target)
             self._retention.apply(self._settings.retention_hours, self._settings.retention_gb)
 
@@ -200,19 +192,35 @@ class SegmentWriter:
         return sum(sizes_of(self._history.view()).values())
 
     def close(self) -> None:
-        """Release the writer lock."""
-        self._writer_lock.release()
+        """Let the next writer start."""
+        self._storage.close()
 
 
-def folder_of(settings: Settings) -> Path:
-    """The folder of a pipeline's segment log."""
-    return settings.state / "log"
+def location_of(settings: Settings) -> LogLocation:
+    """Where a pipeline's segments are."""
+    own = _segment_settings(settings)
+    if not own.uri:
+        return LogLocation(os.fspath((settings.state / "log").absolute()))
+    options = {name: secret.reveal() for name, secret in own.storage_options.items()}
+    return LogLocation(own.uri, tuple(sorted(options.items())))
+
+
+def writer_storage(settings: Settings, unreadable: int = 0) -> WriterStorage:
+    """The folder or bucket, for the only writer. Raises LogFenced while another process of this machine writes.
+
+    `unreadable` is the number of a segment that may be unreadable.
+    """
+    own, location = _segment_settings(settings), location_of(settings)
+    make_folder(settings.state)
+    encoding = segment_file.Encoding(own.compression, settings.spark.on_cluster)
+    if location.in_bucket:
+        return BucketWriter(location, settings.state / "log", encoding, unreadable)
+    return FolderWriter(Path(location.root), encoding)
 
 
 def _open_writer(settings: Settings) -> SegmentWriter:
-    make_folder(settings.state)
-    own = _segment_settings(settings)
-    return SegmentWriter(folder_of(settings), own, by_bucket=settings.spark.on_cluster)
+    storage = writer_storage(settings)
+    return SegmentWriter(storage, _segment_settings(settings), by_bucket=settings.spark.on_cluster)
 
 
 def _segment_settings(settings: Settings) -> SegmentSettings:
@@ -221,7 +229,13 @@ def _segment_settings(settings: Settings) -> SegmentSettings:
 
 
 def _open_reader(settings: Settings) -> SegmentReader:
-    return SegmentReader(folder_of(settings))
+    return SegmentReader(storage_at(location_of(settings)))
 
 
-KIND = LogKind(SegmentSettings, _open_writer, _open_reader)
+def _check_bucket(settings: Settings, seconds: float) -> None:
+    location = location_of(settings)
+    if location.in_bucket:
+        check_bucket(location, seconds)
+
+
+KIND = LogKind(SegmentSettings, _open_writer, _open_reader, _check_bucket)

@@ -4,18 +4,14 @@ Every merge publishes the new segment before it removes the old ones. Until then
 generation, so a crash at any moment leaves at most superseded files, which the next round removes.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from cdc import failpoint
-from cdc.durable_files import open_new, remove, sync_folder, write_errors
 from cdc.log.segments import segment_file
-from cdc.log.segments.folder import LogFolder, View
 from cdc.log.segments.segment_names import Segment
-from cdc.log.segments.writer_lock import WriterLock
+from cdc.log.segments.storage import Staged, View, WriterStorage
 from cdc.model import LOG_SCHEMA, Lsn
 
 FAN_IN = 16
@@ -37,7 +33,7 @@ def recover_marks(view: View, until: int | None = None) -> dict[str, str]:
     for segment in reversed((*floor, *view.chain.kept)):
         if not segment.marks or (until is not None and segment.start > until):
             continue
-        marks = {**segment_file.metadata(view.paths[segment], segment).marks, **marks}
+        marks = {**segment_file.metadata(view.stored[segment], segment).marks, **marks}
         if segment.generation:
             break
     return marks
@@ -75,23 +71,13 @@ def _worth_merging(run: Sequence[Segment], full: bool) -> bool:
 class SegmentMerger:
     """Rewrites published segments. Only the log's writer uses it, from one thread at a time."""
 
-    def __init__(self, folder: LogFolder, writer_lock: WriterLock, by_bucket: bool = False) -> None:
-        self._folder = folder
-        self._writer_lock = writer_lock
+    def __init__(self, storage: WriterStorage, by_bucket: bool = False) -> None:
+        self._storage = storage
         self._by_bucket = by_bucket
 
     def view(self) -> View:
         """The segments now."""
-        return self._folder.view()
-
-    def remove_superseded(self) -> None:
-        """Remove segments that a published merge has superseded and that a crash left behind."""
-        self._writer_lock.require()
-        view = self.view()
-        if view.chain.superseded:
-            self._sync()  # the merged segment may be visible but not yet durable
-        for segment in view.chain.superseded:
-            self._writer_lock.remove_published(view.paths[segment])
+        return self._storage.view()
 
     def merge(self, hot: int, target: int, until: int | None = None) -> int:
         """Merge the segments that are due, at most up to a sequence number; returns how many were merged."""
@@ -102,17 +88,13 @@ class SegmentMerger:
         for run in plan(kept, sizes, hot, target):
             self._merge(self.view(), run)  # a new listing: the last merge may have removed files that hold marks
             merged += len(run)
-        self._move_large(view, sizes, hot, target)
+        self._archive_large(view, sizes, hot, target)
         return merged
 
-    def _move_large(self, view: View, sizes: Mapping[Segment, int], hot: int, target: int) -> None:
+    def _archive_large(self, view: View, sizes: Mapping[Segment, int], hot: int, target: int) -> None:
         """Move large fresh segments to history without rewriting them."""
         large = [segment for segment in view.chain.kept if segment.generation == 0 and sizes[segment] >= target // 4]
-        for segment in large:
-            path = view.paths[segment]
-            if path.parent == self._folder.hot and segment.stop <= view.chain.head - hot:
-                self._writer_lock.rename(path, self._folder.history / path.name)
-                self._sync()
+        self._storage.archive([segment for segment in large if segment.stop <= view.chain.head - hot])
 
     def _merge(self, view: View, run: Sequence[Segment]) -> None:
         cuts = [cut for segment in run for cut in _cuts(view, segment)]
@@ -131,47 +113,32 @@ class SegmentMerger:
     ) -> Segment:
         """Publish one segment that replaces adjacent ones, then remove those. `marks`: all marks up to its end."""
         marks = recover_marks(view, run[-1].stop) if marks is None else marks
-        staged = self._writer_lock.staging / f"merge-{run[0].start}-{run[-1].stop}.parquet"
-        try:
+        with self._storage.staged(f"merge-{run[0].start}-{run[-1].stop}.parquet") as staged:
             extent = self._write(staged, rows, segment_file.Metadata(marks, cuts))
             segment = _merged_segment(run, extent, bool(marks), expired)
             failpoint.reached("log.merge_before_publish")
-            self._writer_lock.rename(staged, self._folder.history / str(segment))
-        except BaseException:
-            remove(staged)  # the next round creates a file of the same name
-            raise
-        self._sync()
+            self._storage.publish(run, segment, staged)
         failpoint.reached("log.merge_after_publish")
         for old in run:
-            self._writer_lock.remove_published(view.paths[old])
+            self._storage.remove(view.stored[old])
             failpoint.reached("log.merge_removing")
         return segment
 
-    def _write(self, staged: Path, rows: Iterable[pa.Table], metadata: segment_file.Metadata) -> segment_file.Extent:
+    def _write(self, staged: Staged, rows: Iterable[pa.Table], metadata: segment_file.Metadata) -> segment_file.Extent:
         extent = segment_file.Extent()
-        with write_errors(self._writer_lock.staging), os.fdopen(open_new(staged), "wb") as file:
-            parquet = segment_file.SegmentFile(file, "zstd", _LEVEL, by_bucket=self._by_bucket)
-            for group in _row_groups(rows):
-                extent = extent.with_more(segment_file.Extent.of(group))
-                parquet.write(group)
-            parquet.finish(metadata)
-            file.flush()
-            os.fsync(file.fileno())
+        parquet = segment_file.SegmentFile(staged.file, "zstd", _LEVEL, by_bucket=self._by_bucket)
+        for group in _row_groups(rows):
+            extent = extent.with_more(segment_file.Extent.of(group))
+            parquet.write(group)
+        parquet.finish(metadata)
+        staged.file.flush()
         return extent
-
-    def _sync(self) -> None:
-        """Make the names in history durable. Superseded segments must not be removed before this."""
-        with write_errors(self._folder.history):
-            sync_folder(self._folder.history)
 
 
 def sizes_of(view: View) -> dict[Segment, int]:
     """Bytes on disk of every segment that is not superseded."""
     floor = () if view.chain.floor is None else (view.chain.floor,)
-    return {
-        segment: sum(path.stat().st_size for path in segment_file.part_files(view.paths[segment]))
-        for segment in (*floor, *view.chain.kept)
-    }
+    return {segment: view.stored[segment].size for segment in (*floor, *view.chain.kept)}
 
 
 def _merged_segment(run: Sequence[Segment], extent: segment_file.Extent, marks: bool, expired: bool) -> Segment:
@@ -190,11 +157,11 @@ def _merged_segment(run: Sequence[Segment], extent: segment_file.Extent, marks: 
 def _cuts(view: View, segment: Segment) -> Sequence[segment_file.Cut]:
     if segment.start == segment.stop:
         return (segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
-    return segment_file.metadata(view.paths[segment], segment).cuts
+    return segment_file.metadata(view.stored[segment], segment).cuts
 
 
 def _batches(view: View, segment: Segment) -> Iterator[pa.Table]:
-    return segment_file.batches(view.paths[segment], segment, 0, segment.rows)
+    return segment_file.batches(view.stored[segment], segment, 0, segment.rows)
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -7,6 +7,7 @@ If a merge removes a file during a read, the reader finds the rows in the merged
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ import pyarrow as pa
 
 from cdc.errors import LogCorrupt
 from cdc.log.segments import segment_file
+from cdc.log.segments.bucket.storage import BucketStorage
 from cdc.log.segments.consumers import ConsumerPosition, Consumers
-from cdc.log.segments.folder import LogFolder, View
-from cdc.log.segments.schemas import FolderSchemas
+from cdc.log.segments.folder.storage import FolderStorage
 from cdc.log.segments.segment_names import Segment
 from cdc.log.segments.segment_names import after as after_sequence
+from cdc.log.segments.storage import LogLocation, LogStorage, StoredSegment, View
 from cdc.log.spark_reader import SparkReader
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 from cdc.ports import Consumer, Lag, Offset, Schemas, Share, Slice
@@ -43,26 +45,21 @@ def sequence_of(offset: Offset) -> int:
 
 
 class SegmentReader(SparkReader):
-    """Reads one folder. Cheap to create; caches the listing while the folder does not change."""
+    """Reads one log."""
 
-    def __init__(self, root: Path) -> None:
-        self._folder = LogFolder(root)
-        self._schemas = FolderSchemas(root / "schemas")
-        self._consumers = Consumers(root / "consumers")
+    def __init__(self, storage: LogStorage) -> None:
+        self.storage = storage
+        """Where the log is."""
+        self._consumers = Consumers(storage.consumers)
 
     @property
     def schemas(self) -> Schemas:
         """The schema registry of this log."""
-        return self._schemas
-
-    @property
-    def root(self) -> Path:
-        """The log's folder."""
-        return self._folder.root
+        return self.storage.schemas
 
     def view(self) -> View:
         """The segments now."""
-        return self._folder.view()
+        return self.storage.view()
 
     def start(self) -> Offset:
         """The offset before the oldest retained entry."""
@@ -109,7 +106,7 @@ class SegmentReader(SparkReader):
                 # A merge removed the file after the listing: the next listing shows the merged segment.
                 misses += 1
                 if misses > _MAX_MISSES:
-                    raise segment_file.corrupt(Path(error.filename or "?"), "is listed but cannot be found") from None
+                    raise segment_file.corrupt(str(error.filename), "is listed but cannot be found") from None
 
     def _slices(self, position: int, stop: int) -> Iterator[Slice]:
         view = self.view()
@@ -117,7 +114,7 @@ class SegmentReader(SparkReader):
         for segment in after_sequence(view.chain.kept, position):
             if segment.start > stop:
                 return
-            yield from slices(view.paths[segment], segment, position, stop)
+            yield from slices(view.stored[segment], segment, position, stop)
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered consumer."""
@@ -154,7 +151,13 @@ class SegmentReader(SparkReader):
     def _source(self) -> "LogSource":
         from cdc.log.spark.segments import source
 
-        return source(self._folder.root)
+        return source(self.storage.location)
+
+
+@cache
+def storage_at(location: LogLocation) -> LogStorage:
+    """The folder or bucket at a location, opened once in each process."""
+    return BucketStorage(location) if location.in_bucket else FolderStorage(Path(location.root))
 
 
 def require_kept(view: View, position: int) -> None:
@@ -170,7 +173,7 @@ def cuts_of(view: View, segment: Segment) -> Sequence[segment_file.Cut]:
     """Where the original entries lie in a segment. Opens the file only if the segment is merged."""
     if segment.start == segment.stop:
         return (segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest),)
-    return segment_file.metadata(view.paths[segment], segment).cuts
+    return segment_file.metadata(view.stored[segment], segment).cuts
 
 
 def _first_entry(view: View, wanted: Callable[[segment_file.Cut], bool], low: int) -> segment_file.Cut | None:
@@ -181,21 +184,21 @@ def _first_entry(view: View, wanted: Callable[[segment_file.Cut], bool], low: in
     return None
 
 
-def slices(path: Path, segment: Segment, position: int, stop: int) -> Iterator[Slice]:
+def slices(stored: StoredSegment, segment: Segment, position: int, stop: int) -> Iterator[Slice]:
     """The entries of one segment after a position, up to a sequence number."""
     if segment.start == segment.stop:
-        yield Slice(offset_of(segment.stop), segment.end, segment_file.rows(path, segment))
+        yield Slice(offset_of(segment.stop), segment.end, segment_file.rows(stored, segment))
         return
-    cuts = segment_file.metadata(path, segment).cuts
+    cuts = segment_file.metadata(stored, segment).cuts
     wanted = [cut for cut in cuts if position < cut.sequence <= stop]
     skipped = sum(cut.rows for cut in cuts if cut.sequence <= position)
-    source = segment_file.batches(path, segment, skipped, skipped + sum(cut.rows for cut in wanted))
+    source = segment_file.batches(stored, segment, skipped, skipped + sum(cut.rows for cut in wanted))
     pending = LOG_SCHEMA.empty_table()
     for cut in wanted:
         while pending.num_rows < cut.rows:
             more = next(source, None)
             if more is None:
-                raise segment_file.corrupt(path, "has fewer rows than its metadata says")
+                raise segment_file.corrupt(stored.name, "has fewer rows than its metadata says")
             pending = pa.concat_tables([pending, more])
         yield Slice(offset_of(cut.sequence), cut.end, pending.slice(0, cut.rows))
         pending = pending.slice(cut.rows)

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 from cdc.log.segments import segment_file
 from cdc.log.segments.consumers import Consumers
-from cdc.log.segments.folder import View
 from cdc.log.segments.merge import SegmentMerger, sizes_of
 from cdc.log.segments.segment_names import Segment
+from cdc.log.segments.storage import View
 
 
 def expired(

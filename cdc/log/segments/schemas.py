@@ -42,7 +42,7 @@ class FolderSchemas:
     def record(self, schema: TableSchema) -> TableSchema:
         """Store a schema if it differs from the newest one of its table."""
         with self._lock, self._exclusively():
-            path = self._folder / _file_name(schema.table)
+            path = self._folder / file_name(schema.table)
             self._sync_pending()
             versions = self._load(path)
             if versions and replace(schema, id=versions[-1].id) == versions[-1]:
@@ -50,7 +50,7 @@ class FolderSchemas:
             stored = replace(schema, id=(versions[-1].id if versions else 0) + 1)
             self._unsynced = True
             with write_errors(self._folder):
-                replace_file(path, _encode((*versions, stored)))
+                replace_file(path, encode((*versions, stored)))
             self._unsynced = False
             return stored
 
@@ -64,13 +64,10 @@ class FolderSchemas:
     def get(self, table: TableId, schema_id: int) -> TableSchema:
         """The schema that a change was written with."""
         with self._lock:
-            for schema in self._load(self._folder / _file_name(table)):
+            for schema in self._load(self._folder / file_name(table)):
                 if schema.id == schema_id:
                     return schema
-        raise LogCorrupt(
-            f"Schema {schema_id} of {table} is not in the registry.",
-            "Restore the log's schemas folder together with its segments.",
-        )
+        raise unknown_schema(table, schema_id)
 
     def newest(self) -> Sequence[TableSchema]:
         """The newest schema of every table, ordered by name."""
@@ -96,7 +93,7 @@ class FolderSchemas:
             stamp = (status.st_ino, status.st_mtime_ns)
             known = self._known.get(path.name)
             if known is None or known.stamp != stamp:
-                known = _CachedFile(stamp, _decode(path.read_bytes()))
+                known = _CachedFile(stamp, decode(path.read_bytes()))
                 self._known[path.name] = known
         except FileNotFoundError:
             return ()
@@ -105,13 +102,22 @@ class FolderSchemas:
         return known.versions
 
 
-def _file_name(table: TableId) -> str:
+def unknown_schema(table: TableId, schema_id: int) -> LogCorrupt:
+    """The error for an id that the registry does not have."""
+    return LogCorrupt(
+        f"Schema {schema_id} of {table} is not in the registry.",
+        "Restore the log's schemas folder together with its segments.",
+    )
+
+
+def file_name(table: TableId) -> str:
     """A readable file name that is unique whatever characters the table's name has."""
     digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:16]
     return f"{quote(str(table), safe='')[:120]}-{digest}.json"
 
 
-def _encode(versions: Sequence[TableSchema]) -> bytes:
+def encode(versions: Sequence[TableSchema]) -> bytes:
+    """Some schemas of one table as JSON."""
     first = versions[0].table
     data = {
         "format": _FORMAT,
@@ -138,7 +144,8 @@ def _encode(versions: Sequence[TableSchema]) -> bytes:
     return json.dumps(data, ensure_ascii=False, indent=1).encode()
 
 
-def _decode(raw: bytes) -> tuple[TableSchema, ...]:
+def decode(raw: bytes) -> tuple[TableSchema, ...]:
+    """The inverse of `encode`. Raises ValueError, KeyError or TypeError."""
     data = json.loads(raw)
     if data["format"] != _FORMAT:
         raise ValueError(data["format"])

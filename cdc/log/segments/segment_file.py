@@ -8,12 +8,10 @@ or evaluated.
 
 import errno
 import json
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import IO, Any, Literal, Self
 
 import numpy as np
@@ -24,7 +22,8 @@ import pyarrow.parquet as pq
 from cdc.errors import LogCorrupt
 from cdc.log.bucket_layout import BUCKETED, LEAST_ROWS, arranged, in_buckets, in_order
 from cdc.log.key_hash import BUCKETS
-from cdc.log.segments.segment_names import Segment
+from cdc.log.segments.segment_names import Segment, parse
+from cdc.log.segments.storage import SegmentPart, StoredSegment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Lsn
 
 _METADATA_KEY = b"millrace"
@@ -52,7 +51,11 @@ class Metadata:
     """What a segment stores beside its rows."""
 
     marks: Mapping[str, str]
-    cuts: Sequence[Cut]
+    cuts: Sequence[Cut] = ()
+    segment: Segment | None = None
+    """The segment that the file is, where the file's name does not say it."""
+    parts: Sequence[tuple[str, int]] = ()
+    """Path and size of the files that have the rows, if this one has none."""
 
     def encoded(self, stripes: Sequence[int] | None = None) -> dict[str, str]:
         """As Parquet key-value metadata. `stripes`: the row groups of each stripe, in a file ordered by bucket."""
@@ -60,6 +63,8 @@ class Metadata:
         metadata: dict[str, object] = {"format": _FORMAT, "marks": dict(self.marks), "cuts": cuts}
         if stripes is not None:
             metadata |= {"format": _BUCKETED_FORMAT, "stripes": list(stripes)}
+        if self.segment is not None:
+            metadata |= {"segment": str(self.segment), "parts": [list(part) for part in self.parts]}
         return {_METADATA_KEY.decode(): json.dumps(metadata, separators=(",", ":"))}
 
 
@@ -123,6 +128,18 @@ def encode(rows: pa.Table, metadata: Metadata, compression: Compression, *, by_b
     return sink.getvalue()
 
 
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a writer encodes fresh segments."""
+
+    compression: Compression = "lz4"
+    by_bucket: bool = False
+
+    def encode(self, rows: pa.Table, metadata: Metadata) -> pa.Buffer:
+        """The bytes of one file."""
+        return encode(rows, metadata, self.compression, by_bucket=self.by_bucket)
+
+
 def checked(rows: pa.Table) -> pa.Table:
     """The rows with exactly LOG_SCHEMA. Raises if a column is missing, so that the caller fails and not a reader."""
     return rows if rows.schema.equals(LOG_SCHEMA) else rows.select(LOG_SCHEMA.names).cast(LOG_SCHEMA)
@@ -155,76 +172,82 @@ class Extent:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[pq.ParquetFile]:
+def opened(part: SegmentPart) -> Iterator[pq.ParquetFile]:
     """Open one Parquet file for reading. FileNotFoundError reaches the caller: a merge may have removed the file."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise corrupt(path, "is not a plain file")
-        with pa.OSFile(str(path), "rb") as source, _parquet(source, path) as file:
+        with part.open() as source, _parquet(source, part.name) as file:
             yield file
     except (pa.ArrowException, ValueError) as error:
-        raise corrupt(path, "is not readable") from error
+        raise corrupt(part.name, "is not readable") from error
     except OSError as error:
         # pyarrow reports bad bytes as an OSError without an errno.
         if error.errno in (None, errno.EIO, errno.ELOOP):
-            raise corrupt(path, "is not readable") from error
+            raise corrupt(part.name, "is not readable") from error
         raise
 
 
-def _parquet(source: pa.NativeFile, path: Path) -> pq.ParquetFile:
+def _parquet(source: pa.NativeFile, name: str) -> pq.ParquetFile:
     file = pq.ParquetFile(source, page_checksum_verification=True)
     if not file.schema_arrow.equals(LOG_SCHEMA) and not file.schema_arrow.equals(BUCKETED):
-        raise corrupt(path, "has columns that are not the log's")
+        raise corrupt(name, "has columns that are not the log's")
     groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
     if any(group.total_byte_size > _MAX_GROUP_BYTES for group in groups):
-        raise corrupt(path, "claims a row group larger than any that the log writes")
+        raise corrupt(name, "claims a row group larger than any that the log writes")
     return file
 
 
-def corrupt(path: Path, what: str) -> LogCorrupt:
+def corrupt(name: str, what: str) -> LogCorrupt:
     """The error that names a bad file."""
     return LogCorrupt(
-        f"Log file {path.parent.name}/{path.name} {what}.",
+        f"Log file {name} {what}.",
         "Restore it from a backup, or remove it with `millrace log quarantine` and backfill its tables.",
     )
 
 
-def part_files(path: Path) -> Sequence[Path]:
-    """The Parquet files of a segment: the file itself, or the part files of a large transaction in order."""
-    return sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else (path,)
-
-
-def metadata(path: Path, segment: Segment) -> Metadata:
+def metadata(stored: StoredSegment, segment: Segment) -> Metadata:
     """The metadata of a segment. A fresh segment has one cut: itself."""
-    with opened(part_files(path)[0]) as file:
-        return _metadata(file, path, segment)
-
-
-def _metadata(file: pq.ParquetFile, path: Path, segment: Segment) -> Metadata:
-    raw = (file.metadata.metadata or {}).get(_METADATA_KEY)
-    if raw is None:
-        raise corrupt(path, "was not written by millrace")
-    data = json.loads(raw)
-    if data.get("format") not in (_FORMAT, _BUCKETED_FORMAT):
-        raise corrupt(path, f"has format {data.get('format')!r}, this version reads {_FORMAT} and {_BUCKETED_FORMAT}")
+    with opened(stored.parts()[0]) as file:
+        data = _decoded(file, stored.name)
     cuts = tuple(Cut(sequence, Lsn(end), rows, newest) for sequence, end, rows, newest in data["cuts"])
     return Metadata(data["marks"], cuts or (Cut(segment.stop, segment.end, segment.rows, segment.newest),))
 
 
-def rows(path: Path, segment: Segment, start: int = 0, stop: int | None = None) -> pa.Table:
+def described(part: SegmentPart) -> tuple[Segment, Sequence[tuple[str, int]]]:
+    """The segment of a file that holds its own name, and where its rows are, if they are not in this file."""
+    with opened(part) as file:
+        data = _decoded(file, part.name)
+    segment = parse(data.get("segment", ""))
+    if segment is None:
+        raise corrupt(part.name, "does not say which segment it is")
+    return segment, [(str(path), int(size)) for path, size in data.get("parts", ())]
+
+
+def _decoded(file: pq.ParquetFile, name: str) -> dict[str, Any]:
+    raw = (file.metadata.metadata or {}).get(_METADATA_KEY)
+    if raw is None:
+        raise corrupt(name, "was not written by millrace")
+    data: dict[str, Any] = json.loads(raw)
+    if data.get("format") not in (_FORMAT, _BUCKETED_FORMAT):
+        raise corrupt(name, f"has format {data.get('format')!r}, this version reads {_FORMAT} and {_BUCKETED_FORMAT}")
+    return data
+
+
+def rows(stored: StoredSegment, segment: Segment, start: int = 0, stop: int | None = None) -> pa.Table:
     """Rows `start` to `stop` of a segment, in order. Reads only the row groups that contain them."""
     wanted = segment.rows if stop is None else stop
-    tables = list(batches(path, segment, start, wanted))
+    tables = list(batches(stored, segment, start, wanted))
     table = pa.concat_tables(tables) if tables else LOG_SCHEMA.empty_table()
     if table.num_rows != wanted - start:
-        raise corrupt(path, f"has {table.num_rows} rows, but its name says {wanted - start}")
+        raise corrupt(stored.name, f"has {table.num_rows} rows, but its name says {wanted - start}")
     return table
 
 
-def batches(path: Path, segment: Segment, start: int, stop: int, buckets: range = ALL_BUCKETS) -> Iterator[pa.Table]:
+def batches(
+    stored: StoredSegment, segment: Segment, start: int, stop: int, buckets: range = ALL_BUCKETS
+) -> Iterator[pa.Table]:
     """The same rows, one stripe at a time, or only those with keys in some buckets."""
     seen = 0
-    for part in part_files(path):
+    for part in stored.parts():
         with opened(part) as file:
             for stripe in _stripes(file):
                 count = sum(file.metadata.row_group(index).num_rows for index in stripe)
@@ -233,7 +256,7 @@ def batches(path: Path, segment: Segment, start: int, stop: int, buckets: range 
                 if low < high:
                     yield _stripe_rows(file, stripe, low, high, buckets)
     if seen != segment.rows:
-        raise corrupt(path, f"has {seen} rows, but its name says {segment.rows}")
+        raise corrupt(stored.name, f"has {seen} rows, but its name says {segment.rows}")
 
 
 def _stripes(file: pq.ParquetFile) -> list[range]:

@@ -3,17 +3,16 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt, LogLost
 from cdc.log.bucket_layout import in_buckets
 from cdc.log.segments import segment_file
-from cdc.log.segments.folder import View
 from cdc.log.segments.reader import SegmentReader, cuts_of, offset_of, require_kept
 from cdc.log.segments.segment_names import Segment, after, parse
+from cdc.log.segments.storage import View
 from cdc.model import LOG_SCHEMA, PROGRESS_TABLE, Op
 from cdc.ports import Offset, Share
 
@@ -25,14 +24,16 @@ _VISIBLE_SECONDS = 10.0
 class Split:
     """Rows `low` to `high` of the entries between two sequence numbers.
 
-    `path` is the file that had them when the batch was planned, from row `base` on: a merge may have moved them since.
+    `segment` and `place` are the name and place of the segment that had them when the batch was planned, from row
+    `base` on: a merge may have moved them since.
     """
 
     after: int
     until: int
     low: int
     high: int
-    path: str
+    segment: str
+    place: str
     base: int
 
     @property
@@ -45,7 +46,7 @@ def advance(view: View, start: int, rows: int, size: int) -> int:
     """The end of a batch that begins at `start`: whole entries, about so many rows or bytes on disk, at least one."""
     reached = start
     for segment in after(view.chain.kept, start):
-        weight = _size(view.paths[segment]) / max(segment.rows, 1)
+        weight = view.stored[segment].size / max(segment.rows, 1)
         for cut in cuts_of(view, segment):
             if cut.sequence <= start:
                 continue
@@ -55,10 +56,6 @@ def advance(view: View, start: int, rows: int, size: int) -> int:
                 return reached
             reached = cut.sequence
     return reached
-
-
-def _size(path: Path) -> int:
-    return sum(path.stat().st_size for path in segment_file.part_files(path))
 
 
 def plan(view: View, start: int, end: int) -> list[Split]:
@@ -73,13 +70,13 @@ def plan(view: View, start: int, end: int) -> list[Split]:
 
 
 def _split_of(view: View, segment: Segment, start: int, end: int) -> Split:
-    path = str(view.paths[segment])
+    name, place = str(segment), view.stored[segment].place
     if segment.start > start and segment.stop <= end:
-        return Split(segment.start - 1, segment.stop, 0, segment.rows, path, 0)
+        return Split(segment.start - 1, segment.stop, 0, segment.rows, name, place, 0)
     cuts = cuts_of(view, segment)
     base = sum(cut.rows for cut in cuts if cut.sequence <= start)
     rows = sum(cut.rows for cut in cuts if start < cut.sequence <= end)
-    return Split(max(start, segment.start - 1), min(end, segment.stop), 0, rows, path, base)
+    return Split(max(start, segment.start - 1), min(end, segment.stop), 0, rows, name, place, base)
 
 
 def distribute(whole: Sequence[Split], tasks: int, least: int) -> list[list[Split]]:
@@ -95,34 +92,34 @@ def distribute(whole: Sequence[Split], tasks: int, least: int) -> list[list[Spli
                 shares.append([])
                 left = share
             high = min(low + left, split.high)
-            shares[-1].append(Split(split.after, split.until, low, high, split.path, split.base))
+            shares[-1].append(replace(split, low=low, high=high))
             left -= high - low
             low = high
     return shares
 
 
-def read(root: Path, split: Split) -> Iterator[pa.Table]:
+def read(reader: SegmentReader, split: Split) -> Iterator[pa.Table]:
     """The rows of a split, also if a merge has moved them."""
     done = 0
     try:
-        for table in _read_planned(split):
+        for table in _read_planned(reader, split):
             yield table
             done += table.num_rows
     except FileNotFoundError:
-        yield from _read_moved(root, split, split.low + done)
+        yield from _read_moved(reader, split, split.low + done)
 
 
-def _read_planned(split: Split, buckets: range = segment_file.ALL_BUCKETS) -> Iterator[pa.Table]:
-    path = Path(split.path)
-    segment = parse(path.name)
+def _read_planned(reader: SegmentReader, split: Split, buckets: range = segment_file.ALL_BUCKETS) -> Iterator[pa.Table]:
+    segment = parse(split.segment)
     if segment is None:
-        raise segment_file.corrupt(path, "is not a segment")
-    return segment_file.batches(path, segment, split.base + split.low, split.base + split.high, buckets)
+        raise segment_file.corrupt(split.segment, "is not a segment")
+    stored = reader.storage.located(split.place)
+    return segment_file.batches(stored, segment, split.base + split.low, split.base + split.high, buckets)
 
 
-def _read_moved(root: Path, split: Split, low: int) -> Iterator[pa.Table]:
+def _read_moved(reader: SegmentReader, split: Split, low: int) -> Iterator[pa.Table]:
     seen = 0
-    for part in SegmentReader(root).read(offset_of(split.after), offset_of(split.until)):
+    for part in reader.read(offset_of(split.after), offset_of(split.until)):
         first, last = max(low - seen, 0), min(split.high - seen, part.rows.num_rows)
         seen += part.rows.num_rows
         if first < last:
@@ -139,10 +136,10 @@ def read_share(reader: SegmentReader, share: Share) -> Iterator[pa.Table]:
     start, until, low, high = json.loads(share)
     for split in plan(_view_up_to(reader, until), start, until):
         try:
-            yield from _read_planned(split, range(low, high))
+            yield from _read_planned(reader, split, range(low, high))
         except FileNotFoundError:
             # A merge has moved the rows. Those that were read before come again: a fold counts a change once.
-            yield from (in_buckets(rows, range(low, high)) for rows in _read_moved(reader.root, split, split.low))
+            yield from (in_buckets(rows, range(low, high)) for rows in _read_moved(reader, split, split.low))
 
 
 def _view_up_to(reader: SegmentReader, until: int) -> View:
@@ -151,9 +148,9 @@ def _view_up_to(reader: SegmentReader, until: int) -> View:
         if time.monotonic() > deadline:
             raise LogLost(
                 f"The log ends at offset {view.chain.head} here, but the driver has seen {until}.",
-                f"Every machine of the cluster must see the same files under {reader.root}.",
+                f"Every machine of the cluster must see the same log under {reader.storage.location.root}.",
             )
-        time.sleep(0.05)
+        time.sleep(reader.storage.poll_seconds)
     return view
 
 

@@ -17,6 +17,9 @@ from cdc.service.standby.lease import current, here
 _FIXED = ("slot", "publication", "database")
 """Settings of the source: if one of them changed, the log's position would be meaningless."""
 
+_LOG = ("kind", "uri")
+"""Settings of the log: with another value it would be another log."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -52,7 +55,7 @@ def plan(before: Settings, after: Settings) -> Plan:
 def _refuse(before: Settings, after: Settings) -> None:
     found = [name for name in ("state",) if before.state != after.state]
     found += [f"source.{name}" for name in _FIXED if getattr(before.source, name) != getattr(after.source, name)]
-    found += ["log.kind"] if before.log.kind != after.log.kind else []
+    found += [f"log.{name}" for name in _LOG if getattr(before.log, name, "") != getattr(after.log, name, "")]
     kept = {table.name: table for table in before.source.tables}
     found += [f"{table.name}" for table in after.source.tables if kept.get(table.name, table) != table]
     if found:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -21,20 +21,16 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from cdc.durable_files import create, sync_written
+from cdc.object_store.bucket import Bucket
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from deltalake import DeltaTable
-    from obstore.store import S3Store
 
 LOG = "_delta_log"
 STAGING = "_millrace_staging"
 _MODE = 0o666  # less the umask, as `deltalake` writes: other users may read the table
-_CLIENT_OPTIONS = frozenset(
-    {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_ca_certificate", "proxy_excludes"}
-    | {"proxy_url", "timeout", "user_agent"}
-)
 
 
 class TableSource(Protocol):
@@ -113,19 +109,16 @@ class LocalFolder:
 class S3Folder:
     """A table in S3, or in a store with its protocol."""
 
-    def __init__(self, uri: str, options: Mapping[str, str], store: "S3Store") -> None:
+    def __init__(self, uri: str, options: Mapping[str, str], bucket: Bucket) -> None:
         self.uri = uri
         self._options = dict(options)
-        self._store = store
+        self._bucket = bucket
         self._excludes: bool | None = None
         self._files: fs.FileSystem | None = None
 
     def read(self, path: str) -> bytes:
         """See TableStorage."""
-        import obstore
-
-        with _as_os_errors():
-            return bytes(obstore.get(self._store, path).bytes())
+        return self._bucket.get(path)
 
     def open(self, path: str) -> pa.NativeFile:
         """See TableStorage."""
@@ -135,37 +128,19 @@ class S3Folder:
 
     def create(self, path: str, content: bytes) -> None:
         """See TableStorage."""
-        import obstore
-
-        with _as_os_errors():
-            obstore.put(self._store, path, content, mode="create")
+        self._bucket.create(path, content)
 
     def excludes_others(self) -> bool:
         """Whether the server honours `If-None-Match`; one that ignores the header replaces the object."""
-        import obstore
-
         if self._excludes is None:
-            probe = f"{STAGING}/{uuid4().hex}"
-            try:
-                self.create(probe, b"")
-                self.create(probe, b"")
-                self._excludes = False
-            except FileExistsError:
-                self._excludes = True
-            except NotImplementedError:  # switched off in the options
-                self._excludes = False
-            with suppress(OSError), _as_os_errors():
-                obstore.delete(self._store, probe)
+            self._excludes = self._bucket.has_conditional_puts(STAGING)
         return self._excludes
 
     def check(self) -> None:
         """Write and remove a probe. Raises FileNotFoundError (no such bucket), PermissionError or OSError."""
-        import obstore
-
-        with _as_os_errors():
-            probe = f"{STAGING}/{uuid4().hex}"
-            obstore.put(self._store, probe, b"")
-            obstore.delete(self._store, probe)
+        probe = f"{STAGING}/{uuid4().hex}"
+        self._bucket.put(probe, b"")
+        self._bucket.delete([probe])
 
     @contextmanager
     def folder_for_new_files(self) -> Iterator[Path]:
@@ -175,10 +150,7 @@ class S3Folder:
 
     def put(self, file: Path) -> None:
         """See TableStorage."""
-        import obstore
-
-        with _as_os_errors():
-            obstore.put(self._store, file.name, file)
+        self._bucket.put(file.name, file)
 
 
 class _OpenedTable:
@@ -207,36 +179,12 @@ def storage_of(uri: str, options: Mapping[str, str]) -> LocalFolder | S3Folder |
     """
     if "://" not in uri:
         return LocalFolder(Path(uri))
-    store = _s3_store(uri, options) if uri.split("://", maxsplit=1)[0] in ("s3", "s3a") else None
-    return S3Folder(uri, options, store) if store is not None else None
-
-
-def _s3_store(uri: str, options: Mapping[str, str]) -> "S3Store | None":
-    from obstore.exceptions import BaseError
-    from obstore.store import S3Store
-
-    named = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
-    client: dict[str, Any] = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
-    config: dict[str, Any] = {name: value for name, value in named.items() if name not in _CLIENT_OPTIONS}
-    try:
-        return S3Store.from_url(uri, config=cast("Any", config), client_options=cast("Any", client))
-    except BaseError:
+    if uri.split("://", maxsplit=1)[0] not in ("s3", "s3a"):
         return None
-
-
-@contextmanager
-def _as_os_errors() -> Iterator[None]:
-    """Errors of the object store by their kind; their texts have the request, so they are not repeated."""
-    from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
-
     try:
-        yield
-    except AlreadyExistsError:
-        raise FileExistsError from None
-    except (PermissionDeniedError, UnauthenticatedError):
-        raise PermissionError from None
-    except BaseError as error:
-        raise OSError(type(error).__name__) from None
+        return S3Folder(uri, options, Bucket(uri, options))
+    except ValueError:
+        return None
 
 
 def clear_staging(folder: Path, older_than: float = 3600.0) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cdc.errors import LogFenced
-from cdc.log.segments.log import SegmentSettings, SegmentWriter
+from cdc.log.segments.log import SegmentSettings
 from tests.contract.logs import entry
+from tests.scenes.segment_logs import folder_writer
 
 
 def main() -> int:
     root, what = Path(sys.argv[1]), sys.argv[2]
-    writer = SegmentWriter(root, SegmentSettings(hot_segments=2, retention_hours=1e6))
+    writer = folder_writer(root, SegmentSettings(hot_segments=2, retention_hours=1e6))
     if what == "maintain":
         writer.maintain()
         return 0

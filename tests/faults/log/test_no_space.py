@@ -12,13 +12,13 @@ import pytest
 
 from cdc.errors import LogFull
 from cdc.log.kafka.write.spool import KafkaSpool
-from cdc.log.segments.log import SegmentSettings, SegmentWriter
-from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.log import SegmentSettings
 from cdc.log.segments.schemas import FolderSchemas
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.service.state import status
 from tests.contract.logs import entry, history, read_all
 from tests.faults.log.test_segments import leftovers
+from tests.scenes.segment_logs import folder_reader, folder_writer
 
 SETTINGS = SegmentSettings(hot_segments=2, retention_hours=1e6)
 CALLS = ("open", "write", "pwrite", "fsync", "rename", "replace", "mkdir")
@@ -62,15 +62,15 @@ class Step:
 
 
 def an_append(root: Path) -> Step:
-    writer = SegmentWriter(root, SETTINGS)
+    writer = folder_writer(root, SETTINGS)
     writer.append(entry(1))
 
     def holds() -> None:
         assert writer.progress().end == 210 and writer.progress().marks == {"mark": "new"}
         writer.append(entry(3))
         writer.close()
-        assert read_all(SegmentReader(root)).equals(history(1, 2, 3))
-        again = SegmentWriter(root, SETTINGS)
+        assert read_all(folder_reader(root)).equals(history(1, 2, 3))
+        again = folder_writer(root, SETTINGS)
         assert again.progress().end == 310 and again.progress().marks == {"mark": "new"}
         again.close()
 
@@ -78,28 +78,28 @@ def an_append(root: Path) -> Step:
 
 
 def a_spool(root: Path) -> Step:
-    writer = SegmentWriter(root, SETTINGS)
+    writer = folder_writer(root, SETTINGS)
     spool = writer.spool()
     spool.write(entry(1).rows)
 
     def holds() -> None:
         writer.append(entry(2))
         writer.close()
-        assert read_all(SegmentReader(root)).equals(history(1, 2))
+        assert read_all(folder_reader(root)).equals(history(1, 2))
 
     return Step(lambda: spool.publish(entry(1).end), holds)
 
 
 def a_merge(root: Path) -> Step:
-    writer = SegmentWriter(root, SETTINGS)
+    writer = folder_writer(root, SETTINGS)
     for number in range(1, 10):
         writer.append(entry(number))
 
     def holds() -> None:
-        assert len(SegmentReader(root).view().chain.kept) < 9
-        assert SegmentReader(root).view().chain.superseded == ()
+        assert len(folder_reader(root).view().chain.kept) < 9
+        assert folder_reader(root).view().chain.superseded == ()
         writer.close()
-        assert read_all(SegmentReader(root)).equals(history(*range(1, 10)))
+        assert read_all(folder_reader(root)).equals(history(*range(1, 10)))
 
     return Step(writer.maintain, holds)
 
@@ -118,9 +118,9 @@ def a_schema(root: Path) -> Step:
 
 
 def a_position(root: Path) -> Step:
-    writer = SegmentWriter(root, SETTINGS)
+    writer = folder_writer(root, SETTINGS)
     writer.append(entry(1))
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
 
     def holds() -> None:
         writer.close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cdc.config.settings import Settings, SparkSettings
+from cdc.log.segments.storage import LogLocation
 from cdc.log.spark.segments import source
 from cdc.ports import Offset
 from sinks.delta.settings import DeltaSettings
@@ -42,7 +43,7 @@ def _imported(spark: "SparkSession") -> list[dict[str, str]]:
 def _keys(spark: "SparkSession", root: Path, start: str, scratch: Path) -> list[str]:
     """The keys of the log, read by tasks in micro-batches."""
     keys: list[str] = []
-    frame = source(root).frame(spark, Offset(start), 0)
+    frame = source(LogLocation(str(root))).frame(spark, Offset(start), 0)
     query = (
         frame.select("key")
         .writeStream.foreachBatch(lambda batch, _: keys.extend(row.key for row in batch.collect()))

@@ -9,19 +9,19 @@ from typer.testing import CliRunner
 
 from cdc.cli.operate.log import app
 from cdc.errors import ConfigError, LogFenced
-from cdc.log.segments.log import SegmentSettings, SegmentWriter
-from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.log import SegmentSettings
 from cdc.model import Lsn
 from tests.contract.logs import commits, entry, read_all
+from tests.scenes.segment_logs import folder_reader, folder_writer
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    writer = SegmentWriter(tmp_path / "state" / "log", SegmentSettings(retention_hours=1e6))
+    writer = folder_writer(tmp_path / "state" / "log", SegmentSettings(retention_hours=1e6))
     for number in range(1, 6):
         writer.append(entry(number))
     writer.close()
-    SegmentReader(tmp_path / "state" / "log").commit("lake", Lsn(310))
+    folder_reader(tmp_path / "state" / "log").commit("lake", Lsn(310))
     path = tmp_path / "millrace.yaml"
     path.write_text(f"state: {tmp_path / 'state'}\n")
     return path
@@ -113,11 +113,11 @@ def test_trimming_is_asked_about(config: Path) -> None:
 
 
 def test_room_is_made_only_while_nobody_writes(config: Path) -> None:
-    writer = SegmentWriter(config.parent / "state" / "log", SegmentSettings())
+    writer = folder_writer(config.parent / "state" / "log", SegmentSettings())
     with pytest.raises(LogFenced, match="Another process writes"):
         run("compact", "--config", str(config))
     writer.close()
 
 
 def _rows(config: Path) -> pa.Table:
-    return read_all(SegmentReader(config.parent / "state" / "log"))
+    return read_all(folder_reader(config.parent / "state" / "log"))

@@ -10,12 +10,12 @@ import pytest
 from cdc.log import bucket_layout
 from cdc.log.key_hash import buckets_of
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
-from cdc.log.segments.reader import SegmentReader
 from cdc.log.shares import bucket_ranges
 from cdc.log.spark.splits import share_of
 from cdc.model import LOG_SCHEMA, Entry, Lsn
 from cdc.ports import Offset
 from tests.scenes.histories import change, log_table
+from tests.scenes.segment_logs import folder_reader, folder_writer
 
 ROWS = 3_000
 
@@ -24,7 +24,7 @@ ROWS = 3_000
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentWriter:
     monkeypatch.setattr("cdc.log.segments.segment_file.LEAST_ROWS", 100)
     settings = SegmentSettings(hot_segments=1, retention_hours=1e6)
-    return SegmentWriter(tmp_path / "log", settings, by_bucket=True)
+    return folder_writer(tmp_path / "log", settings, by_bucket=True)
 
 
 def entry(number: int, rows: int = ROWS) -> Entry:
@@ -37,12 +37,12 @@ def entry(number: int, rows: int = ROWS) -> Entry:
 
 
 def everything(root: Path) -> pa.Table:
-    pieces = SegmentReader(root).read(Offset("0"))
+    pieces = folder_reader(root).read(Offset("0"))
     return pa.concat_tables([LOG_SCHEMA.empty_table(), *(piece.rows for piece in pieces)])
 
 
 def shared(root: Path, after: int, until: int, count: int) -> list[pa.Table]:
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     shares = [share_of(after, until, *buckets) for buckets in bucket_ranges(count)]
     return [pa.concat_tables([LOG_SCHEMA.empty_table(), *reader.read_share(share)]) for share in shares]
 
@@ -58,7 +58,7 @@ def test_the_whole_log_keeps_its_order_also_after_a_merge_and_as_a_large_transac
     spool.publish(entries[3].end)
     wanted = pa.concat_tables([one.rows for one in entries])
     assert everything(tmp_path / "log").equals(wanted)
-    assert [piece.rows.num_rows for piece in SegmentReader(tmp_path / "log").read(Offset("1"))] == [ROWS] * 3
+    assert [piece.rows.num_rows for piece in folder_reader(tmp_path / "log").read(Offset("1"))] == [ROWS] * 3
     writer.maintain()
     assert any(path.suffix == ".parquet" for path in (tmp_path / "log" / "history").iterdir())
     assert everything(tmp_path / "log").equals(wanted)

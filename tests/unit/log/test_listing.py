@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from cdc.log.segments.folder import LogFolder
+from cdc.log.segments.folder.listing import LogFolder
 from cdc.log.segments.retention import expired
 from cdc.log.segments.segment_names import Segment
 from cdc.model import Lsn

@@ -12,12 +12,12 @@ import pytest
 from cdc.errors import LogCorrupt
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.merge import plan
-from cdc.log.segments.reader import SegmentReader
 from cdc.log.segments.retention import expired
 from cdc.log.segments.segment_names import Segment
 from cdc.model import LOG_SCHEMA, ZERO_LSN, Entry, Lsn
 from cdc.ports import Offset
 from tests.contract.logs import commits, entry, history, read_all, rows
+from tests.scenes.segment_logs import folder_reader, folder_writer
 
 MB = 1 << 20
 
@@ -89,12 +89,12 @@ def test_retention_takes_the_oldest_that_everybody_has_read(
 
 
 def test_merging_changes_no_row_no_offset_and_no_mark(root: Path) -> None:
-    writer = SegmentWriter(root, small())
+    writer = folder_writer(root, small())
     for number in range(1, 101):
         writer.append(entry(number, marks={"at": str(number), f"m{number}": "x"} if number % 10 == 0 else None))
         if number % 7 == 0:
             writer.maintain()
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     assert files(root) < 40
     assert read_all(reader).equals(history(*range(1, 101)))
     for number in range(101):
@@ -102,27 +102,27 @@ def test_merging_changes_no_row_no_offset_and_no_mark(root: Path) -> None:
         assert ends == [100 * later + 10 for later in range(number + 1, 101)]
         assert reader.seek(Lsn(100 * number + 10)) == str(number)
     writer.close()
-    marks = SegmentWriter(root, small()).progress().marks
+    marks = folder_writer(root, small()).progress().marks
     assert marks == {"at": "100", **{f"m{number}": "x" for number in range(10, 101, 10)}}
 
 
 def test_a_spooled_segment_moves_and_merges_like_any_other(root: Path) -> None:
-    writer = SegmentWriter(root, small(hot=1))
+    writer = folder_writer(root, small(hot=1))
     for number in range(1, 21):
         spool = writer.spool()
         spool.write(entry(number).rows)
         spool.publish(entry(number).end)
         writer.maintain()
-    assert read_all(SegmentReader(root)).equals(history(*range(1, 21)))
+    assert read_all(folder_reader(root)).equals(history(*range(1, 21)))
 
 
 def test_readers_read_on_while_segments_are_merged_under_them(root: Path) -> None:
-    writer = SegmentWriter(root, small(hot=2))
+    writer = folder_writer(root, small(hot=2))
     stop = threading.Event()
     failures: list[str] = []
 
     def read_again_and_again() -> None:
-        reader = SegmentReader(root)
+        reader = folder_reader(root)
         while not stop.is_set():
             ends = [piece.end for piece in reader.read(reader.start())]
             if ends != [100 * number + 10 for number in range(1, len(ends) + 1)]:
@@ -140,8 +140,8 @@ def test_readers_read_on_while_segments_are_merged_under_them(root: Path) -> Non
 
 
 def test_appending_listing_and_reading_cost_the_same_after_many_flushes(root: Path) -> None:
-    writer = SegmentWriter(root, small(hot=64))
-    reader = SegmentReader(root)
+    writer = folder_writer(root, small(hot=64))
+    reader = folder_reader(root)
     most = 0
     for number in range(1, 1601):
         writer.append(entry(number))
@@ -162,7 +162,7 @@ def recent(number: int, age: timedelta) -> Entry:
 
 
 def aged_log(root: Path, settings: SegmentSettings) -> SegmentWriter:
-    writer = SegmentWriter(root, settings)
+    writer = folder_writer(root, settings)
     for number in range(1, 7):
         writer.append(recent(number, timedelta(hours=10 if number <= 4 else 0)))
     return writer
@@ -171,22 +171,22 @@ def aged_log(root: Path, settings: SegmentSettings) -> SegmentWriter:
 def test_what_is_past_its_age_goes_and_position_and_marks_stay(root: Path) -> None:
     writer = aged_log(root, small(hours=5))
     writer.maintain()
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     assert commits(read_all(reader)) == [500, 600]
     assert reader.start() == "4"
     writer.close()
-    again = SegmentWriter(root, small(hours=5))
+    again = folder_writer(root, small(hours=5))
     assert again.progress().end == 610
     assert set(again.progress().marks) == {str(number) for number in range(1, 7)}
 
 
 def test_a_log_may_expire_entirely_and_goes_on(root: Path) -> None:
-    writer = SegmentWriter(root, small(hours=5))
+    writer = folder_writer(root, small(hours=5))
     for number in range(1, 4):
         writer.append(recent(number, timedelta(hours=10)))
     writer.maintain()
     writer.maintain()
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     assert (reader.start(), reader.head()) == ("3", ("3", 310))
     writer.append(recent(2, timedelta()))
     writer.append(recent(4, timedelta()))
@@ -194,11 +194,11 @@ def test_a_log_may_expire_entirely_and_goes_on(root: Path) -> None:
 
 
 def test_a_log_may_expire_ten_thousand_times(root: Path) -> None:
-    writer = SegmentWriter(root, small(hours=5))
+    writer = folder_writer(root, small(hours=5))
     for number in range(1, 31):
         writer.append(recent(number, timedelta(hours=10)))
         writer.maintain()
-    floor = SegmentReader(root).view().chain.floor
+    floor = folder_reader(root).view().chain.floor
     assert floor is not None
     assert (floor.start, floor.stop) == (1, 30)
     assert floor.generation < 3, "a name has room for four digits"
@@ -208,7 +208,7 @@ def test_a_log_may_expire_ten_thousand_times(root: Path) -> None:
 
 def test_reading_what_retention_removed_is_an_error_and_not_a_gap(root: Path) -> None:
     writer = aged_log(root, small(hours=5))
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     early = reader.start()
     writer.maintain()
     with pytest.raises(LogCorrupt, match=r"Retention removed .*; the oldest offset is 4"):
@@ -217,7 +217,7 @@ def test_reading_what_retention_removed_is_an_error_and_not_a_gap(root: Path) ->
 
 def test_nothing_goes_that_a_registered_consumer_has_not_read(root: Path) -> None:
     writer = aged_log(root, small(hours=5))
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     reader.commit("slow", ZERO_LSN)
     writer.maintain()
     assert reader.start() == "0"
@@ -230,22 +230,22 @@ def test_nothing_goes_that_a_registered_consumer_has_not_read(root: Path) -> Non
 
 
 def test_chunks_that_share_an_lsn_are_kept_until_the_stream_has_passed_them(root: Path) -> None:
-    writer = SegmentWriter(root, small(hours=5))
+    writer = folder_writer(root, small(hours=5))
     old = datetime.now(UTC) - timedelta(hours=10)
     for chunk in "123":
         writer.append(Entry(rows(99, int(chunk), at=old), Lsn(100), {chunk: "x"}))
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     reader.commit("sink", Lsn(100))
     writer.maintain()
     assert reader.start() == "1"
 
 
 def test_a_log_larger_than_its_room_loses_the_oldest(root: Path) -> None:
-    writer = SegmentWriter(root, small(gigabytes=6_000 / 2**30))
+    writer = folder_writer(root, small(gigabytes=6_000 / 2**30))
     for number in range(1, 31):
         writer.append(entry(number))
     writer.maintain()
-    kept = commits(read_all(SegmentReader(root)))
+    kept = commits(read_all(folder_reader(root)))
     assert 0 < len(kept) < 90
     assert kept[-1] == 3000
 
@@ -255,7 +255,7 @@ def test_a_log_larger_than_its_room_loses_the_oldest(root: Path) -> None:
 
 def merged_log(root: Path, entries: Sequence[pa.Table]) -> SegmentWriter:
     """Those entries in history, and a few fresh ones behind them."""
-    writer = SegmentWriter(root, small(hot=1))
+    writer = folder_writer(root, small(hot=1))
     for index, table in enumerate(entries):
         writer.append(Entry(table, Lsn(table["commit_lsn"][-1].as_py() + index + 10)))
     writer.maintain()
@@ -270,7 +270,7 @@ def partial(commit: int, number: int) -> pa.Table:
 def test_compaction_keeps_the_newest_complete_version_of_each_key(root: Path) -> None:
     tables = [rows(100, 1, 2), rows(200, 1, 3), rows(300, 2, op="d"), rows(400, 1), rows(900, 9)]
     writer = merged_log(root, tables)
-    reader = SegmentReader(root)
+    reader = folder_reader(root)
     assert writer.compact() == 3
     kept = [(json.loads(row["key"])["id"], row["commit_lsn"], row["op"]) for row in read_all(reader).to_pylist()]
     assert kept == [(3, 200, "u"), (2, 300, "d"), (1, 400, "u"), (9, 900, "u")]
@@ -281,14 +281,14 @@ def test_compaction_keeps_the_newest_complete_version_of_each_key(root: Path) ->
 def test_compaction_keeps_what_a_partial_row_is_filled_from(root: Path) -> None:
     writer = merged_log(root, [rows(100, 1), rows(200, 1), partial(300, 1), partial(400, 1), rows(900, 9)])
     assert writer.compact() == 1
-    assert commits(read_all(SegmentReader(root))) == [200, 300, 400, 900]
+    assert commits(read_all(folder_reader(root))) == [200, 300, 400, 900]
 
 
 def test_compaction_keeps_truncates(root: Path) -> None:
     truncate = pa.Table.from_pylist([{**rows(200, 1, op="t").to_pylist()[0], "key": None, "after": None}], LOG_SCHEMA)
     writer = merged_log(root, [rows(100, 1), truncate, rows(300, 1), rows(900, 9)])
     writer.compact()
-    assert commits(read_all(SegmentReader(root))) == [200, 300, 900]
+    assert commits(read_all(folder_reader(root))) == [200, 300, 900]
 
 
 def test_compaction_keeps_the_newest_removal_of_each_range(root: Path) -> None:
@@ -299,23 +299,23 @@ def test_compaction_keeps_the_newest_removal_of_each_range(root: Path) -> None:
     tables = [rows(100, 1), removal(200, "[1]"), removal(300, "[2]"), removal(400, "[1]"), rows(900, 9)]
     writer = merged_log(root, tables)
     writer.compact()
-    assert commits(read_all(SegmentReader(root))) == [100, 300, 400, 900]
+    assert commits(read_all(folder_reader(root))) == [100, 300, 400, 900]
 
 
 def test_compaction_leaves_what_a_registered_consumer_has_not_read(root: Path) -> None:
     writer = merged_log(root, [rows(100, 1), rows(200, 1), rows(300, 1), rows(900, 9)])
-    SegmentReader(root).commit("slow", ZERO_LSN)
+    folder_reader(root).commit("slow", ZERO_LSN)
     assert writer.compact() == 0
     assert writer.compact(force=True) == 2
 
 
 def test_merging_old_and_fresh_ones_in_one_go_finds_the_marks_of_before(root: Path) -> None:
     """The marks that the second merge repeats lie in a segment that the first has just taken away."""
-    writer = SegmentWriter(root, small(hot=4))
+    writer = folder_writer(root, small(hot=4))
     for turn in range(17):
         for number in range(6 * turn + 1, 6 * turn + 7):
             writer.append(entry(number, marks={"place": str(number)}))
         writer.maintain()
     writer.close()
-    assert SegmentWriter(root, small()).progress().marks["place"] == str(6 * 17)
-    assert read_all(SegmentReader(root)).equals(history(*range(1, 6 * 17 + 1)))
+    assert folder_writer(root, small()).progress().marks["place"] == str(6 * 17)
+    assert read_all(folder_reader(root)).equals(history(*range(1, 6 * 17 + 1)))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cdc import failpoint
-from cdc.log.segments.log import SegmentSettings, SegmentWriter
-from cdc.log.segments.reader import SegmentReader
+from cdc.log.segments.log import SegmentSettings
 from cdc.model import Entry, Lsn
 from cdc.ports import Offset
 from tests.contract.logs import commits, read_all, rows
+from tests.scenes.segment_logs import folder_reader, folder_writer
 
 POINTS = st.sampled_from(
     [
@@ -42,7 +42,7 @@ class LogMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.writer = SegmentWriter(self.root, SegmentSettings(hot_segments=3, retention_hours=1e6))
+        self.writer = folder_writer(self.root, SegmentSettings(hot_segments=3, retention_hours=1e6))
 
     def attempt(self, action: Callable[[], None], point: str | None) -> bool:
         """Do it; with a point, die there as a crash would and open again. True if it came back."""
@@ -109,7 +109,7 @@ class LogMachine(RuleBasedStateMachine):
     def the_log_equals_the_model(self) -> None:
         if not hasattr(self, "root"):
             return
-        reader = SegmentReader(self.root)
+        reader = folder_reader(self.root)
         assert list(dict.fromkeys(commits(read_all(reader)))) == [100 * number for number in self.model]
         assert [piece.end for piece in reader.read(reader.start())] == [100 * number + 10 for number in self.model]
         assert dict(self.writer.progress().marks) == self.marks

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc.errors import LogError
+from cdc.log.segments.folder.files import LocalSegment
 from cdc.log.segments.segment_names import Chain, Segment, SequenceGap, chain, parse
+from cdc.log.segments.storage import View
 
 HOT = "hot"
 HISTORY = "history"
@@ -75,15 +77,6 @@ def _sort_names(folder: Path, names: list[str]) -> tuple[dict[Segment, Path], li
     return paths, foreign_files
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The whole log at one time: its segments in order, and the path of each."""
-
-    chain: Chain
-    paths: Mapping[Segment, Path]
-    foreign_files: tuple[str, ...]
-
-
 class LogFolder:
     """Lists the segments of one log; safe to share between threads."""
 
@@ -119,7 +112,8 @@ class LogFolder:
                 *(f"{HOT}/{name}" for name in hot.foreign_files),
                 *(f"{HISTORY}/{name}" for name in history.foreign_files),
             )
-            self._view = View(chain(paths), paths, foreign_files)
+            stored = {segment: LocalSegment(path) for segment, path in paths.items()}
+            self._view = View(chain(paths), stored, foreign_files)
             self._listings = (hot, history)
         return self._view
 

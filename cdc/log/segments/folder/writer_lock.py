@@ -34,7 +34,7 @@ class WriterLock:
             lock = open_or_make(root / "lock")
         try:
             with write_errors(root / "lock"):
-                _lock_file(lock, root, takeover)
+                lock_file(lock, root, takeover)
                 staging = _next_epoch(root)
         except BaseException:
             os.close(lock)
@@ -71,7 +71,8 @@ class WriterLock:
             self._lock = -1
 
 
-def _lock_file(lock: int, root: Path, takeover: bool) -> None:
+def lock_file(lock: int, root: Path, takeover: bool) -> None:
+    """Lock an open file for this process. Raises LogFenced, which names the process that has the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,0 +1,80 @@
+"""Requests to a log's bucket: their errors are those of a log, and name the bucket."""
+
+from typing import TYPE_CHECKING
+
+from cdc.errors import ConfigError, LogError, LogLost
+from cdc.log.segments.storage import LogLocation
+from cdc.object_store.bucket import Bucket
+
+if TYPE_CHECKING:
+    from obstore.exceptions import BaseError
+
+_SECONDS = 30.0
+"""Limit of a request. A part of 32 MB takes as long at 1 MB/s."""
+_NOTHING = "no-such-object"
+
+
+class LogBucket(Bucket):
+    """A log's bucket. Raises LogLost if it does not answer, LogError if it refuses."""
+
+    def __init__(self, location: LogLocation, seconds: float = _SECONDS) -> None:
+        try:
+            super().__init__(location.root, dict(location.options), seconds)
+        except ValueError:
+            raise ConfigError(
+                "log.storage_options has an option that is not known, or log.uri is not a bucket.",
+                "Options: aws_access_key_id, aws_secret_access_key, aws_region, aws_endpoint_url and more.",
+            ) from None
+
+    def failure(self, error: "BaseError") -> Exception:
+        """See Bucket. Of a failed listing the client does not say why: reading an object that does not exist does."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        if _refuses(error):
+            return self._refused()
+        try:
+            obstore.get(self._store, _NOTHING)
+        except BaseError as other:
+            if _refuses(other):
+                return self._refused()
+        except FileNotFoundError:
+            if not self._lists():
+                return self.missing()
+        return LogLost(
+            f"The bucket {self.name} of the log does not answer ({type(error).__name__}).",
+            "It is tried again; check log.uri, aws_endpoint_url and the network if it lasts.",
+        )
+
+    def _refused(self) -> LogError:
+        return LogError(
+            f"The bucket {self.name} of the log refuses these credentials, or to be used with them.",
+            "Check log.storage_options; reading, writing, listing and deleting below log.uri must be allowed.",
+        )
+
+    def missing(self) -> LogError:
+        """The error for a bucket that does not exist."""
+        return LogError(f"The bucket {self.name} of the log does not exist.", "Create it, or correct log.uri.")
+
+    def _lists(self) -> bool:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            next(iter(obstore.list(self._store, _NOTHING)), None)
+        except BaseError:
+            return False
+        return True
+
+
+def _refuses(error: "BaseError") -> bool:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    return isinstance(error, (PermissionDeniedError, UnauthenticatedError))
+
+
+def check_bucket(location: LogLocation, seconds: float) -> None:
+    """Raise LogError, which names the bucket, if it refuses or does not answer within so many seconds."""
+    bucket = LogBucket(location, seconds / 2)
+    for _ in bucket.listed(_NOTHING):
+        pass
