@@ -1,5 +1,8 @@
 """Requests to a log's bucket: their errors are those of a log, and name the bucket."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.errors import ConfigError, LogError, LogLost
@@ -40,11 +43,29 @@ class LogBucket(Bucket):
                 return self._refused()
         except FileNotFoundError:
             if not self._lists():
-                return self.missing()
+                return self._missing()
         return LogLost(
             f"The bucket {self.name} of the log does not answer ({type(error).__name__}).",
             "It is tried again; check log.uri, aws_endpoint_url and the network if it lasts.",
         )
+
+    def put(self, path: str, content: bytes | Path) -> None:
+        """See Bucket."""
+        with self._existing():
+            super().put(path, content)
+
+    def create(self, path: str, content: bytes) -> None:
+        """See Bucket."""
+        with self._existing():
+            super().create(path, content)
+
+    @contextmanager
+    def _existing(self) -> Iterator[None]:
+        """What a write does not find is the bucket."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise self._missing() from None
 
     def _refused(self) -> LogError:
         return LogError(
@@ -52,8 +73,7 @@ class LogBucket(Bucket):
             "Check log.storage_options; reading, writing, listing and deleting below log.uri must be allowed.",
         )
 
-    def missing(self) -> LogError:
-        """The error for a bucket that does not exist."""
+    def _missing(self) -> LogError:
         return LogError(f"The bucket {self.name} of the log does not exist.", "Create it, or correct log.uri.")
 
     def _lists(self) -> bool:

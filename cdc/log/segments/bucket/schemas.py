@@ -36,8 +36,6 @@ class BucketSchemas:
                     newest = stored
                 except FileExistsError:
                     newest = self._last(folder)
-                except FileNotFoundError:
-                    raise self._bucket.missing() from None
             self._newest[schema.table] = newest
             return newest
 

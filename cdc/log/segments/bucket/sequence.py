@@ -115,8 +115,6 @@ class SealedSequence:
                 if found.token != token:
                     at = Name(at.number, found.epoch)
                     continue
-            except FileNotFoundError:
-                raise self._bucket.missing() from None
             return Name(at.number, seal.epoch)
 
     def create(self, name: Name, content: bytes) -> None:
@@ -132,8 +130,6 @@ class SealedSequence:
                 if self._bucket.get(self.key(name)) == content:
                     return None  # an earlier attempt, whose answer was lost
                 raise fenced(self._bucket.name, name.epoch) from None
-            except FileNotFoundError:
-                raise self._bucket.missing() from None
             except LogLost:
                 if time.monotonic() > deadline:
                     raise

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from cdc import failpoint
 from cdc.durable_files import make_folder, open_new, open_or_make, remove, write_errors
-from cdc.errors import LogError, LogLost
+from cdc.errors import LogError, LogFenced, LogLost
+from cdc.log.segments.bucket.access import LogBucket
 from cdc.log.segments.bucket.content import StoredObjects
 from cdc.log.segments.bucket.manifest import Manifest, StoredObject
 from cdc.log.segments.bucket.sequence import MOST_SEAL_BYTES, Name, fenced
@@ -31,9 +32,9 @@ _NO_FACTS = Metadata({})
 class BucketParts:
     """The parts of one large transaction, in a folder of their own."""
 
-    def __init__(self, storage: "BucketWriter", folder: str, encoding: Encoding) -> None:
+    def __init__(self, bucket: LogBucket, folder: str, encoding: Encoding) -> None:
         self.objects: list[StoredObject] = []
-        self._storage = storage
+        self._bucket = bucket
         self._folder = folder
         self._encoding = encoding
 
@@ -41,7 +42,7 @@ class BucketParts:
         """See Parts."""
         content = self._encoding.encode(rows, _NO_FACTS).to_pybytes()
         path = f"{self._folder}/part-{len(self.objects):06d}.parquet"
-        self._storage.upload(path, content)
+        self._bucket.put(path, content)
         self.objects.append((path, len(content)))
 
     def sync(self) -> None:
@@ -49,7 +50,7 @@ class BucketParts:
 
     def discard(self) -> None:
         """See Parts."""
-        self._storage.bucket.delete([path for path, _ in self.objects])
+        self._bucket.delete([path for path, _ in self.objects])
 
 
 class BucketWriter(BucketStorage):
@@ -113,7 +114,7 @@ class BucketWriter(BucketStorage):
 
     def new_parts(self) -> BucketParts:
         """See WriterStorage."""
-        return BucketParts(self, f"parts/{self._epoch:010d}-{secrets.token_hex(8)}", self._encoding)
+        return BucketParts(self.bucket, f"parts/{self._epoch:010d}-{secrets.token_hex(8)}", self._encoding)
 
     def append_parts(self, segment: Segment, parts: Parts) -> None:
         """See WriterStorage. The object of the segment has no rows, and names the parts."""
@@ -131,6 +132,8 @@ class BucketWriter(BucketStorage):
         failpoint.reached("log.before_put")
         try:
             self._hot.create(name, content)
+        except LogFenced:
+            raise
         except BaseException:
             self._outcome_unknown = True
             raise
@@ -140,13 +143,6 @@ class BucketWriter(BucketStorage):
 
     def sync(self) -> None:
         """See WriterStorage. A PUT that has returned is durable."""
-
-    def upload(self, path: str, content: bytes | Path) -> None:
-        """Write an object that no reader sees yet."""
-        try:
-            self.bucket.put(path, content)
-        except FileNotFoundError:
-            raise self.bucket.missing() from None
 
     @contextmanager
     def staged(self, name: str) -> Iterator[Staged]:
@@ -163,7 +159,7 @@ class BucketWriter(BucketStorage):
         """See WriterStorage. The manifest is the commit."""
         path = f"history/{self._epoch:010d}-{secrets.token_hex(4)}-{segment}"
         size = staged.path.stat().st_size
-        self.upload(path, staged.path)
+        self.bucket.put(path, staged.path)
         self._commit(run[-1].stop, frozenset(run), [(segment, [(path, size)])])
 
     def archive(self, segments: Sequence[Segment]) -> None:
@@ -211,13 +207,12 @@ class BucketWriter(BucketStorage):
         self.bucket.delete([path for path, _ in _objects(stored)])
 
     def clean(self) -> None:
-        """See WriterStorage. Done once: this writer removes what it replaces itself.
-
-        What an earlier epoch has not published is never published, so a process that was fenced may still run this.
-        """
+        """See WriterStorage. Done once: this writer removes what it replaces itself."""
+        view = self.view()
+        if not self._state.next.epoch == self._state.manifest_name.epoch == self._epoch:
+            raise fenced(self.bucket.name, self._epoch)
         if self._cleaned:
             return
-        view = self.view()
         used = {path for stored in view.stored.values() for path, _ in _objects(stored)}
         written = [(name, path) for name, path, size in self._hot.listed() if size > MOST_SEAL_BYTES]
         merged = self._state.manifest.stop
