@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cdc import failpoint
 from cdc.log.segments.log import SegmentSettings
+from cdc.log.segments.reader import SegmentReader
 from cdc.model import Entry, Lsn
 from cdc.ports import Offset
 from tests.contract.logs import commits, read_all, rows
@@ -20,7 +21,9 @@ from tests.scenes.segment_logs import folder_reader, folder_writer
 POINTS = st.sampled_from(
     [
         "log.before_write",
-        "log.before_rename",
+        "log.before_rename",  # in a folder
+        "log.before_put",  # in a bucket
+        "log.after_put",
         "log.after_append",
         "log.spool_publish",
         "log.merge_before_publish",
@@ -43,6 +46,9 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.writer = folder_writer(self.root, SegmentSettings(hot_segments=3, retention_hours=1e6))
+
+    def reader(self) -> SegmentReader:
+        return folder_reader(self.root)
 
     def attempt(self, action: Callable[[], None], point: str | None) -> bool:
         """Do it; with a point, die there as a crash would and open again. True if it came back."""
@@ -109,7 +115,7 @@ class LogMachine(RuleBasedStateMachine):
     def the_log_equals_the_model(self) -> None:
         if not hasattr(self, "root"):
             return
-        reader = folder_reader(self.root)
+        reader = self.reader()
         assert list(dict.fromkeys(commits(read_all(reader)))) == [100 * number for number in self.model]
         assert [piece.end for piece in reader.read(reader.start())] == [100 * number + 10 for number in self.model]
         assert dict(self.writer.progress().marks) == self.marks
