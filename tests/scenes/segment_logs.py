@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from cdc.log.segments.bucket.storage import BucketStorage
 from cdc.log.segments.bucket.writer import BucketWriter
 from cdc.log.segments.folder.storage import FolderStorage
 from cdc.log.segments.folder.writer import FolderWriter
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
-from cdc.log.segments.reader import SegmentReader, storage_at
+from cdc.log.segments.reader import SegmentReader
 from cdc.log.segments.segment_file import Encoding
 from cdc.log.segments.storage import LogLocation
 
@@ -36,5 +37,5 @@ def bucket_writer(where: LogLocation, folder: Path, settings: SegmentSettings, u
 
 
 def bucket_reader(where: LogLocation) -> SegmentReader:
-    """A reader of a log in a bucket."""
-    return SegmentReader(storage_at(where))
+    """A reader of a log in a bucket that knows nothing yet."""
+    return SegmentReader(BucketStorage(where))

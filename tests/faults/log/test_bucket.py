@@ -20,7 +20,6 @@ from cdc.log.segments.bucket.access import LogBucket, check_bucket
 from cdc.log.segments.bucket.writer import BucketWriter
 from cdc.log.segments.log import SegmentSettings, SegmentWriter
 from cdc.log.segments.quarantine import quarantine
-from cdc.log.segments.reader import SegmentReader
 from cdc.log.segments.segment_file import Encoding
 from cdc.log.segments.segment_names import SequenceGap
 from cdc.log.segments.storage import LogLocation
@@ -55,12 +54,6 @@ def open_writer(where: LogLocation, tmp_path: Path) -> Iterator[OpenWriter]:
         writer.close()
 
 
-def reader_of(where: LogLocation) -> SegmentReader:
-    """A reader that knows nothing yet."""
-    bucket_reader.__globals__["storage_at"].cache_clear()
-    return bucket_reader(where)
-
-
 def paths(where: LogLocation, folder: str) -> list[str]:
     return [item.path for item in LogBucket(where).listed(folder) if item.size > 64]
 
@@ -92,7 +85,7 @@ def test_a_writer_that_was_replaced_writes_nothing_whatever_it_was_about_to_do(
     new.maintain()
     new.append(entry(8))
     expected = [*commits(history(*range(1, 8))), 750, *commits(history(8))]
-    assert commits(read_all(reader_of(where))) == expected
+    assert commits(read_all(bucket_reader(where))) == expected
 
 
 def test_a_writer_that_sleeps_through_two_successors_and_a_merge_is_still_fenced(
@@ -110,7 +103,7 @@ def test_a_writer_that_sleeps_through_two_successors_and_a_merge_is_still_fenced
     for attempt in attempts:
         with pytest.raises(LogFenced):
             attempt()
-    assert read_all(reader_of(where)).equals(history(*range(1, 22)))
+    assert read_all(bucket_reader(where)).equals(history(*range(1, 22)))
 
 
 def test_of_writers_that_start_at_once_one_is_left_and_nothing_is_lost_or_doubled(
@@ -136,7 +129,7 @@ def test_of_writers_that_start_at_once_one_is_left_and_nothing_is_lost_or_double
             except LogError:
                 continue
         assert written == 1
-    assert read_all(reader_of(where)).equals(history(1, 2, 3))
+    assert read_all(bucket_reader(where)).equals(history(1, 2, 3))
 
 
 def test_a_second_writer_on_the_same_machine_waits_for_the_first(
@@ -173,7 +166,7 @@ def test_an_entry_whose_answer_was_lost_is_in_the_log_once(
     spool.write(entry(6).rows)
     wire.cut_after(1, "down")
     spool.publish(entry(6).end)
-    assert read_all(reader_of(where)).equals(history(*range(1, 7)))
+    assert read_all(bucket_reader(where)).equals(history(*range(1, 7)))
 
 
 def test_a_bucket_that_is_away_is_named_and_the_log_goes_on_with_a_new_writer(
@@ -186,7 +179,7 @@ def test_a_bucket_that_is_away_is_named_and_the_log_goes_on_with_a_new_writer(
     with pytest.raises(LogLost, match="The bucket millrace of the log does not answer"):
         writer.append(entry(2))
     with pytest.raises(LogLost, match="The bucket millrace"):
-        reader_of(far).head()
+        bucket_reader(far).head()
     with pytest.raises(LogLost, match="The bucket millrace"):
         check_bucket(far, 2)
     wire.pass_on()
@@ -195,7 +188,7 @@ def test_a_bucket_that_is_away_is_named_and_the_log_goes_on_with_a_new_writer(
     again = open_writer(far)
     again.append(entry(2))
     again.append(entry(3))
-    assert read_all(reader_of(far)).equals(history(1, 2, 3))
+    assert read_all(bucket_reader(far)).equals(history(1, 2, 3))
 
 
 def test_a_bucket_that_accepts_connections_and_says_nothing_is_noticed_in_time(far: LogLocation, wire: Proxy) -> None:
@@ -215,7 +208,7 @@ def test_an_append_outlasts_a_short_absence(
     assert append.is_alive()
     wire.pass_on()
     append.join(60)
-    assert read_all(reader_of(where)).equals(history(1))
+    assert read_all(bucket_reader(where)).equals(history(1))
 
 
 # A server that refuses
@@ -235,7 +228,7 @@ def test_wrong_settings_are_named_to_writers_readers_and_commands_and_are_final(
     wrong = location(uri or s3_url, {**s3_server.storage_options, **changed})
     attempts: list[Callable[[], object]] = [
         lambda: open_writer(wrong),
-        lambda: reader_of(wrong).head(),
+        lambda: bucket_reader(wrong).head(),
         lambda: check_bucket(wrong, 5),
     ]
     for attempt in attempts:
@@ -311,11 +304,11 @@ def test_a_merge_killed_anywhere_is_harmless_and_what_it_left_is_removed(
         "-m", "tests.faults.log.log_child", json.dumps(place), "maintain", env={"MILLRACE_FAIL": f"{point}:kill"}
     )
     assert child.wait() == -signal.SIGKILL, child.said()
-    assert read_all(reader_of(where)).equals(history(*range(1, 9)))
+    assert read_all(bucket_reader(where)).equals(history(*range(1, 9)))
     again = open_writer()
     again.maintain()
     assert len(again.progress().marks) == 8
-    found = reader_of(where)
+    found = bucket_reader(where)
     assert read_all(found).equals(history(*range(1, 9)))
     used = {part.path for stored in found.view().stored.values() for part in stored.parts()}  # type: ignore[attr-defined]
     assert {path for folder in ("hot", "history", "parts") for path in paths(where, folder)} == used
@@ -326,7 +319,7 @@ def test_a_merge_killed_anywhere_is_harmless_and_what_it_left_is_removed(
 
 
 def test_a_reader_that_slept_through_merges_goes_on_where_it_was(open_writer: OpenWriter, where: LogLocation) -> None:
-    writer, reader = open_writer(), reader_of(where)
+    writer, reader = open_writer(), bucket_reader(where)
     writer.append(entry(1))
     head, _ = reader.head()
     for number in range(2, 30):
@@ -341,7 +334,7 @@ def test_a_merge_during_a_read_loses_and_doubles_nothing(open_writer: OpenWriter
     writer = open_writer()
     for number in range(1, 20):
         writer.append(entry(number))
-    reader = reader_of(where)
+    reader = bucket_reader(where)
     pieces = reader.read(reader.start())
     seen = [next(pieces).end]
     reader.storage._cache._known.clear()  # type: ignore[attr-defined]
@@ -353,7 +346,7 @@ def test_a_merge_during_a_read_loses_and_doubles_nothing(open_writer: OpenWriter
 def test_looking_at_an_idle_log_is_one_request_and_lists_nothing(
     open_writer: OpenWriter, where: LogLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, reader = open_writer(), reader_of(where)
+    writer, reader = open_writer(), bucket_reader(where)
     for number in range(1, 4):
         writer.append(entry(number))
     assert reader.head()[1] == 310
@@ -391,12 +384,12 @@ def test_a_damaged_segment_is_named_and_can_be_quarantined(
     bad = paths(where, "hot")[1]
     LogBucket(where).put(bad, b"garbage" * 20)
     with pytest.raises(LogCorrupt, match=bad):
-        reader_of(where).head()
+        bucket_reader(where).head()
     with pytest.raises(LogCorrupt, match=bad):
         open_writer()
     with closing(BucketWriter(where, tmp_path / "quarantine", Encoding(), unreadable=2)) as storage:
         assert quarantine(storage, 2).start == 2
-    assert read_all(reader_of(where)).equals(history(1, 3))
+    assert read_all(bucket_reader(where)).equals(history(1, 3))
     assert paths(where, "quarantine") == [f"quarantine/{bad.rpartition('/')[2]}"]
     again = open_writer()
     assert again.progress().end == 310
@@ -409,12 +402,12 @@ def test_a_lost_segment_is_an_error_and_a_foreign_object_is_not(open_writer: Ope
         writer.append(entry(number))
     bucket = LogBucket(where)
     bucket.put("hot/notes.txt", b"not ours" * 20)
-    reader = reader_of(where)
+    reader = bucket_reader(where)
     assert read_all(reader).equals(history(1, 2, 3))
     assert reader.view().foreign_files == ("hot/notes.txt",)
     bucket.delete([paths(where, "hot")[1]])
     with pytest.raises(SequenceGap, match="sequence numbers 2 to 2 are missing"):
-        reader_of(where).head()
+        bucket_reader(where).head()
 
 
 def test_a_segment_larger_than_a_request_is_read_in_pieces(
@@ -426,7 +419,7 @@ def test_a_segment_larger_than_a_request_is_read_in_pieces(
     writer = open_writer()
     large = Entry(rows(100, *range(5_000)), Lsn(110))
     writer.append(large)
-    reader = reader_of(where)
+    reader = bucket_reader(where)
     assert read_all(reader).equals(large.rows)
     bucket = LogBucket(where)
     bucket.delete(paths(where, "hot"))

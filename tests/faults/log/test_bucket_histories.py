@@ -29,7 +29,9 @@ def test_any_history_ends_in_the_same_log_as_a_list_would(
             self.writer = bucket_writer(self.where, folder, SegmentSettings(hot_segments=3, retention_hours=1e6))
 
         def reader(self) -> SegmentReader:
-            return bucket_reader(self.where)
+            if not hasattr(self, "kept"):
+                self.kept = bucket_reader(self.where)
+            return self.kept
 
     limits = settings(
         max_examples=8, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), database=None
