@@ -22,6 +22,8 @@ _CLIENT_OPTIONS = frozenset(
     | {"proxy_url", "timeout", "user_agent"}
 )
 _CONNECT_SECONDS = 5.0
+_LONGEST_WAIT_SECONDS = 2.0
+"""Between two attempts of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ def _s3_store(uri: str, options: Mapping[str, str], seconds: float | None) -> "S
     if seconds is not None:
         limits = {"timeout": seconds, "connect_timeout": min(seconds, _CONNECT_SECONDS)}
         client = {**{name: f"{int(limit * 1000)}ms" for name, limit in limits.items()}, **client}
-        retry = {"max_retries": 3, "retry_timeout": timedelta(seconds=seconds)}
+        waits = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=_LONGEST_WAIT_SECONDS)}
+        retry = {"max_retries": 100, "retry_timeout": timedelta(seconds=seconds), "backoff": waits}
     try:
         return S3Store.from_url(uri, config=cast("Any", config), client_options=cast("Any", client), retry_config=retry)
     except BaseError as error:

@@ -8,7 +8,15 @@ from tests.structure import PACKAGES, Module, imports, modules
 LEVELS = [
     ["cdc.arrays", "cdc.backoff"],
     ["cdc.model", "cdc.errors", "cdc.config.secret", "cdc.config.loopback", "cdc.key_range", "cdc.row_file"],
-    ["cdc.json_text", "cdc.durable_files", "cdc.discovery", "cdc.failpoint", "cdc.fence", "cdc.clock"],
+    [
+        "cdc.json_text",
+        "cdc.durable_files",
+        "cdc.discovery",
+        "cdc.failpoint",
+        "cdc.fence",
+        "cdc.clock",
+        "cdc.object_store",
+    ],
     ["cdc.ports", "cdc.config", "cdc.log_output", "cdc.client"],
     ["cdc.capture", "cdc.log", "cdc.artifacts"],
     ["snapshots", "sinks", "views"],

@@ -1,4 +1,4 @@
-"""`doctor`: check the source, and the Spark cluster if there is one."""
+"""`doctor`: check the source, the log's server, and the Spark cluster if there is one."""
 
 import sys
 from dataclasses import asdict
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Check that the source is ready, and the Spark cluster if there is one; if not, show what to run.
+    """Check the source, the log's server, and the Spark cluster if there is one; show what to run if one is not ready.
 
-    Checks settings, privileges, replica identities, publication and slot; on a cluster also authentication and what
-    executors see. Changes nothing. Exit code 0 if no check fails; warnings do not count.
+    Checks settings, privileges, replica identities, publication and slot; that Kafka or the log's bucket answers; on a
+    cluster also authentication and what executors see. Changes nothing. Exit code 0 if no check fails; warnings do not
+    count.
 
     Example: millrace doctor --json
     """
@@ -23,7 +24,7 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
     from cdc.service.daemon.process import settings_from
 
     settings = settings_from(config)
-    findings = [*examine(settings.source), *_of_cluster(settings)]
+    findings = [*examine(settings.source), *_of_log(settings), *_of_cluster(settings)]
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
@@ -35,6 +36,23 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
                 OUT.print(f"{finding.verdict}: {finding.object}: {finding.remedy}", markup=False, soft_wrap=True)
     if failed:
         sys.exit(1)
+
+
+def _of_log(settings: "Settings") -> "list[Finding]":
+    """Nothing for a log in a folder."""
+    import cdc.log
+    from cdc.capture.source.doctor import Finding, Verdict
+    from cdc.errors import MillraceError
+    from cdc.service.daemon.process import LOG_SECONDS
+
+    server = str(getattr(settings.log, "uri", "") or getattr(settings.log, "bootstrap", ""))
+    if not server:
+        return []
+    try:
+        cdc.log.check_server(settings, LOG_SECONDS)
+    except MillraceError as error:
+        return [Finding("log", Verdict.FAIL, server, error.message, error.remedy)]
+    return [Finding("log", Verdict.OK, server, "answers")]
 
 
 def _of_cluster(settings: "Settings") -> "list[Finding]":

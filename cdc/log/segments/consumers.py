@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cdc.errors import ConfigError, LogCorrupt
-from cdc.log.segments.storage import Documents
+from cdc.log.segments.storage import SmallFiles
 from cdc.model import Lsn
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -26,16 +26,16 @@ class ConsumerPosition:
 class Consumers:
     """Consumer positions stored beside a log. One process commits for a consumer at a time."""
 
-    def __init__(self, documents: Documents) -> None:
-        self._documents = documents
+    def __init__(self, files: SmallFiles) -> None:
+        self._files = files
 
     def all(self) -> Sequence[ConsumerPosition]:
         """Every registered consumer, ordered by name."""
-        return [_decoded(name, content) for name, content in self._documents.all().items()]
+        return [_decoded(name, content) for name, content in self._files.all().items()]
 
     def get(self, name: str) -> ConsumerPosition | None:
         """One consumer, if it is registered."""
-        content = self._documents.read(_file_name(name))
+        content = self._files.read(_file_name(name))
         return None if content is None else _decoded(_file_name(name), content)
 
     def commit(self, name: str, sequence: int, reached: Lsn) -> None:
@@ -46,11 +46,11 @@ class Consumers:
         if known is not None:
             sequence, reached = max(sequence, known.sequence), max(reached, known.reached)
         data = {"name": name, "sequence": sequence, "reached": reached, "at": datetime.now(UTC).isoformat()}
-        self._documents.replace(_file_name(name), json.dumps(data).encode())
+        self._files.replace(_file_name(name), json.dumps(data).encode())
 
     def forget(self, name: str) -> None:
         """Unregister a consumer: retention no longer keeps changes for it."""
-        self._documents.remove(_file_name(name))
+        self._files.remove(_file_name(name))
 
 
 def _file_name(name: str) -> str:

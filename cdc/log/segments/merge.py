@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc import failpoint
 from cdc.log.segments import segment_file
 from cdc.log.segments.segment_names import Segment
-from cdc.log.segments.storage import Staged, View, WriterStorage
+from cdc.log.segments.storage import StagedFile, View, WriterStorage
 from cdc.model import LOG_SCHEMA, Lsn
 
 FAN_IN = 16
@@ -124,7 +124,9 @@ class SegmentMerger:
             failpoint.reached("log.merge_removing")
         return segment
 
-    def _write(self, staged: Staged, rows: Iterable[pa.Table], metadata: segment_file.Metadata) -> segment_file.Extent:
+    def _write(
+        self, staged: StagedFile, rows: Iterable[pa.Table], metadata: segment_file.Metadata
+    ) -> segment_file.Extent:
         extent = segment_file.Extent()
         parquet = segment_file.SegmentFile(staged.file, "zstd", _LEVEL, by_bucket=self._by_bucket)
         for group in _row_groups(rows):

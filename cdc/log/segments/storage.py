@@ -68,14 +68,14 @@ class View:
     foreign_files: tuple[str, ...]
 
 
-class Documents(Protocol):
+class SmallFiles(Protocol):
     """Small files that are replaced as a whole. No two processes write the same one at a time."""
 
     def all(self) -> Mapping[str, bytes]:
-        """Every document by name, ordered by name."""
+        """Every file by name, ordered by name."""
 
     def read(self, name: str) -> bytes | None:
-        """One document; None if there is none."""
+        """One file; None if there is none."""
 
     def replace(self, name: str, content: bytes) -> None:
         """Write it, durable on return. Raises LogFull."""
@@ -100,7 +100,7 @@ class LogStorage(Protocol):
         """The schema registry."""
 
     @property
-    def consumers(self) -> Documents:
+    def consumers(self) -> SmallFiles:
         """The positions of the consumers."""
 
     def view(self) -> View:
@@ -124,7 +124,7 @@ class Parts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedFile:
     """A merged segment while it is written: a file on this machine's disk, which no reader sees."""
 
     file: IO[bytes]
@@ -150,10 +150,10 @@ class WriterStorage(LogStorage, Protocol):
     def sync(self) -> None:
         """Make what was appended durable. After LogFull the call may be repeated."""
 
-    def staged(self, name: str) -> AbstractContextManager[Staged]:
+    def staged(self, name: str) -> AbstractContextManager[StagedFile]:
         """A file for a merged segment; removed at the end, unless it was published."""
 
-    def publish(self, run: Sequence[Segment], segment: Segment, staged: Staged) -> None:
+    def publish(self, run: Sequence[Segment], segment: Segment, staged: StagedFile) -> None:
         """Make a merged segment visible, durably, in the place of adjacent ones, which still exist."""
 
     def remove(self, stored: StoredSegment) -> None:

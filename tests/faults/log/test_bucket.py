@@ -150,8 +150,9 @@ def wire(s3_server: S3Server, proxy: MakeProxy) -> Proxy:
 
 
 @pytest.fixture
-def far(wire: Proxy, s3_url: str, s3_server: S3Server) -> LogLocation:
-    """The log, through the proxy."""
+def far(wire: Proxy, s3_url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> LogLocation:
+    """The log, through the proxy; a request may take three seconds."""
+    monkeypatch.setattr("cdc.log.segments.bucket.access._SECONDS", 3.0)
     return location(s3_url, {**s3_server.storage_options, "aws_endpoint_url": f"http://127.0.0.1:{wire.port}"})
 
 

@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from obstore.exceptions import BaseError
 
 _SECONDS = 30.0
-"""Limit of a request. A part of 32 MB takes as long at 1 MB/s."""
+"""Limit of a request, and of the time in which it is repeated: a part of 32 MB takes as long at 1 MB/s, and a server
+that restarts is back."""
+_PROBE_SECONDS = 3.0
 _NOTHING = "no-such-object"
 
 
 class LogBucket(Bucket):
     """A log's bucket. Raises LogLost if it does not answer, LogError if it refuses."""
 
-    def __init__(self, location: LogLocation, seconds: float = _SECONDS) -> None:
+    def __init__(self, location: LogLocation, seconds: float | None = None) -> None:
+        limit, options = _SECONDS if seconds is None else seconds, dict(location.options)
         try:
-            super().__init__(location.root, dict(location.options), seconds)
+            super().__init__(location.root, options, limit)
+            self._probing = Bucket(location.root, options, min(limit, _PROBE_SECONDS))
         except ValueError:
             raise ConfigError(
                 "log.storage_options has an option that is not known, or log.uri is not a bucket.",
@@ -31,19 +35,19 @@ class LogBucket(Bucket):
 
     def failure(self, error: "BaseError") -> Exception:
         """See Bucket. Of a failed listing the client does not say why: reading an object that does not exist does."""
-        import obstore
-        from obstore.exceptions import BaseError
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-        if _refuses(error):
+        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             return self._refused()
         try:
-            obstore.get(self._store, _NOTHING)
-        except BaseError as other:
-            if _refuses(other):
-                return self._refused()
+            self._probing.get(_NOTHING)
         except FileNotFoundError:
             if not self._lists():
                 return self._missing()
+        except PermissionError:
+            return self._refused()
+        except OSError:
+            pass
         return LogLost(
             f"The bucket {self.name} of the log does not answer ({type(error).__name__}).",
             "It is tried again; check log.uri, aws_endpoint_url and the network if it lasts.",
@@ -77,20 +81,10 @@ class LogBucket(Bucket):
         return LogError(f"The bucket {self.name} of the log does not exist.", "Create it, or correct log.uri.")
 
     def _lists(self) -> bool:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
-            next(iter(obstore.list(self._store, _NOTHING)), None)
-        except BaseError:
+            return not list(self._probing.listed(_NOTHING))
+        except OSError:
             return False
-        return True
-
-
-def _refuses(error: "BaseError") -> bool:
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    return isinstance(error, (PermissionDeniedError, UnauthenticatedError))
 
 
 def check_bucket(location: LogLocation, seconds: float) -> None:

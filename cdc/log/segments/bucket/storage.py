@@ -17,10 +17,10 @@ from cdc.errors import LogCorrupt
 from cdc.log.segments import segment_file
 from cdc.log.segments.bucket.access import LogBucket
 from cdc.log.segments.bucket.content import ContentCache, ObjectPart, StoredObjects
-from cdc.log.segments.bucket.documents import BucketDocuments
 from cdc.log.segments.bucket.manifest import Manifest, StoredObject
 from cdc.log.segments.bucket.schemas import BucketSchemas
 from cdc.log.segments.bucket.sequence import MOST_SEAL_BYTES, Name, SealedSequence
+from cdc.log.segments.bucket.small_files import BucketSmallFiles
 from cdc.log.segments.segment_names import Chain, Segment, SequenceGap, chain
 from cdc.log.segments.storage import LogLocation, StoredSegment, View
 from cdc.model import ZERO_LSN, Lsn
@@ -64,7 +64,7 @@ class BucketStorage:
         self.location = location
         self.bucket = LogBucket(location)
         self.schemas = BucketSchemas(self.bucket)
-        self.consumers = BucketDocuments(self.bucket, "consumers")
+        self.consumers = BucketSmallFiles(self.bucket, "consumers")
         self._hot = SealedSequence(self.bucket, "hot")
         self._manifests = SealedSequence(self.bucket, "manifests")
         self._cache = ContentCache(self.bucket, self._missed)

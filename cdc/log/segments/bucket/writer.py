@@ -23,7 +23,7 @@ from cdc.log.segments.bucket.storage import BucketStorage
 from cdc.log.segments.folder.writer_lock import lock_file
 from cdc.log.segments.segment_file import Encoding, Metadata
 from cdc.log.segments.segment_names import Segment
-from cdc.log.segments.storage import LogLocation, Parts, Staged, StoredSegment, View
+from cdc.log.segments.storage import LogLocation, Parts, StagedFile, StoredSegment, View
 from cdc.model import LOG_SCHEMA
 
 _NO_FACTS = Metadata({})
@@ -145,17 +145,17 @@ class BucketWriter(BucketStorage):
         """See WriterStorage. A PUT that has returned is durable."""
 
     @contextmanager
-    def staged(self, name: str) -> Iterator[Staged]:
+    def staged(self, name: str) -> Iterator[StagedFile]:
         """See WriterStorage."""
         path = self._folder / name
         remove(path)  # of a process that was killed
         try:
             with write_errors(self._folder), os.fdopen(open_new(path), "wb") as file:
-                yield Staged(file, path)
+                yield StagedFile(file, path)
         finally:
             remove(path)
 
-    def publish(self, run: Sequence[Segment], segment: Segment, staged: Staged) -> None:
+    def publish(self, run: Sequence[Segment], segment: Segment, staged: StagedFile) -> None:
         """See WriterStorage. The manifest is the commit."""
         path = f"history/{self._epoch:010d}-{secrets.token_hex(4)}-{segment}"
         size = staged.path.stat().st_size

@@ -14,33 +14,33 @@ from cdc.log.segments.schemas import FolderSchemas
 from cdc.log.segments.storage import LogLocation, StoredSegment, View
 
 
-class FolderDocuments:
+class FolderSmallFiles:
     """Small files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def all(self) -> Mapping[str, bytes]:
-        """See Documents."""
+        """See SmallFiles."""
         paths = sorted(self._folder.glob("*.json")) if self._folder.is_dir() else ()
         found = {path.name: self.read(path.name) for path in paths}
         return {name: content for name, content in found.items() if content is not None}
 
     def read(self, name: str) -> bytes | None:
-        """See Documents."""
+        """See SmallFiles."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def replace(self, name: str, content: bytes) -> None:
-        """See Documents."""
+        """See SmallFiles."""
         make_folder(self._folder)
         with write_errors(self._folder):
             replace(self._folder / name, content)
 
     def remove(self, name: str) -> None:
-        """See Documents."""
+        """See SmallFiles."""
         (self._folder / name).unlink(missing_ok=True)
 
 
@@ -53,7 +53,7 @@ class FolderStorage:
     def __init__(self, root: Path) -> None:
         self.folder = LogFolder(root)
         self.schemas = FolderSchemas(root / "schemas")
-        self.consumers = FolderDocuments(root / "consumers")
+        self.consumers = FolderSmallFiles(root / "consumers")
 
     @property
     def location(self) -> LogLocation:

@@ -18,7 +18,7 @@ from cdc.log.segments.folder.storage import FolderStorage
 from cdc.log.segments.folder.writer_lock import WriterLock
 from cdc.log.segments.segment_file import Encoding, Metadata
 from cdc.log.segments.segment_names import Segment
-from cdc.log.segments.storage import Parts, Staged, StoredSegment
+from cdc.log.segments.storage import Parts, StagedFile, StoredSegment
 
 _NO_FACTS = Metadata({})
 
@@ -103,17 +103,17 @@ class FolderWriter(FolderStorage):
             sync_folder(self.folder.hot)
 
     @contextmanager
-    def staged(self, name: str) -> Iterator[Staged]:
+    def staged(self, name: str) -> Iterator[StagedFile]:
         """See WriterStorage."""
         path = self._lock.staging / name
         try:
             with write_errors(self._lock.staging), os.fdopen(open_new(path), "wb") as file:
-                yield Staged(file, path)
+                yield StagedFile(file, path)
         except BaseException:
             remove(path)  # the next round creates a file of the same name
             raise
 
-    def publish(self, run: Sequence[Segment], segment: Segment, staged: Staged) -> None:
+    def publish(self, run: Sequence[Segment], segment: Segment, staged: StagedFile) -> None:
         """See WriterStorage. Superseded segments must not be removed before the names in history are durable."""
         os.fsync(staged.file.fileno())
         self._lock.rename(staged.path, self.folder.history / str(segment))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from cdc.log.segments.bucket.access import LogBucket
 
 
-class BucketDocuments:
+class BucketSmallFiles:
     """The objects under a folder of the bucket. A listing is one request; only what has changed is read again."""
 
     def __init__(self, bucket: LogBucket, folder: str) -> None:
@@ -16,7 +16,7 @@ class BucketDocuments:
         self._known: dict[str, tuple[str, bytes]] = {}
 
     def all(self) -> Mapping[str, bytes]:
-        """See Documents."""
+        """See SmallFiles."""
         with self._lock:
             found: dict[str, tuple[str, bytes]] = {}
             for item in self._bucket.listed(self._folder):
@@ -29,16 +29,16 @@ class BucketDocuments:
             return {name: content for name, (_, content) in found.items()}
 
     def read(self, name: str) -> bytes | None:
-        """See Documents."""
+        """See SmallFiles."""
         try:
             return self._bucket.get(f"{self._folder}/{name}")
         except FileNotFoundError:
             return None
 
     def replace(self, name: str, content: bytes) -> None:
-        """See Documents."""
+        """See SmallFiles."""
         self._bucket.put(f"{self._folder}/{name}", content)
 
     def remove(self, name: str) -> None:
-        """See Documents."""
+        """See SmallFiles."""
         self._bucket.delete([f"{self._folder}/{name}"])
