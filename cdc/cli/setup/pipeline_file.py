@@ -31,6 +31,7 @@ source:
 
 log:
   kind: segments                       # files under the state folder; or kafka
+  # uri: s3://bucket/logs/shop         # keep the segments in a bucket instead
   retention_hours: 168
 
 sinks:

@@ -57,7 +57,7 @@ class BucketStorage:
     """Looks for the next segment by its name, and lists the bucket only now and then."""
 
     poll_seconds = 0.1
-    """Looking costs a request: about 2 dollars a month at Amazon's prices."""
+    """Looking costs a request: ten a second are 10 dollars a month at Amazon's prices."""
 
     def __init__(self, location: LogLocation, unreadable: int = 0) -> None:
         """`unreadable` is the number of a fresh segment that counts as empty, if its object is unreadable."""
