@@ -347,6 +347,7 @@ def test_a_merge_during_a_read_loses_and_doubles_nothing(open_writer: OpenWriter
 def test_looking_at_an_idle_log_is_one_request_and_lists_nothing(
     open_writer: OpenWriter, where: LogLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cdc.log.segments.bucket.storage._LISTING_SECONDS", 3600.0)
     writer, reader = open_writer(), bucket_reader(where)
     for number in range(1, 4):
         writer.append(entry(number))

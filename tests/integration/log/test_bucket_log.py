@@ -7,7 +7,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cdc.capture.source.doctor import Verdict
 from cdc.cli.operate.log import app
+from cdc.cli.setup.doctor import _of_log
 from cdc.config.secret import Secret
 from cdc.config.settings import Settings
 from cdc.errors import ConfigError, LogFenced
@@ -16,6 +18,7 @@ from cdc.log.segments.log import SegmentSettings
 from cdc.log.segments.reader import storage_at
 from cdc.log.segments.storage import LogLocation
 from cdc.model import Lsn
+from cdc.service.daemon.process import settings_from
 from cdc.service.daemon.reload import plan
 from tests.contract.logs import commits, entry, read_all
 from tests.fix_capture import Rig
@@ -94,6 +97,15 @@ def test_the_commands_show_compact_and_trim_a_log_in_a_bucket(config: Path, wher
     run(config, "trim", "--gb", "0", "--force", "--yes")
     found = json.loads(run(config, "positions", "--json"))
     assert (found["start"], found["head"], found["end"]) == ("5", "5", "0/1FE")
+
+
+def test_doctor_asks_the_bucket_and_says_what_is_wrong_with_it(config: Path, where: LogLocation) -> None:
+    settings = settings_from(config)
+    assert [(found.verdict, found.object) for found in _of_log(settings)] == [(Verdict.OK, where.root)]
+    gone = settings.model_copy(update={"log": settings.log.model_copy(update={"uri": "s3://nowhere/log"})})
+    (finding,) = _of_log(gone)
+    assert finding.verdict is Verdict.FAIL and "nowhere" in finding.message and "log.uri" in finding.remedy
+    assert _of_log(Settings()) == []
 
 
 def test_an_unreadable_segment_is_quarantined_by_its_sequence_number(config: Path, where: LogLocation) -> None:

@@ -5,6 +5,7 @@ See `sequence` for the fence, docs/adr/0027-segments-in-a-bucket.md for the reas
 
 import os
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,8 +70,8 @@ class BucketWriter(BucketStorage):
         super().__init__(location, unreadable)
         self._folder = folder
         self._encoding = encoding
-        self._appended: list[tuple[Segment, StoredObjects]] = []
-        """Segments of this writer that its view does not have yet."""
+        self._appended: deque[tuple[Segment, StoredObjects]] = deque()
+        """Segments of this writer that its view does not have yet. An append must not wait for a view."""
         self._outcome_unknown = False
         self._cleaned = False
         make_folder(folder)
@@ -100,9 +101,10 @@ class BucketWriter(BucketStorage):
     def view(self) -> View:
         """See LogStorage. What this process has appended is not read again."""
         with self._lock:
-            following = self._state.next
-            own = [found for found in self._appended if found[0].start >= following.number]
-            self._appended.clear()
+            following, own = self._state.next, list[tuple[Segment, StoredObjects]]()
+            while self._appended:
+                own.append(self._appended.popleft())
+            own = [found for found in own if found[0].start >= following.number]
             if own and own[0][0].start == following.number:
                 after = replace(following, number=own[-1][0].stop + 1)
                 self._set(replace(self._state, fresh=(*self._state.fresh, *own), next=after))
@@ -138,8 +140,7 @@ class BucketWriter(BucketStorage):
             self._outcome_unknown = True
             raise
         failpoint.reached("log.after_put")
-        with self._lock:
-            self._appended.append((segment, self._stored([(self._hot.key(name), len(content)), *parts])))
+        self._appended.append((segment, self._stored([(self._hot.key(name), len(content)), *parts])))
 
     def sync(self) -> None:
         """See WriterStorage. A PUT that has returned is durable."""
