@@ -19,9 +19,8 @@ from tests.fix_processes import RunProgram, wait_until
 from tests.fix_proxy import MakeProxy, Proxy
 from tests.fix_s3 import S3Server
 from tests.fix_servers import Database
-from tests.integration.log.test_bucket_log import BucketRig
-from tests.integration.log.test_kafka_capture import SETUP, assert_complete, changes
 from tests.scenes.histories import labelled, table
+from tests.scenes.logs_elsewhere import SETUP, ElsewhereRig, assert_complete, changes
 
 pytestmark = pytest.mark.soak
 
@@ -81,7 +80,7 @@ def test_capture_ends_with_a_transient_error_and_its_next_start_loses_and_double
     s3_url: str, database: Database, state_dir: Path, run_program: RunProgram, wire: Proxy, far: dict[str, str]
 ) -> None:
     options = {name: Secret(value) for name, value in far.items()}
-    rig = BucketRig(database, state_dir, run_program, SegmentSettings(uri=s3_url, storage_options=options))
+    rig = ElsewhereRig(database, state_dir, run_program, SegmentSettings(uri=s3_url, storage_options=options))
     rig.capture_tables(*SETUP, snapshot="initial")
     rig.begin()
     with rig.following() as following:

@@ -21,39 +21,19 @@ from cdc.model import Lsn
 from cdc.service.daemon.process import settings_from
 from cdc.service.daemon.reload import plan
 from tests.contract.logs import commits, entry, read_all
-from tests.fix_capture import Rig
 from tests.fix_processes import RunProgram
 from tests.fix_s3 import S3Server
 from tests.fix_servers import Database
-from tests.integration.log.test_kafka_capture import SETUP, assert_complete, changes
+from tests.scenes.logs_elsewhere import ElsewhereRig, assert_snapshot_and_stream_arrive_whole
 from tests.scenes.segment_logs import bucket_reader, bucket_writer, location
-
-
-class BucketRig(Rig):
-    """The same pipeline with its log in a bucket."""
-
-    def __init__(self, database: Database, state: Path, run_program: RunProgram, log: SegmentSettings) -> None:
-        super().__init__(database, state, run_program)
-        self._log = log
-
-    @property
-    def settings(self) -> Settings:
-        return Settings.model_validate({"state": self.state, "source": self.source, "log": self._log})
 
 
 def test_snapshot_and_stream_arrive_whole_in_a_bucket(
     s3_server: S3Server, s3_url: str, database: Database, state_dir: Path, run_program: RunProgram
 ) -> None:
     options = {name: Secret(value) for name, value in s3_server.storage_options.items()}
-    rig = BucketRig(database, state_dir, run_program, SegmentSettings(uri=s3_url, storage_options=options))
-    rig.capture_tables(*SETUP, snapshot="initial")
-    rig.begin()
-    for first in (1000, 2000):  # the second time over a restart
-        changes(rig, first)
-        with rig.following() as following:
-            changes(rig, first + 500)
-            following.reaches(rig.now())
-    assert_complete(rig)
+    log = SegmentSettings(uri=s3_url, storage_options=options)
+    assert_snapshot_and_stream_arrive_whole(ElsewhereRig(database, state_dir, run_program, log))
 
 
 @pytest.fixture
