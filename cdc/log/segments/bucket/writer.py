@@ -200,15 +200,25 @@ class BucketWriter(BucketStorage):
         return 0 if name is None else name.epoch
 
     def _remove_manifests(self, before: int) -> None:
-        written = [(name, path) for name, path, size in self._manifests.listed() if size > MOST_SEAL_BYTES]
-        self.bucket.delete([path for name, path in written if name and name.number < before])
+        with self._cleaned_again_after_an_error():
+            written = [(name, path) for name, path, size in self._manifests.listed() if size > MOST_SEAL_BYTES]
+            self.bucket.delete([path for name, path in written if name and name.number < before])
 
     def remove(self, stored: StoredSegment) -> None:
         """See WriterStorage."""
-        self.bucket.delete([path for path, _ in _objects(stored)])
+        with self._cleaned_again_after_an_error():
+            self.bucket.delete([path for path, _ in _objects(stored)])
+
+    @contextmanager
+    def _cleaned_again_after_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except LogError:
+            self._cleaned = False
+            raise
 
     def clean(self) -> None:
-        """See WriterStorage. Done once: this writer removes what it replaces itself."""
+        """See WriterStorage. Done once, and after an error: otherwise this writer removes what it replaces itself."""
         view = self.view()
         if not self._state.next.epoch == self._state.manifest_name.epoch == self._epoch:
             raise fenced(self.bucket.name, self._epoch)
