@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from cdc.log.segments.log import location_of
 from cdc.service.daemon.process import settings_from
 from cdc.service.http.guard import guard
 
@@ -61,14 +62,19 @@ def test_the_pipeline_files_that_are_shipped_load(tmp_path: Path, monkeypatch: p
 def test_the_pipelines_in_the_page_about_clusters_load_and_authenticate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PGHOST", "PGPASSWORD", "MILLRACE_HTTP_TOKEN", "SPARK_SECRET"):
+    keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    for name in ("PGHOST", "PGPASSWORD", "MILLRACE_HTTP_TOKEN", "SPARK_SECRET", *keys):
         monkeypatch.setenv(name, "from-the-environment")
     page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
     masters = []
     for number, example in enumerate(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
         path = tmp_path / f"{number}.yaml"
         path.write_text(example, encoding="utf-8")
-        spark = settings_from(path).spark
+        settings = settings_from(path)
+        spark = settings.spark
+        if example.startswith("log:"):
+            assert location_of(settings).root == "s3://bucket/logs/shop"
+            continue
         masters.append(spark.master.partition(":")[0])
         assert spark.conf["spark.authenticate"] == "true"
         assert (spark.master.startswith("spark:")) == ("spark.authenticate.secret" in spark.secrets)
