@@ -48,7 +48,7 @@ def sample(seconds: float, pids: Mapping[str, int], state: Path, slot_bytes: int
 
 
 _FEWEST = 10
-"""Samples from which growth is judged: a run with fewer is all warm-up, and its last sample only shows another start."""
+"""Samples from which growth is judged: a run with fewer is all warm-up."""
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
