@@ -11,7 +11,7 @@ import pytest
 
 import cdc.log
 from cdc.config.settings import Settings
-from cdc.model import TableSchema
+from cdc.model import Lsn, TableSchema
 from cdc.ports import Share
 from sinks.context import SinkContext
 from sinks.registry import open_sink
@@ -26,6 +26,7 @@ from tests.scenes.histories import (
     change,
     cut,
     images,
+    log_table,
     state_of,
     table,
 )
@@ -111,6 +112,27 @@ def test_rows_written_before_a_truncate_of_their_own_transaction_and_version_are
     log.append([again])
     applier.apply_by_tasks(LocalTaskJob(log.reader, 2, 3, shares))
     assert_stored(settings, table(), state_of([*after, again]))
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_changes_of_a_key_at_both_ends_of_a_large_transaction_with_one_version_are_applied_in_their_order(
+    shares: int, settings: Settings, log: FilledLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of a share that ended between them would have the store ignore the second."""
+    monkeypatch.setattr("sinks.tasks.unit_of_work._PIECE_BYTES", 2_000)
+    monkeypatch.setattr("cdc.log.segments.spool._PART_BYTES", 1)  # many tables in one transaction
+    log.record(table())
+    rows = [items(key, "c", 100, key) for key in range(60)]
+    rows += [items(key, "d" if key % 3 == 0 else "u", 100, 60 + key) for key in range(40)]
+    for row in rows[60:]:
+        row["after"] = row["after"] and row["after"].replace('"100"', '"later"')
+    spool = log.writer.spool()
+    for row in rows:
+        spool.write(log_table([row]))
+    spool.publish(Lsn(201))
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters")
+    applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 1, shares))
+    assert_stored(settings, table(), {key: after for key, after in state_of(rows).items() if after})
 
 
 def test_a_partial_row_whose_stored_row_is_missing_becomes_a_dead_letter_and_its_next_change_ends_it(
