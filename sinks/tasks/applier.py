@@ -17,7 +17,7 @@ from cdc import failpoint
 from cdc.config.settings import Settings
 from cdc.errors import GaveUp, LogCorrupt, TableRefused
 from cdc.log.shares import BatchProgress
-from cdc.model import TableId, TableSchema
+from cdc.model import LOG_SCHEMA, TableId, TableSchema
 from cdc.ports import Batch, Share, Sink, StagingSink
 from sinks.apply.applier import Applier, ParallelTables
 from sinks.fold.arrow import ranked
@@ -32,7 +32,7 @@ class BatchPlan:
     """The shares of a batch, and its progress as text."""
 
     shares: Sequence[Share]
-    progress: str
+    progress: str | None
 
 
 class TaskJob(Protocol):
@@ -61,7 +61,11 @@ class TaskApplier(Applier):
             except GaveUp:
                 if self._retry.policy.then == "stop":
                     raise
-                self._apply(self._collected(job))  # the changes become dead letters, if the store still fails
+                if (plan := job.plan()).shares:
+                    self._apply(self._collected(plan))  # the changes become dead letters, if the store still fails
+                return
+            if not outcome.shares:  # a query that starts at the end of the log begins with an empty batch
+                self._retry.succeeded()
                 return
             self._apply_tables(list(self._set_apart(outcome)))
             self._apply_tables(self._removals(outcome))
@@ -131,10 +135,10 @@ class TaskApplier(Applier):
         self._store.changed()  # tasks remember a table's last truncate: they must read it again
         return found
 
-    def _collected(self, job: TaskJob) -> Folded:
+    def _collected(self, plan: BatchPlan) -> Folded:
         """The batch, read and folded here."""
-        plan = job.plan()
-        rows, reached = pa.concat_tables(self._rows(plan.shares)), _progress(plan.progress)
+        rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *self._rows(plan.shares)])
+        reached = _progress(plan.progress)
         folded = gather(ranked(rows), self._log.schemas)
         return Folded(reached.end, folded.newest, folded.batches, reached.offset).only(tuple(self.tables))
 
