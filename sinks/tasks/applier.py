@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from cdc import failpoint
 from cdc.config.settings import Settings
-from cdc.errors import GaveUp, LogCorrupt, TableRefused
+from cdc.errors import GaveUp, LogCorrupt, SinkError, TableRefused
 from cdc.log.shares import BatchProgress
 from cdc.model import LOG_SCHEMA, TableId, TableSchema
 from cdc.ports import Batch, Share, Sink, StagingSink
 from sinks.apply.applier import Applier, ParallelTables
+from sinks.apply.error_policy import table_error
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather
 from sinks.fold.removals import removal_batches
@@ -102,24 +103,39 @@ class TaskApplier(Applier):
                 self._refuse_table(schema.table, error)
 
     def _commit_staged(self, sink: Sink, outcome: Outcome) -> None:
-        """One commit per table, of different tables in parallel. Raises Busy where a table must be staged again."""
-        if not outcome.staged or not isinstance(sink, StagingSink):
+        """One commit per table, of different tables in parallel. Raises Busy where a table must be staged again; a
+        table whose commit is refused is held back."""
+        tables = self._staged(outcome)
+        if not tables or not isinstance(sink, StagingSink):
             return
         staging: StagingSink = sink
-        groups: dict[tuple[str, int], list[bytes]] = {}
-        for piece in outcome.staged:
-            groups.setdefault((piece.table, piece.schema_id), []).append(piece.content)
-        tables: dict[str, list[tuple[TableSchema, Sequence[bytes]]]] = {}
-        for (table, schema_id), contents in sorted(groups.items()):
-            tables.setdefault(table, []).append((self._schema(table, schema_id), contents))
 
-        def commit(of_table: Iterable[tuple[TableSchema, Sequence[bytes]]]) -> None:
-            for schema, contents in of_table:
-                staging.commit_staged(schema, staging.plan(schema), contents)
+        def commit(table: TableId) -> TableRefused | None:
+            try:
+                for schema, contents in tables[table].items():
+                    staging.commit_staged(schema, staging.plan(schema), contents)
+            except SinkError as error:
+                known = table_error(table, error)
+                if not isinstance(known, TableRefused):
+                    raise
+                return known
+            return None
 
         threads = sink.threads if isinstance(sink, ParallelTables) else 1
         with ThreadPoolExecutor(min(threads, len(tables)), thread_name_prefix=f"commit-{self.name}") as pool:
-            list(pool.map(commit, tables.values()))
+            refused = list(pool.map(commit, tables))
+        for table, error in zip(tables, refused, strict=True):
+            if error is not None:
+                self._refuse_table(table, error)
+
+    def _staged(self, outcome: Outcome) -> dict[TableId, dict[TableSchema, list[bytes]]]:
+        """What tasks have staged, by table and schema; schemas in order."""
+        found: dict[TableId, dict[TableSchema, list[bytes]]] = {}
+        for piece in sorted(outcome.staged, key=lambda piece: (piece.table, piece.schema_id)):
+            schema = self._schema(piece.table, piece.schema_id)
+            if schema.table not in self.held_back:
+                found.setdefault(schema.table, {}).setdefault(schema, []).append(piece.content)
+        return found
 
     def _set_apart(self, outcome: Outcome) -> Iterator[Batch]:
         for piece in outcome.set_apart:

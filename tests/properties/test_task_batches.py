@@ -11,7 +11,8 @@ import pytest
 
 import cdc.log
 from cdc.config.settings import Settings
-from cdc.model import Lsn, TableSchema
+from cdc.errors import TableRefused
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Share
 from sinks.context import SinkContext
 from sinks.registry import open_sink
@@ -170,3 +171,31 @@ def test_tables_that_are_held_back_or_not_the_sinks_are_left_alone(
     applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 1, 3))
     assert_stored(settings, table(), {})
     assert_stored(settings, table("odd_texts", [("id", TEXT)]), {'{"id":"a"}': '{"id":"a"}'})
+
+
+def test_a_table_whose_staged_commit_is_refused_waits_and_the_others_are_committed(
+    settings_of: Callable[..., Settings], filled_log: FilledLog, tmp_path: Path
+) -> None:
+    settings = settings_of(sinks=[{"kind": "delta", "name": "lake", "path": str(tmp_path / "lake")}])
+    filled_log.record(table())
+    filled_log.record(table("odd_texts", [("id", TEXT)]))
+    other = change("c", '{"id":"a"}', 11, '{"id":"a"}', table="public.odd_texts")
+    filled_log.append([change("c", '{"id":1}', 10, '{"id":1}'), other])
+
+    def damage(_assignment: Assignment, _shares: Sequence[Share]) -> None:
+        """After the tasks: a commit of another program that nobody can read."""
+        log = tmp_path / "lake" / "public.items" / "_delta_log"
+        (log / f"{len(list(log.glob('*.json'))):020}.json").write_text("nonsense")
+
+    applier = task_applier(settings, "lake", filled_log.reader, tmp_path / "letters")
+
+    def hold_back(refused: TableId, _error: TableRefused) -> None:
+        applier.held_back |= {refused}
+
+    applier.refuse = hold_back
+    job = LocalTaskJob(filled_log.reader, 0, 1, 1, damage)
+    applier.apply_by_tasks(job)
+    assert (job.staged, len(job.runs)) == (2, 1)
+    assert applier.held_back == {table().table}
+    assert_stored(settings, table("odd_texts", [("id", TEXT)]), state_of([other]))
+    assert applier.status.reached == filled_log.reader.head()[1]
