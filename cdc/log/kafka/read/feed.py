@@ -218,7 +218,7 @@ class Feed:
 
 
 def _offsets(chunk: Decoded) -> npt.NDArray[np.int64]:
-    assert chunk.offsets is not None  # see _placed
+    assert chunk.offsets is not None  # see _with_offsets
     return chunk.offsets
 
 
