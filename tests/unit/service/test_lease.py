@@ -146,6 +146,28 @@ def test_the_holder_stops_the_daemon_when_its_lease_is_gone_and_leaves_the_new_o
     assert current(tmp_path) == second.record
 
 
+def test_a_renewal_under_way_does_not_undo_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, renewing, proceed = os.pwrite, threading.Event(), threading.Event()
+
+    def slow(descriptor: int, content: bytes, offset: int) -> int:
+        if threading.current_thread().name == "lease" and not renewing.is_set():
+            renewing.set()
+            assert proceed.wait(30)
+        return write(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    holder = LeaseHolder(Lease.take(tmp_path, None), tmp_path, SourceSettings(), lambda: None)
+    holder.__enter__()
+    assert renewing.wait(30)
+    ending = threading.Thread(target=holder.__exit__)
+    ending.start()
+    ending.join(0.2)  # long enough for a release that does not wait for the renewal
+    proceed.set()
+    ending.join(30)
+    wait_until(lambda: all(thread.name != "lease" for thread in threading.enumerate()), 30, "the last renewal")
+    assert getattr(current(tmp_path), "released", None) is True
+
+
 def test_the_holder_stops_when_it_cannot_renew_only_if_a_standby_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
