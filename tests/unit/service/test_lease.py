@@ -13,7 +13,7 @@ import pytest
 
 from cdc.config.settings import SourceSettings
 from cdc.errors import EnvironmentFault
-from cdc.fence import guard
+from cdc.fence import guard, start
 from cdc.service.standby.holder import RENEW_WITHIN, LeaseHolder
 from cdc.service.standby.lease import Holder, Lease, LeaseTaken, Record, current, folder_of, here
 from cdc.service.standby.waiting import EXPIRES_AFTER, SOURCE_LOST_FOR, acquire, reason_to_take, take_over
@@ -188,6 +188,12 @@ def test_the_holder_stops_when_it_cannot_renew_only_if_a_standby_waits(
 
         wait_until(stopped, 30, "the holder to stop")
         assert "could not be renewed" in holder.reason
+
+
+def test_a_loaded_part_that_ended_does_not_end_the_daemon_that_takes_over() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    start.start(writer)
 
 
 def test_a_guarded_process_kills_itself_with_its_group_when_its_lease_is_gone(tmp_path: Path) -> None:
