@@ -134,6 +134,7 @@ class Applier:
         self.status.batches += 1
         if empty or not self.status.batches % _PREPARE_EVERY:
             self._retry_without_rows(self._prepare_new_tables)
+        self._store.tend()
         self._retry.succeeded()
 
     def _retry_without_rows(self, action: Callable[[], T]) -> T:

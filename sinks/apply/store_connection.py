@@ -23,6 +23,14 @@ class Described(Protocol):
         """Names and values, shown unchanged."""
 
 
+@runtime_checkable
+class Tended(Protocol):
+    """A sink with work to do besides its batches, in one process: many tasks may write to its store."""
+
+    def after_batch(self) -> None:
+        """Called after each batch of the pipeline, never in a task. Returns soon, and raises nothing."""
+
+
 class StoreConnection:
     """One sink's store. Several threads may use it at once for different tables, each with the sink that `connect`
     gave it: another thread may disconnect in between, and a sink that was opened since has nothing prepared."""
@@ -99,6 +107,12 @@ class StoreConnection:
             sink = self.connect()
             self.check_losses(sink)  # after a reconnect, another store must not get the position of this one
             self.recorder.record_position(sink, reached)
+
+    def tend(self) -> None:
+        """After a batch: let the sink do what it does in one process only."""
+        sink = self._sink
+        if isinstance(sink, Tended):
+            sink.after_batch()
 
     # -- tables
 

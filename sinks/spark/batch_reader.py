@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from cdc.errors import LogCorrupt
 from cdc.model import PROGRESS_TABLE, ZERO_LSN
-from cdc.ports import LogReader, Offset
+from cdc.ports import LogReader, Offset, Slice
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather, of_slices
 from sinks.fold.spark import fold
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _FEW_BYTES = 4 << 20
 """Bytes of WAL up to which a batch is read here: some ten thousand changes."""
+_SMALL_BYTES = 16 << 20
+"""Bytes in memory up to which it is: the rows of a snapshot or a chunk are many, and need no WAL."""
 _PIECE_BYTES = 32 << 20
 """Bytes of a folded batch in the driver at once. Three sinks have a piece each, in Arrow and in the JVM: 200 MB each
 were too much for a driver of 1 GB."""
@@ -39,6 +41,8 @@ class BatchReader:
         self._offsets = checkpoint / "offsets"
         self._reached = ZERO_LSN
         """Where the last batch ended. Until the first has, the distance to the end of the log is not known."""
+        self._size = 0
+        """Bytes of the last batch, folded."""
 
     def read(self, changes: "DataFrame", number: int) -> Iterator[Folded]:
         """The micro-batch with this number, in one piece or, if it is large, several of whole keys.
@@ -46,18 +50,24 @@ class BatchReader:
         Every piece has the truncates and the removed ranges; only the last one has the position that the batch reaches.
         """
         few = self._few(number)
+        self._size = 0
         for folded in _collected(changes, self._log) if few is None else [few]:
+            self._size += sum(batch.rows.nbytes for batch in folded.batches)
             yield folded
             self._reached = max(self._reached, folded.reached)
 
     def _few(self, number: int) -> Folded | None:
         """The batch, if it is small: then the job behind its DataFrame never runs."""
-        if not self._reached or self._log.head()[1] - self._reached > _FEW_BYTES:
+        if not self._reached or self._size > _SMALL_BYTES or self._log.head()[1] - self._reached > _FEW_BYTES:
             return None
         after, until = self._offset(number - 1), self._offset(number)
         if after is None or until is None:
             return None
-        slices = list(self._log.read(after, until))
+        slices: list[Slice] = []
+        for piece in self._log.read(after, until):
+            slices.append(piece)
+            if sum(one.rows.nbytes for one in slices) > _SMALL_BYTES:
+                return None
         return of_slices(slices, self._log.schemas) if slices and slices[-1].offset == until else None
 
     def _offset(self, number: int) -> Offset | None:
