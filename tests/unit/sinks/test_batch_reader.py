@@ -56,7 +56,8 @@ class Query:
 
 
 def keys(pieces: Iterator[Folded]) -> list[int]:
-    return [json.loads(key)["id"] for one in pieces for batch in one.batches for key in batch.rows["key"].to_pylist()]
+    found = [key for one in pieces for batch in one.batches for key in batch.rows["key"].to_pylist()]
+    return [json.loads(str(key))["id"] for key in found]
 
 
 @pytest.fixture
