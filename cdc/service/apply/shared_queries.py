@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.errors import LogFull, MillraceError
+from cdc.log.batch_size import USUAL_CHANGES
 from cdc.model import ZERO_LSN
 from cdc.ports import LogReader
 from cdc.service.apply.direct_reader import DirectReader
@@ -106,7 +107,7 @@ class SharedQueries:
         if not self._members:
             return
         last = min((consumers[name] for name in self._members), key=lambda consumer: consumer.order)
-        limit = min(workers[name].sink.max_batch_changes for name in self._members)
+        limit = min(workers[name].sink.max_batch_changes or USUAL_CHANGES for name in self._members)
         self._started, self._reading = time.monotonic(), ReadStart(NAME, last.offset, limit)
         query = SharedQuery(self._log, self._checkpoints, last.reached)
         for name in self._members:
