@@ -4,7 +4,7 @@ A sink leaves a mark in each table that no other program writes (the id of an in
 table). Millrace keeps the mark that it saw last; a store with another mark was emptied, replaced or restored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 from uuid import uuid4
@@ -73,8 +73,8 @@ class FingerprintRecorder(Protocol):
     def compare_marks(self, sink: object) -> frozenset[TableId]:
         """Compare the marks, if that is due; returns the tables that must be skipped from now on."""
 
-    def prepared(self, sink: object, schema: TableSchema) -> None:
-        """A table was prepared: mark it, unless it was marked before."""
+    def prepared(self, sink: object, schemas: Sequence[TableSchema]) -> None:
+        """These tables were prepared: mark those that were not marked before. Called before they get rows."""
 
     def recreated(self, sink: object, schema: TableSchema) -> None:
         """A table was replaced by an empty one: mark it again."""

@@ -57,8 +57,9 @@ def cluster_environment(workers: int) -> Iterator[ClusterEnvironment]:
         yield ClusterEnvironment(place, place.up("redis", "opensearch"))
 
 
-def fill_log(state: Path, changes: int, keys: int) -> Lsn:
-    """A segment log with updates of random keys, as capture would have written them; returns its end."""
+def fill_log(state: Path, changes: int, keys: int = 0) -> Lsn:
+    """A segment log with updates of random keys, as capture would have written them; returns its end. With `keys` 0
+    each change has a key of its own: a fold leaves as many rows as there are changes, however large the batch."""
     state.mkdir(mode=0o700, parents=True)
     config = state.parent / "fill.yaml"
     config.write_text(yaml.safe_dump({"state": str(state)}), encoding="utf-8")
@@ -67,8 +68,9 @@ def fill_log(state: Path, changes: int, keys: int) -> Lsn:
     random = np.random.default_rng(7)
     end = Lsn(1_000)
     try:
-        for _ in range(0, changes, _ENTRY_ROWS):
-            ids = random.choice(keys, _ENTRY_ROWS, replace=False)
+        for begin in range(0, changes, _ENTRY_ROWS):
+            own = np.arange(begin, begin + _ENTRY_ROWS)
+            ids = random.choice(keys, _ENTRY_ROWS, replace=False) if keys else own
             writer.append(Entry(_log_rows(ids, int(end) + 1), Lsn(int(end) + 10)))
             end = Lsn(int(end) + 10)
     finally:

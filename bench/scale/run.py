@@ -29,8 +29,10 @@ from bench.scale.idle_tables import idle_tables
 Figures = dict[str, Any]
 _DELAY = 0.02
 _TASKS = (1, 2, 4, 8)
-_BOUND_BATCH, _BOUND_BATCHES = 20_000, 3
-"""Changes of a batch for each task of a latency-bound run, and batches; the first does not count."""
+_BOUND_BATCH = {"redis": 20_000, "opensearch": 6_000}
+"""Changes of a batch for each task of a latency-bound run: ten seconds of waiting."""
+_BOUND_BATCHES = 4
+"""The first does not count."""
 _LOCAL = {"PARTS": "throughput latency", "ROWS": "50000", "CHANGES": "200000", "SECONDS": "20"}
 
 
@@ -40,12 +42,11 @@ def _number(name: str, usual: int) -> int:
 
 def cluster() -> Figures:
     """Where the CPU of a catch-up goes."""
-    changes, keys = _number("CHANGES", 1_000_000), _number("KEYS", 200_000)
+    changes, keys = _number("CHANGES", 2_000_000), _number("KEYS", 2_000_000)
     with cluster_environment(1) as environment:
         folder = environment.place.home / "cluster"
         end = fill_log(folder / "state", changes, keys)
-        redis = {"kind": "redis", "name": "redis", "url": environment.servers["redis"].address, "chunk": 1000}
-        section = {**redis, "max_batch_changes": 200_000}
+        section = {"kind": "redis", "name": "redis", "url": environment.servers["redis"].address}
         return {"store": "redis", **catch_up(environment, folder, section, 2, end).figures()}
 
 
@@ -56,8 +57,11 @@ def latency_bound() -> Figures:
         for store in found:
             with delayed(store, environment.servers[store].port, _DELAY) as port:
                 for tasks in _TASKS:
-                    found[store][str(tasks)] = _bound(environment, store, port, tasks)
-                    print(store, tasks, found[store][str(tasks)], flush=True)
+                    rate = _bound(environment, store, port, tasks)
+                    of_one = found[store].get("1", {"changes_per_s": rate})["changes_per_s"]
+                    figures = {"changes_per_s": rate, "of_one_task": round(rate / of_one, 2), "load": cpu_meter.load()}
+                    found[store][str(tasks)] = figures
+                    print(store, tasks, figures, flush=True)
     return found
 
 
@@ -65,12 +69,13 @@ def _bound(environment: ClusterEnvironment, store: str, port: int, tasks: int) -
     """Small requests: a task waits for the store most of the time."""
     name = f"{store}-{tasks}"
     folder = environment.place.home / name
-    end = fill_log(folder / "state", _BOUND_BATCH * _BOUND_BATCHES * tasks, 200_000)
+    batch = _BOUND_BATCH[store] * tasks
+    end = fill_log(folder / "state", batch * _BOUND_BATCHES)
     own: dict[str, Any] = {
         "redis": {"url": f"redis://127.0.0.1:{port}", "prefix": f"{name}:", "chunk": 20},
-        "opensearch": {"url": f"http://127.0.0.1:{port}", "prefix": f"{name}-", "replicas": 0, "bulk_mb": 0.01},
+        "opensearch": {"url": f"http://127.0.0.1:{port}", "prefix": f"{name}-", "replicas": 0, "bulk_mb": 0.003},
     }[store]
-    section = {"kind": store, "name": store, **own, "max_batch_changes": _BOUND_BATCH * tasks}
+    section = {"kind": store, "name": store, **own, "max_batch_changes": batch}
     run = catch_up(environment, folder, section, tasks, end)
     shutil.rmtree(folder, ignore_errors=True)  # the JVM removes its own files at the same time
     return run.rate

@@ -151,8 +151,9 @@ class SinkSettings(Section):
     """Tables for this sink; empty means all."""
     trigger_seconds: float = Field(0.0, ge=0)
     """Minimum time between two batches; 0 starts the next batch at once."""
-    max_batch_changes: int = Field(50_000, ge=1)
-    """Approximate maximum of changes in one batch; limits memory."""
+    max_batch_changes: int = Field(0, ge=0)
+    """Approximate maximum of changes in one batch; limits memory. 0: 50,000; on a cluster more while the sink is
+    behind, as many as its tasks apply in 8 seconds."""
     retry: RetrySettings = Field(default_factory=RetrySettings)
     on_loss: Literal["stop", "refill"] = "stop"
     """When the store has lost data of a table (an index deleted, a cache flushed, a table restored to an older

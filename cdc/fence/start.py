@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 
 from cdc.fence.guard import LEASE
 
@@ -25,8 +26,9 @@ def await_start() -> bool:
 
 
 def start(descriptor: int) -> None:
-    """Let a part go on that waits in `await_start`, guarded by the lease of this process."""
-    with os.fdopen(descriptor, "wb") as pipe:
+    """Let a part go on that waits in `await_start`, guarded by the lease of this process. One that has ended meanwhile
+    is its supervisor's concern."""
+    with suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
         pipe.write(json.dumps({name: os.environ.get(name, "") for name in (LEASE, TAKEN_OVER)}).encode())
 
 

@@ -134,6 +134,7 @@ class Applier:
         self.status.batches += 1
         if empty or not self.status.batches % _PREPARE_EVERY:
             self._retry_without_rows(self._prepare_new_tables)
+        self._store.tend()
         self._retry.succeeded()
 
     def _retry_without_rows(self, action: Callable[[], T]) -> T:
@@ -223,18 +224,23 @@ class Applier:
         """Open the store and prepare tables that have no row yet, so that readers find them empty."""
         sink = self._store.connect()
         self._store.check_losses(sink)
+        created: list[TableSchema] = []
         for schema in self._log.schemas.newest():
             if self._store.is_prepared(schema.table) or schema.table in self.held_back:
                 continue
             if self.tables and schema.table not in self.tables:
                 continue
             try:
-                self._store.prepare(sink, schema)
+                self._store.create(sink, schema)
+                created.append(schema)
             except TableRefused as error:
                 if self.refuse is not None:
                     self._refuse_table(schema.table, error)
                 else:
                     _log.warning("sink %s: table %s is not prepared yet: %s", self.name, schema.table, error)
+                self._store.expect_older_schema(schema.table)
+        self._store.mark(sink, created)
+        for schema in created:
             self._store.expect_older_schema(schema.table)
 
     # -- the tables of a batch

@@ -121,6 +121,11 @@ class BatchBuffer:
             self._changed.notify_all()
 
     @property
+    def closed(self) -> bool:
+        """Whether batches are no longer handed out."""
+        return self._closed
+
+    @property
     def members(self) -> frozenset[str]:
         """The sinks that take batches."""
         with self._changed:

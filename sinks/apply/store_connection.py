@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from cdc.errors import MillraceError, SinkError
@@ -21,6 +21,14 @@ class Described(Protocol):
 
     def facts(self) -> Mapping[str, str]:
         """Names and values, shown unchanged."""
+
+
+@runtime_checkable
+class Tended(Protocol):
+    """A sink with work to do besides its batches, in one process: many tasks may write to its store."""
+
+    def after_batch(self) -> None:
+        """Called after each batch of the pipeline, never in a task. Returns soon, and raises nothing."""
 
 
 class StoreConnection:
@@ -100,19 +108,34 @@ class StoreConnection:
             self.check_losses(sink)  # after a reconnect, another store must not get the position of this one
             self.recorder.record_position(sink, reached)
 
+    def tend(self) -> None:
+        """After a batch: let the sink do what it does in one process only."""
+        sink = self._sink
+        if isinstance(sink, Tended):
+            sink.after_batch()
+
     # -- tables
 
     def prepare(self, sink: Sink, schema: TableSchema) -> None:
-        """Create or adapt a table. Raises TableRefused where the store cannot take it."""
+        """Create or adapt a table, and mark it. Raises TableRefused where the store cannot take it."""
+        self.create(sink, schema)
+        self.mark(sink, [schema])
+
+    def create(self, sink: Sink, schema: TableSchema) -> None:
+        """Create or adapt a table; it gets no rows before `mark`. Raises TableRefused where the store cannot take
+        it."""
         check_key(schema)
         try:
             sink.prepare(schema)
         except SinkError as error:
             raise table_error(schema.table, error) from error
         self.changed()
-        if self.recorder is not None:
+
+    def mark(self, sink: Sink, schemas: Sequence[TableSchema]) -> None:
+        """Leave a fingerprint in tables that were created."""
+        if self.recorder is not None and schemas:
             with self._lock:
-                self.recorder.prepared(sink, schema)
+                self.recorder.prepared(sink, schemas)
 
     def prepare_for_batch(self, sink: Sink, schema: TableSchema) -> None:
         """Prepare a table, unless it was prepared for this schema or a newer one since the store was opened."""

@@ -1,6 +1,6 @@
 """The fold by Arrow, in the driver: for batches of up to 64 MB of packed rows, replays and fresh views.
 
-`sinks.spark.query.collected` folds larger batches by Spark SQL (`sinks.fold.spark`). Both give the same result; a
+`sinks.spark.batch_reader` folds larger batches by Spark SQL (`sinks.fold.spark`). Both give the same result; a
 property test compares them.
 """
 

@@ -1,7 +1,7 @@
 """The fold by Spark SQL, for batches of more than 64 MB of packed rows, and FOLDED, the schema of every folded batch.
 
 A fold keeps the change with the greatest version of each key (at equal versions the later one in the log) and, only
-where that change is partial, the older changes that may fill it. `sinks.spark.query.collected` chooses between this and
+where that change is partial, the older changes that may fill it. `sinks.spark.batch_reader` chooses between this and
 `sinks.fold.arrow`; `sinks.fold.folded.gather` turns the result of either into batches.
 """
 

@@ -83,7 +83,6 @@ class OpenSearchSink:
             raise Lost(
                 f"sink {self.name!r}: the index of {batch.schema.table} is gone.", "Millrace reconnects and checks it."
             ) from None
-        self._purge_daily(batch.schema)
         if refused:
             raise Rejected(refused)
 
@@ -186,26 +185,30 @@ class OpenSearchSink:
                     f"sink {self.name!r}: OpenSearch refuses a delete in {index.alias}.", "See the OpenSearch log."
                 )
 
-    def _purge_daily(self, schema: TableSchema) -> None:
+    def after_batch(self) -> None:
+        """See sinks.apply.store_connection.Tended: start the daily purge of each table."""
         now = datetime.now(UTC)
-        if now - self._purged.get(schema.table, _LONG_AGO) > timedelta(days=1):
-            self._purged[schema.table] = now
-            try:
-                self.purge(schema, now - timedelta(days=self._settings.tombstone_days))
-            except SinkError as error:
-                _log.warning(
-                    "sink %s: old tombstones of %s could not be deleted; next try in a day: %s",
-                    self.name,
-                    schema.table,
-                    error,
-                )
+        for table, index in self._open.items():
+            if now - self._purged.get(table, _LONG_AGO) > timedelta(days=1):
+                self._purged[table] = now
+                try:
+                    self._purge(index.name, now - timedelta(days=self._settings.tombstone_days))
+                except SinkError as error:
+                    _log.warning(
+                        "sink %s: old tombstones of %s could not be deleted; next try in a day: %s",
+                        self.name,
+                        table,
+                        error,
+                    )
 
     def purge(self, schema: TableSchema, before: datetime) -> None:
         """Start the deletion of tombstones written before a time; nothing older may be replayed afterwards. The server
         works in the background, a thousand at a time: batches do not wait."""
         name = self._indexes.index_of(index_name(self._settings.prefix, schema.table))
-        if name is None:
-            return
+        if name is not None:
+            self._purge(name, before)
+
+    def _purge(self, name: str, before: datetime) -> None:
         old = {"range": {f"{self._settings.metadata}.at": {"lt": before.isoformat()}}}
         query = {"query": {"bool": {"filter": [self._indexes.tombstones(), old]}}}
         options = {"refresh": "true", "conflicts": "proceed", "wait_for_completion": "false"}

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ class SharedQuery:
 
     def _batch(self, changes: "DataFrame", number: int) -> None:
         try:
-            for folded in self._reader.read(changes, number):
+            for folded in chain(self._reader.read(changes, number), self._reader.follow(lambda: self.buffer.closed)):
                 if self.wanted(folded.reached):
                     self.buffer.put(folded, size(folded))
         except Stopped:

@@ -34,7 +34,7 @@ class SparkTaskJob:
         """The shares and where the batch ends, by a small job of its own."""
         rows: pa.Table = self._planned.toArrow()
         shares = [Share(str(text)) for text in rows["share"].to_pylist()]
-        return BatchPlan(shares, next(text for text in rows["progress"].to_pylist() if text is not None))
+        return BatchPlan(shares, next(filter(None, rows["progress"].to_pylist()), None))
 
 
 def _run_shares(assignment: Assignment, planned: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from cdc import failpoint
 from cdc.config.settings import Settings
-from cdc.errors import GaveUp, LogCorrupt, TableRefused
+from cdc.errors import GaveUp, LogCorrupt, SinkError, TableRefused
 from cdc.log.shares import BatchProgress
-from cdc.model import TableId, TableSchema
+from cdc.model import LOG_SCHEMA, TableId, TableSchema
 from cdc.ports import Batch, Share, Sink, StagingSink
 from sinks.apply.applier import Applier, ParallelTables
+from sinks.apply.error_policy import table_error
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather
 from sinks.fold.removals import removal_batches
@@ -32,7 +33,7 @@ class BatchPlan:
     """The shares of a batch, and its progress as text."""
 
     shares: Sequence[Share]
-    progress: str
+    progress: str | None
 
 
 class TaskJob(Protocol):
@@ -61,7 +62,11 @@ class TaskApplier(Applier):
             except GaveUp:
                 if self._retry.policy.then == "stop":
                     raise
-                self._apply(self._collected(job))  # the changes become dead letters, if the store still fails
+                if (plan := job.plan()).shares:
+                    self._apply(self._collected(plan))  # the changes become dead letters, if the store still fails
+                return
+            if not outcome.shares:  # a query that starts at the end of the log begins with an empty batch
+                self._retry.succeeded()
                 return
             self._apply_tables(list(self._set_apart(outcome)))
             self._apply_tables(self._removals(outcome))
@@ -98,24 +103,39 @@ class TaskApplier(Applier):
                 self._refuse_table(schema.table, error)
 
     def _commit_staged(self, sink: Sink, outcome: Outcome) -> None:
-        """One commit per table, of different tables in parallel. Raises Busy where a table must be staged again."""
-        if not outcome.staged or not isinstance(sink, StagingSink):
+        """One commit per table, of different tables in parallel. Raises Busy where a table must be staged again; a
+        table whose commit is refused is held back."""
+        tables = self._staged(outcome)
+        if not tables or not isinstance(sink, StagingSink):
             return
         staging: StagingSink = sink
-        groups: dict[tuple[str, int], list[bytes]] = {}
-        for piece in outcome.staged:
-            groups.setdefault((piece.table, piece.schema_id), []).append(piece.content)
-        tables: dict[str, list[tuple[TableSchema, Sequence[bytes]]]] = {}
-        for (table, schema_id), contents in sorted(groups.items()):
-            tables.setdefault(table, []).append((self._schema(table, schema_id), contents))
 
-        def commit(of_table: Iterable[tuple[TableSchema, Sequence[bytes]]]) -> None:
-            for schema, contents in of_table:
-                staging.commit_staged(schema, staging.plan(schema), contents)
+        def commit(table: TableId) -> TableRefused | None:
+            try:
+                for schema, contents in tables[table].items():
+                    staging.commit_staged(schema, staging.plan(schema), contents)
+            except SinkError as error:
+                known = table_error(table, error)
+                if not isinstance(known, TableRefused):
+                    raise
+                return known
+            return None
 
         threads = sink.threads if isinstance(sink, ParallelTables) else 1
         with ThreadPoolExecutor(min(threads, len(tables)), thread_name_prefix=f"commit-{self.name}") as pool:
-            list(pool.map(commit, tables.values()))
+            refused = list(pool.map(commit, tables))
+        for table, error in zip(tables, refused, strict=True):
+            if error is not None:
+                self._refuse_table(table, error)
+
+    def _staged(self, outcome: Outcome) -> dict[TableId, dict[TableSchema, list[bytes]]]:
+        """What tasks have staged, by table and schema; schemas in order."""
+        found: dict[TableId, dict[TableSchema, list[bytes]]] = {}
+        for piece in sorted(outcome.staged, key=lambda piece: (piece.table, piece.schema_id)):
+            schema = self._schema(piece.table, piece.schema_id)
+            if schema.table not in self.held_back:
+                found.setdefault(schema.table, {}).setdefault(schema, []).append(piece.content)
+        return found
 
     def _set_apart(self, outcome: Outcome) -> Iterator[Batch]:
         for piece in outcome.set_apart:
@@ -131,10 +151,10 @@ class TaskApplier(Applier):
         self._store.changed()  # tasks remember a table's last truncate: they must read it again
         return found
 
-    def _collected(self, job: TaskJob) -> Folded:
+    def _collected(self, plan: BatchPlan) -> Folded:
         """The batch, read and folded here."""
-        plan = job.plan()
-        rows, reached = pa.concat_tables(self._rows(plan.shares)), _progress(plan.progress)
+        rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *self._rows(plan.shares)])
+        reached = _progress(plan.progress)
         folded = gather(ranked(rows), self._log.schemas)
         return Folded(reached.end, folded.newest, folded.batches, reached.offset).only(tuple(self.tables))
 

@@ -25,9 +25,10 @@ from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather, joined
 from sinks.rows.images import columns
 from sinks.tasks.outcome import Outcome, Piece, only_keys
+from sinks.tasks.share_pieces import pieces
 
 _PIECE_BYTES = 32 << 20
-"""Rows folded at once: a share of a large transaction is applied in several pieces, as if it were several batches."""
+"""Rows folded at once: a share of a large transaction is applied in several pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +97,13 @@ class ShareWorker:
         self._store.disconnect()
 
     def _folded(self, share: Share, *, at_once: bool) -> Iterator[Folded]:
-        """The share in pieces, or as a whole for a sink that must get each key once."""
-        pending: list[pa.Table] = []
-        done: list[Folded] = []
-        for rows in self._log.read_share(share):
-            pending.append(rows)
-            if sum(table.nbytes for table in pending) >= _PIECE_BYTES:
-                done.append(gather(ranked(pa.concat_tables(pending)), self._log.schemas))
-                pending = []
-                if not at_once:
-                    yield done.pop()
-        if pending:
-            done.append(gather(ranked(pa.concat_tables(pending)), self._log.schemas))
-        if done:
-            yield joined(done)
+        """The share in pieces of whole keys, or as a whole for a sink that must get each key once."""
+        changes = self._log.read_share(share)
+        folded = (gather(ranked(piece), self._log.schemas) for piece in pieces(changes, _PIECE_BYTES))
+        if not at_once:
+            yield from folded
+        elif found := list(folded):
+            yield joined(found)
 
     def _apply(self, sink: Sink, folded: Folded, assignment: Assignment, outcome: Outcome) -> None:
         seen: dict[TableId, set[str]] = {}

@@ -11,7 +11,8 @@ import pytest
 
 import cdc.log
 from cdc.config.settings import Settings
-from cdc.model import TableSchema
+from cdc.errors import TableRefused
+from cdc.model import Lsn, TableId, TableSchema
 from cdc.ports import Share
 from sinks.context import SinkContext
 from sinks.registry import open_sink
@@ -26,6 +27,7 @@ from tests.scenes.histories import (
     change,
     cut,
     images,
+    log_table,
     state_of,
     table,
 )
@@ -113,6 +115,27 @@ def test_rows_written_before_a_truncate_of_their_own_transaction_and_version_are
     assert_stored(settings, table(), state_of([*after, again]))
 
 
+@pytest.mark.parametrize("shares", [1, 3])
+def test_changes_of_a_key_at_both_ends_of_a_large_transaction_with_one_version_are_applied_in_their_order(
+    shares: int, settings: Settings, log: FilledLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of a share that ended between them would have the store ignore the second."""
+    monkeypatch.setattr("sinks.tasks.unit_of_work._PIECE_BYTES", 2_000)
+    monkeypatch.setattr("cdc.log.segments.spool._PART_BYTES", 1)  # many tables in one transaction
+    log.record(table())
+    rows = [items(key, "c", 100, key) for key in range(60)]
+    rows += [items(key, "d" if key % 3 == 0 else "u", 100, 60 + key) for key in range(40)]
+    for row in rows[60:]:
+        row["after"] = row["after"] and row["after"].replace('"100"', '"later"')
+    spool = log.writer.spool()
+    for row in rows:
+        spool.write(log_table([row]))
+    spool.publish(Lsn(201))
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters")
+    applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 1, shares))
+    assert_stored(settings, table(), {key: after for key, after in state_of(rows).items() if after})
+
+
 def test_a_partial_row_whose_stored_row_is_missing_becomes_a_dead_letter_and_its_next_change_ends_it(
     settings: Settings, log: FilledLog, tmp_path: Path
 ) -> None:
@@ -148,3 +171,31 @@ def test_tables_that_are_held_back_or_not_the_sinks_are_left_alone(
     applier.apply_by_tasks(LocalTaskJob(log.reader, 0, 1, 3))
     assert_stored(settings, table(), {})
     assert_stored(settings, table("odd_texts", [("id", TEXT)]), {'{"id":"a"}': '{"id":"a"}'})
+
+
+def test_a_table_whose_staged_commit_is_refused_waits_and_the_others_are_committed(
+    settings_of: Callable[..., Settings], filled_log: FilledLog, tmp_path: Path
+) -> None:
+    settings = settings_of(sinks=[{"kind": "delta", "name": "lake", "path": str(tmp_path / "lake")}])
+    filled_log.record(table())
+    filled_log.record(table("odd_texts", [("id", TEXT)]))
+    other = change("c", '{"id":"a"}', 11, '{"id":"a"}', table="public.odd_texts")
+    filled_log.append([change("c", '{"id":1}', 10, '{"id":1}'), other])
+
+    def damage(_assignment: Assignment, _shares: Sequence[Share]) -> None:
+        """After the tasks: a commit of another program that nobody can read."""
+        log = tmp_path / "lake" / "public.items" / "_delta_log"
+        (log / f"{len(list(log.glob('*.json'))):020}.json").write_text("nonsense")
+
+    applier = task_applier(settings, "lake", filled_log.reader, tmp_path / "letters")
+
+    def hold_back(refused: TableId, _error: TableRefused) -> None:
+        applier.held_back |= {refused}
+
+    applier.refuse = hold_back
+    job = LocalTaskJob(filled_log.reader, 0, 1, 1, damage)
+    applier.apply_by_tasks(job)
+    assert (job.staged, len(job.runs)) == (2, 1)
+    assert applier.held_back == {table().table}
+    assert_stored(settings, table("odd_texts", [("id", TEXT)]), state_of([other]))
+    assert applier.status.reached == filled_log.reader.head()[1]

@@ -10,6 +10,7 @@ from bench import row_path, snapshot
 from bench.capture import run
 from bench.capture.run import Sizes
 from bench.comparison import RESULTS, Comparison
+from bench.scale.delay_proxy import RequestEnd, http_request, redis_command
 from bench.sinks import delta_batches
 
 both = pytest.mark.parametrize("comparison", [run.COMPARISON, snapshot.COMPARISON], ids=lambda one: one.name)
@@ -76,3 +77,31 @@ def test_every_step_of_the_row_path_is_measured() -> None:
         "decode", "assemble", "append", "read", "pack", "unpack", "fold", "type", "apply",
     ]  # fmt: skip
     assert all(cpu >= 0 for cpu in found.values())
+
+
+COMMANDS = [
+    b"*1\r\n$4\r\nPING\r\n",
+    b"*3\r\n$3\r\nSET\r\n$4\r\n$1\r\n\r\n$0\r\n\r\n",
+    b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n",
+]
+REQUESTS = [
+    b"GET / HTTP/1.1\r\nhost: here\r\n\r\n",
+    b"POST /a/_bulk HTTP/1.1\r\nContent-Length: 9\r\nhost: here\r\n\r\n\r\n\r\n{...}",
+    b"HEAD /a HTTP/1.1\r\ncontent-length:0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize(("end_of", "requests"), [(redis_command, COMMANDS), (http_request, REQUESTS)])
+@pytest.mark.parametrize("piece", [1, 2, 7, 1000])
+def test_the_delay_proxy_finds_each_request_however_it_arrives(
+    end_of: RequestEnd, requests: list[bytes], piece: int
+) -> None:
+    whole, arrived = b"".join(requests), bytearray()
+    found: list[bytes] = []
+    for start in range(0, len(whole), piece):
+        arrived += whole[start : start + piece]
+        while end := end_of(arrived):
+            found.append(bytes(arrived[:end]))
+            del arrived[:end]
+    assert found == requests
+    assert not arrived

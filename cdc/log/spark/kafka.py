@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from cdc.config.secret import Secret
 from cdc.errors import LogCorrupt
+from cdc.log.batch_size import BatchSize
 from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
@@ -40,7 +41,8 @@ from cdc.log.spark.splits import progress_row
 from cdc.ports import Offset
 
 _FORMAT = "millrace_kafka"
-_BATCH_MESSAGES = 50_000
+_TASK_CHANGES = 100_000
+"""Changes of one share on a cluster, at most: how many bytes they have is not known before they are read."""
 _TASK_MESSAGES = 20_000
 """Minimum messages per task: below this a second task costs more than it saves."""
 
@@ -52,7 +54,7 @@ def source(settings: KafkaConnectionSettings) -> LogSource:
     encoded = settings.model_dump_json(exclude={"password", "key_password"})
     # Spark redacts an option of this name in its UI and logs.
     secret = json.dumps([settings.password.reveal(), settings.key_password.reveal()])
-    return LogSource(KafkaSource, {"settings": encoded, "password": secret}, _BATCH_MESSAGES)
+    return LogSource(KafkaSource, {"settings": encoded, "password": secret})
 
 
 class KafkaSource(DataSource):
@@ -69,9 +71,8 @@ class KafkaSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "KafkaStream":  # noqa: N802 -- Spark's name
         """Plans one query. Spark runs it in its own Python process beside the driver."""
-        return KafkaStream(
-            self._connection, Offset(self.options["after"]), int(self.options["limit"]), OutputFormat.of(self.options)
-        )
+        size = BatchSize.of(self.options, _TASK_CHANGES)
+        return KafkaStream(self._connection, Offset(self.options["after"]), size, OutputFormat.of(self.options))
 
     def reader(self, schema: StructType) -> "KafkaBatch":
         """Everything between two offsets."""
@@ -154,9 +155,11 @@ class KafkaBatch(_TaskPlanner, DataSourceReader):
 class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches from markers. The position is kept in Spark's checkpoint only."""
 
-    def __init__(self, connection: tuple[str, str], after: Offset, limit: int, output_format: OutputFormat) -> None:
+    def __init__(
+        self, connection: tuple[str, str], after: Offset, size: BatchSize, output_format: OutputFormat
+    ) -> None:
         super().__init__(connection, output_format)
-        self._limit = limit
+        self._size = size
         self._after = after
         self._target: KafkaPosition | None = None
 
@@ -166,7 +169,7 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
         """Back-pressure: about this many messages per batch."""
-        return ReadMaxRows(self._limit)
+        return ReadMaxRows(self._size.changes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Remember where the log ends now."""
@@ -174,6 +177,7 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
 
     def latestOffset(self, start: SparkOffset, limit: ReadLimit) -> SparkOffset:  # noqa: N802 -- Spark's name
         """The end of the next batch: whole transactions, at least one if there is any."""
+        self._size.ended()
         begin = KafkaPosition.of(Offset(start["place"]))
         newest = self._log().newest()
         if begin.marker > newest.marker:
@@ -184,8 +188,8 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
         if isinstance(limit, ReadAllAvailable):
             reached = newest
         else:
-            messages = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
-            reached = self._log().next_position(begin, messages)
+            reached = self._log().next_position(begin, self._size.changes)
+        self._size.begun(full=reached.marker < newest.marker)
         if self._target is not None and reached.marker > self._target.marker:
             reached = self._target if self._target.marker > begin.marker else begin
         return {"place": reached.offset() if reached.marker > begin.marker else start["place"]}

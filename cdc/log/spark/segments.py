@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from cdc.errors import LogCorrupt
+from cdc.log.batch_size import BatchSize
 from cdc.log.segments.reader import SegmentReader, offset_of, sequence_of, storage_at
 from cdc.log.segments.storage import LogLocation, View
 from cdc.log.shares import BatchProgress, bucket_ranges, share_count
@@ -31,10 +32,11 @@ from cdc.model import Lsn
 from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
-_DEFAULT_ROWS = 50_000
 _BATCH_BYTES = 12 << 20
 """Bytes on disk of one micro-batch, or of one share on a cluster. JSON images take five to ten times that in memory,
 and a batch too large to pack is read twice."""
+_TASK_CHANGES = 250_000
+"""Changes of one share on a cluster, at most: small rows are limited by their number, not by _BATCH_BYTES."""
 _ANSWER_SECONDS = 0.2
 """An idle query answers Spark five times a second and looks for entries more often. In a folder that costs 2.4 % of a
 core, against 6.1 % when it answers at once."""
@@ -45,8 +47,7 @@ _TASK_ROWS = 20_000
 def source(location: LogLocation) -> LogSource:
     """The Spark source for the log at a location."""
     # Spark redacts an option of this name in its UI and logs.
-    options = {"root": location.root, "secret": json.dumps(location.options)}
-    return LogSource(SegmentSource, options, _DEFAULT_ROWS)
+    return LogSource(SegmentSource, {"root": location.root, "secret": json.dumps(location.options)})
 
 
 class _Partition(InputPartition):
@@ -77,7 +78,8 @@ class SegmentSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "SegmentStream":  # noqa: N802 -- Spark's name
         """Plans one query. Spark runs it in its own Python process beside the driver."""
-        return SegmentStream(self._location, self._after, int(self.options["limit"]), OutputFormat.of(self.options))
+        size = BatchSize.of(self.options, _TASK_CHANGES)
+        return SegmentStream(self._location, self._after, size, OutputFormat.of(self.options))
 
     def reader(self, schema: StructType) -> "SegmentBatch":
         """Everything between two offsets."""
@@ -157,10 +159,10 @@ class SegmentBatch(_TaskPlanner, DataSourceReader):
 class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches from the names of segments. The position is kept in Spark's checkpoint only."""
 
-    def __init__(self, location: LogLocation, after: int, limit: int, output_format: OutputFormat) -> None:
+    def __init__(self, location: LogLocation, after: int, size: BatchSize, output_format: OutputFormat) -> None:
         super().__init__(location, output_format)
         self._after = after
-        self._limit = limit
+        self._size = size
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
@@ -169,7 +171,7 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
         """Back-pressure: about this many changes per batch."""
-        return ReadMaxRows(self._limit)
+        return ReadMaxRows(self._size.changes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Remember where the log ends now."""
@@ -177,6 +179,7 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """The end of the next batch: whole entries, at least one if there is any."""
+        self._size.ended()
         begin = start["sequence"]
         view = self._log().view() if self._target is not None else self._next(begin)
         if begin > view.chain.head:
@@ -187,9 +190,9 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
         if isinstance(limit, ReadAllAvailable):
             reached = view.chain.head
         else:
-            rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._limit
             size = _BATCH_BYTES * (self._output_format.tasks if self._output_format.planned else 1)
-            reached = splits.advance(view, begin, rows, size)
+            reached = splits.advance(view, begin, self._size.changes, size)
+        self._size.begun(full=reached < view.chain.head)
         return {"sequence": reached if self._target is None else max(min(reached, self._target), begin)}
 
     def _next(self, begin: int) -> View:

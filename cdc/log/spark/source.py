@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, InputPartition
 
+from cdc.log.batch_size import USUAL_CHANGES
 from cdc.log.shares import PLANNED, BatchProgress
 from cdc.log.spark.packed_rows import Selection, TooLarge, unpack
 from cdc.model import TableId
@@ -17,14 +18,13 @@ from cdc.ports import Offset, Share
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A data source with the options of one log; `limit` is the default number of changes per micro-batch."""
+    """A data source with the options of one log."""
 
     kind: type[DataSource]
     options: Mapping[str, str] = field(repr=False)  # a password may be among them
-    limit: int
 
     def frame(self, spark: SparkSession, after: Offset, limit: int) -> DataFrame:
-        """The stream after an offset, with about `limit` changes per micro-batch (0: the default)."""
+        """The stream after an offset, with about `limit` changes per micro-batch (0: the usual number)."""
         return spark.readStream.format(self.kind.name()).options(**self._options(spark, after, limit)).load()
 
     def packed(
@@ -35,8 +35,9 @@ class LogSource:
         return spark.readStream.format(self.kind.name()).options(**self._options(spark, after, limit), **packing).load()
 
     def planned(self, spark: SparkSession, after: Offset, limit: int) -> DataFrame:
-        """The same stream as plans: one row per share (`cdc.log.shares`), without the changes."""
-        options = {**self._options(spark, after, limit), "planned": "true"}
+        """The same stream as plans: one row per share (`cdc.log.shares`), without the changes. With limit 0 the batches
+        of a query that is behind grow (`cdc.log.batch_size`)."""
+        options = {**self._options(spark, after, limit), "limit": str(limit), "planned": "true"}
         return spark.readStream.format(self.kind.name()).options(**options).load()
 
     def unpacked(self, batch: DataFrame) -> pa.Table | DataFrame:
@@ -52,7 +53,7 @@ class LogSource:
     def _options(self, spark: SparkSession, after: Offset, limit: int) -> dict[str, str]:
         _register(spark, self.kind)
         tasks = str(spark.sparkContext.defaultParallelism)
-        return {**self.options, "after": after, "limit": str(limit or self.limit), "tasks": tasks}
+        return {**self.options, "after": after, "limit": str(limit or USUAL_CHANGES), "tasks": tasks}
 
 
 def _register(spark: SparkSession, source: type[DataSource]) -> None:

@@ -58,7 +58,8 @@ class DirectReader:
         first, self._first = self._first, False
         if first and ZERO_LSN < reached < self.position[1]:
             return False
-        return not reached or reached >= self.end()
+        end = self.end()  # also at a part: no batch of this reader may come between the parts, to a sink that joins
+        return not reached or reached >= end
 
     def _run(self) -> None:
         try:

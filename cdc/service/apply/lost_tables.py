@@ -10,7 +10,7 @@ An older copy of a table that knows its own LSN lacks only the changes since: th
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cdc.config.settings import Settings, SinkSettings
@@ -95,10 +95,12 @@ class LostTables:
         self._keep({**self._marks, **good})
         return newly_lost
 
-    def prepared(self, sink: object, schema: TableSchema) -> None:
-        """Leave a mark in a table that has none yet."""
-        if isinstance(sink, Fingerprinted) and schema.table not in self._marks:
-            self._keep({**self._marks, schema.table: StoredMark(sink.mark_table(schema), self._position())})
+    def prepared(self, sink: object, schemas: Sequence[TableSchema]) -> None:
+        """Leave a mark in each table that has none yet. The trap: all marks are one file, which is written once."""
+        new = [schema for schema in schemas if schema.table not in self._marks]
+        if isinstance(sink, Fingerprinted) and new:
+            position = self._position()
+            self._keep({**self._marks, **{one.table: StoredMark(sink.mark_table(one), position) for one in new}})
 
     def recreated(self, sink: object, schema: TableSchema) -> None:
         """Leave a mark in a recreated table."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.errors import LogFull, MillraceError
+from cdc.log.batch_size import USUAL_CHANGES
 from cdc.model import ZERO_LSN
 from cdc.ports import LogReader
 from cdc.service.apply.direct_reader import DirectReader
@@ -66,7 +67,7 @@ class SharedQueries:
     def close(self) -> None:
         """Stop the query; each sink still applies its present batch."""
         if self._query is not None:
-            self._end(self._query)
+            _end(self._query, self._reader)
             self._query = None
 
     def _check(self, query: SharedQuery, workers: Mapping[str, SinkWorker]) -> None:
@@ -83,13 +84,9 @@ class SharedQueries:
         self._forget(query)
 
     def _forget(self, query: SharedQuery) -> None:
-        self._query = None
-        threading.Thread(target=self._end, args=(query,), name="end-shared-query", daemon=True).start()
-
-    def _end(self, query: SharedQuery) -> None:
-        if self._reader is not None:
-            self._reader.stop()
-        query.halt()
+        reader, self._query, self._reader = self._reader, None, None
+        ending = threading.Thread(target=_end, args=(query, reader), name="end-shared-query", daemon=True)
+        ending.start()
 
     def _failed(self, failure: str) -> None:
         self._attempts = self._attempts.ended(time.monotonic() - self._started)
@@ -110,13 +107,13 @@ class SharedQueries:
         if not self._members:
             return
         last = min((consumers[name] for name in self._members), key=lambda consumer: consumer.order)
-        limit = min(workers[name].sink.max_batch_changes for name in self._members)
+        limit = min(workers[name].sink.max_batch_changes or USUAL_CHANGES for name in self._members)
         self._started, self._reading = time.monotonic(), ReadStart(NAME, last.offset, limit)
         query = SharedQuery(self._log, self._checkpoints, last.reached)
         for name in self._members:
             query.buffer.add_member(name)
             workers[name].join_shared(query.buffer)
-        self._query, self._reader = query, None
+        self._query = query
         if self._direct:
             self._reader = DirectReader(self._log, query.buffer, last.offset, last.reached)
             query.wanted = self._reader.hand_over
@@ -137,3 +134,9 @@ class SharedQueries:
             if worker.own_position and query.buffer.join(name, worker.own_position):
                 _log.info("sink %s has caught up and shares the query again", name)
                 worker.join_shared(query.buffer)
+
+
+def _end(query: SharedQuery, reader: DirectReader | None) -> None:
+    if reader is not None:
+        reader.stop()
+    query.halt()

@@ -33,7 +33,7 @@ class SinkWorkers:
     _shared: SharedQueries = field(init=False)
 
     def __post_init__(self) -> None:
-        direct = self.settings.spark.master.startswith("local")
+        direct = not self.settings.spark.on_cluster
         self._shared = SharedQueries(self.log, self.settings.state / "checkpoints", direct=direct)
 
     def follow(self, settings: Settings, paused: Paused) -> None:

@@ -37,21 +37,20 @@ class LeaseHolder:
         self._on_lost = on_lost
         self._ticks = 0
         self._stop = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
         self.reason = ""
         """Why the lease was lost; empty while it is held."""
 
     def __enter__(self) -> "LeaseHolder":
-        for name, run in (("lease", self._renew), ("lease-time", self._count_time)):
-            threading.Thread(target=run, name=name, daemon=True).start()
+        self._renewing.start()
+        threading.Thread(target=self._count_time, name="lease-time", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._probe is not None:
             self._probe.stop()
-        if not self.reason:
-            with suppress(OSError, LeaseTaken):
-                self._lease.release()
+        self._renewing.join(RENEW_WITHIN)
 
     def facts(self) -> Mapping[str, object]:
         """For the daemon's status."""
@@ -72,6 +71,7 @@ class LeaseHolder:
         return bool(self.reason)
 
     def _renew(self) -> None:
+        """Releases the lease at the end: in this thread, or a renewal under way could undo it."""
         while not self._stop.is_set() and not self.reason:
             try:
                 self._lease.renew(self._source_lost())
@@ -81,6 +81,9 @@ class LeaseHolder:
             except OSError as error:
                 _log.warning("The lease %s could not be renewed: %s", self._lease.path, error.strerror)
             self._stop.wait(RENEW_EVERY)
+        if not self.reason:
+            with suppress(OSError, LeaseTaken):
+                self._lease.release()
 
     def _source_lost(self) -> float | None:
         """Asks the source only while a standby could make use of the answer."""

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class Looks:
 
     def connected(self) -> None: ...
 
-    def prepared(self, sink: object, schema: TableSchema) -> None: ...
+    def prepared(self, sink: object, schemas: Sequence[TableSchema]) -> None: ...
 
     def record_position(self, sink: object, reached: Lsn) -> None: ...
 

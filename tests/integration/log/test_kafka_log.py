@@ -15,7 +15,7 @@ from cdc.config.settings import Settings
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogLost
 from cdc.log.kafka.client import Cluster, check_brokers
 from cdc.log.kafka.position import KafkaPosition
-from cdc.log.kafka.read.ranges import RangeReader, ranges_between
+from cdc.log.kafka.read.ranges import RangeReader, ranges_between, read_share, share_of
 from cdc.log.kafka.read.reader import KafkaReader
 from cdc.log.kafka.settings import KafkaSettings
 from cdc.log.registry import open_reader, open_writer
@@ -235,6 +235,24 @@ def test_a_change_larger_than_a_message_is_spread_over_several(settings: KafkaSe
     found = messages(small.bootstrap, f"{small.prefix}.public.orders", 3)
     assert max(len(value or b"") for _, _, _, value in found) < 50_000
     assert all(value is None or json.loads(value) for _, _, _, value in found)
+
+
+@pytest.mark.parametrize("messages", [1, 3, 1000])
+def test_a_share_read_in_pieces_has_each_change_once_also_those_of_several_messages(
+    settings: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: int
+) -> None:
+    monkeypatch.setattr("cdc.log.kafka.read.ranges._SHARE_MESSAGES", messages)
+    small = settings.model_copy(update={"max_message_bytes": 50_000})
+    log = writer(small, tmp_path)
+    notes = {key: LARGE if key % 4 == 0 else "" for key in range(12)}
+    log.append(entry(10, *(change(key, 10, note=note) for key, note in notes.items())))
+    log.append(entry(20, *(change(key, 20, "d") for key in notes)))
+    reader = KafkaReader(small)
+    share = share_of(ranges_between(KafkaPosition(0), reader.newest()))
+    found = list(read_share(reader._ranges, share))
+    keys = sorted((row["key"], row["version"]) for piece in found for row in piece.to_pylist())
+    assert keys == sorted((f'{{"id":{key}}}', version) for key in notes for version in (10, 20))
+    reader.close()
 
 
 def test_nothing_is_lost_on_topics_made_a_moment_ago(settings: KafkaSettings, tmp_path: Path) -> None:

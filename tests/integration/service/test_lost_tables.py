@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import redis
 from deltalake import DeltaTable
 
 from cdc.config.settings import Settings
+from cdc.model import TableId
 from cdc.ports import Sink
 from cdc.service.apply import lost_tables
 from cdc.service.apply.held_back_tables import TableRequests
@@ -19,6 +20,7 @@ from cdc.service.observe.health import reasons
 from cdc.service.observe.positions import Positions
 from cdc.service.observe.uncovered import PipelineProgress, Scope
 from cdc.service.state import status
+from cdc.service.state.store_files import StoredMark, StoreFiles
 from sinks import memory, registry
 from sinks.context import SinkContext
 from tests.fix_log import FilledLog
@@ -66,6 +68,23 @@ def test_a_lost_table_is_held_by_name_while_the_other_goes_on_and_no_position_co
     assert scene.counts(OTHERS) and not scene.counts()
     scene.attend()
     assert scene.asked == [], "nobody asked for a refill"
+
+
+def test_the_marks_of_new_tables_are_written_once_however_many_there_are(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[set[str]] = []
+    write = StoreFiles.write_marks
+
+    def counted(files: StoreFiles, marks: Mapping[TableId, StoredMark]) -> None:
+        written.append(set(map(str, marks)))
+        write(files, marks)
+
+    monkeypatch.setattr(StoreFiles, "write_marks", counted)
+    scene = make(kind="memory")
+    assert written == [{"public.items", "public.others"}]
+    scene.start()
+    assert len(written) == 1
 
 
 def test_health_names_the_lost_tables_in_one_sentence_with_the_remedy(make: Make) -> None:

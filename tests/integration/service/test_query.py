@@ -14,11 +14,13 @@ import pytest
 
 from cdc.errors import EnvironmentFault, Lost, Rejected, RejectedItem, StoreRefused
 from cdc.model import TableSchema
-from cdc.ports import Batch, Sink
+from cdc.ports import Batch, LogReader, Sink
 from cdc.service.apply.runner import SinkRunner
 from sinks.apply.applier import Applier
 from sinks.apply.dead_letters import DeadLetters
+from sinks.fold.folded import Folded
 from sinks.memory import MemorySettings, MemorySink, Store
+from sinks.spark import batch_reader
 from sinks.spark.brief_errors import BatchFailed, brief
 from sinks.spark.query import SinkQuery
 from tests.fix_log import FilledLog
@@ -26,7 +28,7 @@ from tests.fix_processes import wait_until
 from tests.scenes.histories import INTEGERS, History, change, cut, images, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 ITEMS = table()
@@ -158,6 +160,27 @@ def test_small_batches_need_no_job_of_spark_and_large_ones_are_read_by_tasks(
     reach(pipeline, pipeline.log.append(pieces[-1]))
     assert jobs() == 2
     pipeline.check(ITEMS, history.state())
+
+
+def test_a_batch_of_many_bytes_at_one_lsn_is_read_by_tasks(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a snapshot need no WAL, and those of a batch may be too large for the driver."""
+    read: list[LogReader] = []
+    collected = batch_reader._collected
+
+    def by_tasks(changes: "DataFrame", log: LogReader) -> Iterator[Folded]:
+        read.append(log)
+        return collected(changes, log)
+
+    monkeypatch.setattr(batch_reader, "_collected", by_tasks)
+    reach(pipeline, pipeline.log.append([row(1, 10, "one")]))
+    reach(pipeline, pipeline.log.append([row(1, 12, "two")]))
+    assert len(read) == 1
+    for number in range(3):
+        reach(pipeline, pipeline.log.append([row(key, 14 + 2 * number, "x" * 1_000_000) for key in range(17)]))
+        assert len(read) == 2 + number
+    reach(pipeline, pipeline.log.append([row(1, 30, "small again")]))
+    reach(pipeline, pipeline.log.append([row(1, 32, "and read here")]))
+    assert len(read) == 5
 
 
 def test_a_restarted_query_goes_on_where_it_was(pipeline: Pipeline) -> None:

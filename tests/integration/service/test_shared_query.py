@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config.settings import Settings
 from cdc.log.segments.reader import SegmentReader
-from cdc.model import Entry, Lsn
+from cdc.model import ZERO_LSN, Entry, Lsn
 from cdc.ports import Offset
 from cdc.service.apply import direct_reader
 from cdc.service.apply.direct_reader import DirectReader
@@ -309,6 +309,21 @@ def test_a_direct_reader_that_cannot_read_says_why(filled_log: FilledLog) -> Non
     filled_log.append([row(1, 10, "one")])
     reader = DirectReader(filled_log.reader, BatchBuffer(Lsn(0)), Offset("99"), Lsn(0))
     assert "beyond the end of the log" in (wait_until(lambda: reader.error, 30, "the reason") or "")
+
+
+def test_the_parts_of_a_large_batch_of_spark_end_the_direct_reader(filled_log: FilledLog) -> None:
+    """A batch of the reader between them would hide the first parts from a sink that joins: it takes what starts at
+    its position, and the position of the parts is where the batch before them ends."""
+    filled_log.record(ITEMS)
+    end = filled_log.append([row(1, 10, "one")])
+    buffer = BatchBuffer(Lsn(0))
+    buffer.add_member("cache")
+    reader = DirectReader(filled_log.reader, buffer, filled_log.reader.start(), Lsn(0))
+    wait_until(lambda: reader.position[1] == end, 30, "the first batch")
+    assert reader.hand_over(ZERO_LSN)
+    filled_log.append([row(1, 20, "two")])
+    assert not directly_read()
+    assert (reader.hand_over(Lsn(5)), reader.hand_over(Lsn(30))) == (False, True)
 
 
 def test_a_query_that_starts_at_the_end_of_the_log_waits_there(

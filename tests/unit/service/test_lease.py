@@ -13,7 +13,7 @@ import pytest
 
 from cdc.config.settings import SourceSettings
 from cdc.errors import EnvironmentFault
-from cdc.fence import guard
+from cdc.fence import guard, start
 from cdc.service.standby.holder import RENEW_WITHIN, LeaseHolder
 from cdc.service.standby.lease import Holder, Lease, LeaseTaken, Record, current, folder_of, here
 from cdc.service.standby.waiting import EXPIRES_AFTER, SOURCE_LOST_FOR, acquire, reason_to_take, take_over
@@ -146,6 +146,28 @@ def test_the_holder_stops_the_daemon_when_its_lease_is_gone_and_leaves_the_new_o
     assert current(tmp_path) == second.record
 
 
+def test_a_renewal_under_way_does_not_undo_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, renewing, proceed = os.pwrite, threading.Event(), threading.Event()
+
+    def slow(descriptor: int, content: bytes, offset: int) -> int:
+        if threading.current_thread().name == "lease" and not renewing.is_set():
+            renewing.set()
+            assert proceed.wait(30)
+        return write(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    holder = LeaseHolder(Lease.take(tmp_path, None), tmp_path, SourceSettings(), lambda: None)
+    holder.__enter__()
+    assert renewing.wait(30)
+    ending = threading.Thread(target=holder.__exit__)
+    ending.start()
+    ending.join(0.2)  # long enough for a release that does not wait for the renewal
+    proceed.set()
+    ending.join(30)
+    wait_until(lambda: all(thread.name != "lease" for thread in threading.enumerate()), 30, "the last renewal")
+    assert getattr(current(tmp_path), "released", None) is True
+
+
 def test_the_holder_stops_when_it_cannot_renew_only_if_a_standby_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +188,12 @@ def test_the_holder_stops_when_it_cannot_renew_only_if_a_standby_waits(
 
         wait_until(stopped, 30, "the holder to stop")
         assert "could not be renewed" in holder.reason
+
+
+def test_a_loaded_part_that_ended_does_not_end_the_daemon_that_takes_over() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    start.start(writer)
 
 
 def test_a_guarded_process_kills_itself_with_its_group_when_its_lease_is_gone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,10 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeRows:
-    """The rows of one range, each with its offset and its number within its entry."""
+    """The rows of one range, each with its offset and its number within its entry.
+
+    `range` is shorter than what was asked for if that ends between the messages of one change.
+    """
 
     range: OffsetRange
     rows: pa.Table
@@ -95,10 +98,10 @@ class _PartitionFeed:
         return 0
 
     def decode(self, below: int, least: int, decoder: "_Decoder") -> None:
-        """Decode the records below an offset if there are at least `least`. An error leaves them undecoded."""
-        cut = bisect_left(self.records, below, key=lambda record: record[0])
-        if cut < least or not cut or (cut == len(self.records) and least and _is_part(self.records[-1])):
-            return  # a change may be split into several messages: a chunk must not end between them
+        """Decode the whole changes below an offset if there are at least `least`. An error leaves them undecoded."""
+        cut = _whole(self.records, bisect_left(self.records, below, key=lambda record: record[0]))
+        if cut < least or not cut:
+            return
         self.chunks.append(decoder(self.records[:cut], self.address))
         del self.records[:cut]
 
@@ -114,8 +117,8 @@ class _PartitionFeed:
                 self.chunks[0] = _slice(chunk, cut, chunk.rows.num_rows)
                 break
             del self.chunks[0]
-        self.taken = item.end
-        return _range_rows(item, found)
+        self.taken = min([item.end, *(offset for offset, _, _ in self.records[:1])])  # the rest of a change is there
+        return _range_rows(replace(item, end=self.taken), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ class Feed:
 
 
 def _offsets(chunk: Decoded) -> npt.NDArray[np.int64]:
-    assert chunk.offsets is not None  # see _placed
+    assert chunk.offsets is not None  # see _with_offsets
     return chunk.offsets
 
 
@@ -238,6 +241,17 @@ def _range_rows(item: OffsetRange, found: Sequence[Decoded]) -> RangeRows:
 
 def _is_part(record: Record) -> bool:
     return record[2].startswith(PART_OPENS)
+
+
+def _whole(records: Sequence[Record], cut: int) -> int:
+    """The number of records before a cut, without the first messages of a change that the cut divides."""
+    if not cut or not _is_part(records[cut - 1]):
+        return cut
+    try:
+        part = json.loads(records[cut - 1][2])["millrace_part"]
+        return cut if part["part"] + 1 == part["of"] else max(cut - part["part"] - 1, 0)
+    except (ValueError, KeyError, TypeError):
+        return cut  # not a change of this log: decoding says so
 
 
 def _foreign_message(offset: int, address: Address) -> LogCorrupt:

@@ -59,18 +59,21 @@ def share_of(ranges: Sequence[OffsetRange]) -> Share:
 
 def read_share(reader: "RangeReader", share: Share) -> Iterator[pa.Table]:
     """The rows of a share, some of each partition at a time, in the order of each partition."""
-    ranges = [OffsetRange(*item) for item in json.loads(share)]
+    ranges, step = [OffsetRange(*item) for item in json.loads(share)], _SHARE_MESSAGES
     while ranges:
-        step = max(_SHARE_MESSAGES // len(ranges), 1)
-        some = [item if item.start is None else replace(item, end=min(item.end, item.start + step)) for item in ranges]
-        yield from (part.rows for part in reader.read(some))
-        rest = (replace(item, start=done.end) for item, done in zip(ranges, some, strict=True))
-        ranges = [item for item in rest if item.start is not None and item.start < item.end]
+        each = max(step // len(ranges), 1)
+        some = [item if item.start is None else replace(item, end=min(item.end, item.start + each)) for item in ranges]
+        parts = reader.read(some)
+        yield from (part.rows for part in parts)
+        ends = {item.address: item.end for item in some} | {part.range.address: part.range.end for part in parts}
+        rest = [replace(item, start=ends[item.address]) for item in ranges if ends[item.address] < item.end]
+        step = 2 * step if rest == ranges else _SHARE_MESSAGES  # a change may have more messages than were read
+        ranges = rest
 
 
 def check_topics(cluster: Cluster, after: KafkaPosition, until: KafkaPosition) -> None:
     """Raise LogCorrupt if the topics of a position are not those of the cluster: same id, same partitions."""
-    found = cluster.admin.topics(list(until.topics)) if until.topics else {}
+    found = cluster.admin.existing(until.topics)
     for position in (after, until):
         for name, extent in position.topics.items():
             require_unchanged(name, extent, found.get(name))
@@ -101,7 +104,7 @@ class RangeReader:
         self._lock = threading.RLock()
 
     def read(self, ranges: Iterable[OffsetRange]) -> list[RangeRows]:
-        """The rows of each range that has any, in the order of the ranges."""
+        """The rows of each range that has any or could not be read to its end, in the order of the ranges."""
         wanted = [item for item in ranges if item.start is None or item.start < item.end]
         with self._lock:
             self._stop_prefetch()
@@ -110,7 +113,8 @@ class RangeReader:
             except BaseException:
                 self.close()
                 raise
-        return [part for part in found if part.rows.num_rows]
+        asked = {item.address: item.end for item in wanted}
+        return [part for part in found if part.rows.num_rows or part.range.end < asked[part.range.address]]
 
     def close(self) -> None:
         """Close the connection. The next read opens a new one."""
