@@ -175,6 +175,10 @@ class LogReader(Protocol):
         """The changes of a share, in any process that can reach the log, in pieces of bounded size. Changes of one key
         are in the order of the log."""
 
+    @property
+    def poll_seconds(self) -> float:
+        """How often a reader that waits for the next entry should look at `head`, given what that costs."""
+
     def consumers(self) -> Sequence[Consumer]:
         """Every registered consumer."""
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import LogCorrupt
-from cdc.model import PROGRESS_TABLE, ZERO_LSN
+from cdc.model import PROGRESS_TABLE, ZERO_LSN, Lsn
 from cdc.ports import LogReader, Offset, Slice
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import Folded, gather, of_slices
@@ -37,7 +37,6 @@ were too much for a driver of 1 GB."""
 _FOLLOW_SECONDS, _FOLLOW_CHANGES = 10.0, 20_000
 """How long, and how many changes, one batch is followed. Spark then plans these changes as a batch of its own, which is
 skipped: one round in ten seconds delays one change in a hundred."""
-_POLL_SECONDS = 0.01
 
 
 class BatchReader:
@@ -60,7 +59,7 @@ class BatchReader:
         None if `follow` has read it already.
         """
         until = self._offset(number)
-        few = self._few(until)
+        few = self._few(until, self._log.head()[1])
         self._size = 0
         if few and few[-1].offset == until:
             yield self._followed(few)
@@ -78,21 +77,24 @@ class BatchReader:
         """
         deadline, changes = time.monotonic() + _FOLLOW_SECONDS, 0
         while changes < _FOLLOW_CHANGES and time.monotonic() < deadline and not ended():
-            few = self._few(self._log.head()[0])
+            few = self._few(*self._log.head())
             if few is None:
                 return
             if few:
                 changes += sum(piece.rows.num_rows for piece in few)
                 yield self._followed(few)
             else:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(self._log.poll_seconds)
 
-    def _few(self, until: Offset | None) -> Sequence[Slice] | None:
-        """The changes after the last batch, if they are few: then the job behind a DataFrame need not run."""
+    def _few(self, until: Offset | None, end: Lsn) -> Sequence[Slice] | None:
+        """The changes after the last batch, if they are few: then the job behind a DataFrame need not run. `end` is
+        where the log ends."""
         if self._after is None or until is None or self._size > _SMALL_BYTES:
             return None
-        if self._log.head()[1] - self._reached > _FEW_BYTES:
+        if end - self._reached > _FEW_BYTES:
             return None
+        if until == self._after:  # a look at the log may cost a request
+            return []
         found: list[Slice] = []
         for piece in self._log.read(self._after, until):
             found.append(piece)

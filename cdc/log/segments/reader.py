@@ -57,6 +57,11 @@ class SegmentReader(SparkReader):
         """The schema registry of this log."""
         return self.storage.schemas
 
+    @property
+    def poll_seconds(self) -> float:
+        """That of the folder or the bucket."""
+        return self.storage.poll_seconds
+
     def view(self) -> View:
         """The segments now."""
         return self.storage.view()

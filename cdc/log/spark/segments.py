@@ -199,7 +199,7 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
         """The log once it has new entries, or after a short wait: Spark itself would ask a hundred times a second."""
         deadline = time.monotonic() + _ANSWER_SECONDS
         while (view := self._log().view()).chain.head == begin and time.monotonic() < deadline:
-            time.sleep(self._log().storage.poll_seconds)
+            time.sleep(self._log().poll_seconds)
         return view
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name

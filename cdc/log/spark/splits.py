@@ -150,7 +150,7 @@ def _view_up_to(reader: SegmentReader, until: int) -> View:
                 f"The log ends at offset {view.chain.head} here, but the driver has seen {until}.",
                 f"Every machine of the cluster must see the same log under {reader.storage.location.root}.",
             )
-        time.sleep(reader.storage.poll_seconds)
+        time.sleep(reader.poll_seconds)
     return view
 
 
