@@ -176,8 +176,8 @@ class Soak:
     def look(self, settings: Settings) -> None:
         """Take one sample."""
         pids = {name: pid for name in ("daemon", "capture", "apply") if (pid := self.pid(settings, name))}
-        if len(pids) < 3:
-            return
+        if len(pids) < 3 or not set(pids.values()) <= set(tree(pids["daemon"])):
+            return  # processes of a killed daemon may not have ended yet
         with self._owner() as owner:
             held = watch.retained_bytes(owner, settings.source.slot)
         self.samples.append(watch.sample(time.monotonic() - self.began, pids, settings.state, held))

@@ -47,14 +47,18 @@ def sample(seconds: float, pids: Mapping[str, int], state: Path, slot_bytes: int
     )
 
 
+_FEWEST = 10
+"""Samples from which growth is judged: a run with fewer is all warm-up."""
+
+
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """For each measure: the median of the second fifth of the run (the first is warm-up), of the last fifth, the
-    maximum.
+    maximum. Nothing for a run with few samples.
     """
-    if not samples:
+    if len(samples) < _FEWEST:
         return {}
-    fifth = max(1, len(samples) // 5)
-    early, late = samples[fifth : 2 * fifth] or samples[:1], samples[-fifth:]
+    fifth = len(samples) // 5
+    early, late = samples[fifth : 2 * fifth], samples[-fifth:]
     names = [name for name in asdict(samples[0]) if name != "seconds"]
     return {
         name: {

@@ -6,6 +6,7 @@ librdkafka: see `cdc.log.kafka.client`.
 
 import logging
 import threading
+import time
 import weakref
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,10 @@ _REFUSED = (
     kafka_errors.SaslAuthenticationFailedError,
 )
 _UNKNOWN_TOPIC = kafka_errors.UnknownTopicOrPartitionError.errno
+AGREE_SECONDS = 3.0
+"""How long the brokers of a cluster may disagree: each learns of a new topic or a new leader at its own moment."""
+AGREE_PAUSE = 0.05
+"""Seconds between two questions to brokers that disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,14 @@ class Admin:
             if code:
                 raise _translate_error(kafka_errors.for_code(code)(), f"describing topic {name}")
             found[name] = Topic(name, _id_text(answer["topic_id"]), len(answer["partitions"]))
+        return found
+
+    def existing(self, names: Iterable[str]) -> dict[str, Topic]:
+        """The named topics, which have existed: a broker that was just started may not know all of them yet."""
+        wanted = set(names)
+        deadline = time.monotonic() + AGREE_SECONDS
+        while len(found := self.topics(wanted)) < len(wanted) and time.monotonic() < deadline:
+            time.sleep(AGREE_PAUSE)
         return found
 
     def names(self) -> list[str]:
@@ -140,7 +153,15 @@ class Admin:
         if not partitions:
             return {}
         wanted = dict.fromkeys(partitions, spec)
-        found = self._request("asking for offsets", lambda client: client.list_partition_offsets(wanted, level))
+        deadline = time.monotonic() + AGREE_SECONDS
+        while True:
+            try:
+                found = self._request("asking for offsets", lambda client: client.list_partition_offsets(wanted, level))
+                break
+            except LogCorrupt:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(AGREE_PAUSE)
         return {
             (partition.topic, partition.partition): -1 if (at := found.get(partition)) is None else int(at.offset)
             for partition in partitions

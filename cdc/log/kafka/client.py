@@ -12,7 +12,7 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from cdc.errors import ConfigError, LogCorrupt, LogError, LogFenced, LogFull, LogLost
-from cdc.log.kafka.admin import Admin, Topic
+from cdc.log.kafka.admin import AGREE_PAUSE, AGREE_SECONDS, Admin, Topic
 from cdc.log.kafka.settings import KafkaConnectionSettings
 
 _quiet = logging.getLogger("cdc.log.kafka.librdkafka")
@@ -30,8 +30,6 @@ _REFUSED = {
     KafkaError._SSL,
 }
 _CHECK = "Check the user, its password and its ACLs."
-_AGREE_SECONDS = 3.0
-"""How long the brokers of a cluster may disagree: each learns of a new topic or a new leader at its own moment."""
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
 """Reported by a broker. Not _UNKNOWN_TOPIC, which the client reports itself and which a reconnect may resolve."""
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
@@ -179,7 +177,7 @@ def poll_messages(consumer: Consumer, seconds: float) -> list["Message[bytes, by
 
 def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
     """The first retained offset and the offset after the last committed message, asked from the broker now."""
-    deadline = time.monotonic() + _AGREE_SECONDS
+    deadline = time.monotonic() + AGREE_SECONDS
     while True:
         try:
             found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CALL_SECONDS, cached=False)
@@ -187,7 +185,7 @@ def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int
         except KafkaException as error:
             if error.args[0].code() not in _GONE or time.monotonic() > deadline:
                 raise translate_error(error.args[0], f"asking for the ends of {topic}-{partition}") from None
-            time.sleep(0.05)
+            time.sleep(AGREE_PAUSE)
     if found is None:
         raise LogLost(f"Kafka did not report the end of {topic}-{partition}.", "Check the brokers.")
     low, high = found

@@ -13,12 +13,12 @@ from cdc.ports import Consumer, Lag, Offset
 
 
 class ConsumerPositions:
-    """Consumer positions in a compacted topic, keyed by the consumer's name."""
+    """Consumer positions in a compacted topic, keyed by the consumer's name. `created`: see TopicTail."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, created: bool = False) -> None:
         self._cluster = cluster
         self._topic = cluster.settings.system_topic("consumers")
-        self._tail = TopicTail(cluster, self._topic, transactional=False)
+        self._tail = TopicTail(cluster, self._topic, transactional=False, created=created)
         self._known: dict[str, Consumer] = {}
         self._lock = threading.RLock()
 

@@ -30,8 +30,8 @@ class TopicRetention:
     def __init__(self, settings: KafkaSettings, cluster: Cluster) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._tail = TopicTail(cluster, settings.system_topic("position"))
-        self._consumers = ConsumerPositions(cluster)
+        self._tail = TopicTail(cluster, settings.system_topic("position"), created=True)
+        self._consumers = ConsumerPositions(cluster, created=True)
         self._markers: list[Message] = []
         self._pause = min(_MAX_PAUSE_SECONDS, settings.retention_hours * 36)
         self._due = 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from cdc.errors import LogLost
+from cdc.errors import LogCorrupt, LogLost
 from cdc.log.kafka.client import CALL_SECONDS, Cluster, poll_messages, translate_error, watermarks
 
 
@@ -20,11 +20,18 @@ class Message:
 
 
 class TopicTail:
-    """A topic from an offset on. Connects on first use; not for two threads at once."""
+    """A topic from an offset on. Connects on first use; not for two threads at once.
 
-    def __init__(self, cluster: Cluster, topic: str, after: int = -1, transactional: bool = True) -> None:
+    `created`: the log's writer, which has created the topic, must not take a broker that does not know it for a log
+    without messages.
+    """
+
+    def __init__(
+        self, cluster: Cluster, topic: str, after: int = -1, *, transactional: bool = True, created: bool = False
+    ) -> None:
         self._cluster = cluster
         self._topic = topic
+        self._created = created
         # A committed transaction adds one invisible record after its last message.
         self._behind = 2 if transactional else 1
         self._consumer: Consumer | None = None
@@ -52,13 +59,22 @@ class TopicTail:
             self._consumer = None
 
     def _open(self) -> bool:
-        if self._topic not in self._cluster.admin.topics([self._topic]):
+        if not self._exists():
             return False
         # The broker answers an empty fetch after this long: it bounds how late the end is detected.
         consumer = self._cluster.consumer(**{"fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 50})
         start = OFFSET_BEGINNING if self._last < 0 else self._last + 1
         consumer.assign([TopicPartition(self._topic, 0, start)])
         self._consumer = consumer
+        return True
+
+    def _exists(self) -> bool:
+        if not self._created:
+            return self._topic in self._cluster.admin.topics([self._topic])
+        if self._topic not in self._cluster.admin.existing([self._topic]):
+            raise LogCorrupt(
+                f"Topic {self._topic} is missing.", "Restore it, or start with a new prefix and a new snapshot."
+            )
         return True
 
     def _until(self, consumer: Consumer, end: int) -> Iterator[Message]:

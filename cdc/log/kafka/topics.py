@@ -51,7 +51,7 @@ class Topics:
 
     def check(self, position: KafkaPosition) -> None:
         """Compare every topic of a position with the cluster's. Raises LogCorrupt if one differs."""
-        found = self._cluster.admin.topics(list(position.topics)) if position.topics else {}
+        found = self._cluster.admin.existing(position.topics)
         for name, extent in position.topics.items():
             topic = found.get(name)
             require_unchanged(name, extent, topic)

@@ -65,6 +65,14 @@ def _group(pid: int) -> int:
         return 0
 
 
+def _state(pid: int) -> str:
+    """The letter of the process's state; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -124,8 +132,10 @@ def test_a_kill_of_apply_of_its_jvm_or_of_the_daemon_leaves_no_process_and_no_di
     assert pipeline.only_applier() != killed
     wait_until(lambda: pipeline.processes("java"), 60, "a JVM")
     assert pipeline.daemon is not None
-    os.kill(pipeline.only_applier(), signal.SIGSTOP)  # the kernel wakes what is stopped and has lost its parent
-    pipeline.daemon.kill()
+    stopped = pipeline.only_applier()
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: _state(stopped) == "T", 30, "it has stopped: each of its threads does so by itself")
+    pipeline.daemon.kill()  # the kernel wakes what is stopped and loses its parent
     wait_until(lambda: not pipeline.processes(), 60, "no process is left")
     pipeline.run()
     pipeline.write()

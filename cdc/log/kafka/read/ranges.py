@@ -73,7 +73,7 @@ def read_share(reader: "RangeReader", share: Share) -> Iterator[pa.Table]:
 
 def check_topics(cluster: Cluster, after: KafkaPosition, until: KafkaPosition) -> None:
     """Raise LogCorrupt if the topics of a position are not those of the cluster: same id, same partitions."""
-    found = cluster.admin.topics(list(until.topics)) if until.topics else {}
+    found = cluster.admin.existing(until.topics)
     for position in (after, until):
         for name, extent in position.topics.items():
             require_unchanged(name, extent, found.get(name))

@@ -61,7 +61,7 @@ class KafkaWriter:
         self._state = self._read_state()
         self._topics.check(self._state.position)
         schemas = settings.system_topic("schemas")
-        self._schemas = KafkaSchemas(TopicTail(self._cluster, schemas), self._publish_schema)
+        self._schemas = KafkaSchemas(TopicTail(self._cluster, schemas, created=True), self._publish_schema)
         self._topics.register([str(table) for table in self._schemas.tables()])
 
     def progress(self) -> Progress:
@@ -194,7 +194,7 @@ class KafkaWriter:
 
     def _read_state(self) -> DurableState:
         """Read the durable state. Only after `init_transactions`, which ends an earlier writer's transaction."""
-        tail = TopicTail(self._cluster, self._position.name)
+        tail = TopicTail(self._cluster, self._position.name, created=True)
         try:
             return recover_state(tail.follow())
         finally:
