@@ -32,6 +32,13 @@ _REFUSED = {
 _CHECK = "Check the user, its password and its ACLs."
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID}
 """Reported by a broker. Not _UNKNOWN_TOPIC, which the client reports itself and which a reconnect may resolve."""
+_NOT_AGREED = _GONE | {
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+"""What brokers answer that have not heard of a new topic or a new leader yet."""
 _LOST_OFFSET = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET}
 _FULL = {KafkaError.KAFKA_STORAGE_ERROR, KafkaError.POLICY_VIOLATION}
 
@@ -183,7 +190,7 @@ def watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, int
             found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CALL_SECONDS, cached=False)
             break
         except KafkaException as error:
-            if error.args[0].code() not in _GONE or time.monotonic() > deadline:
+            if error.args[0].code() not in _NOT_AGREED or time.monotonic() > deadline:
                 raise translate_error(error.args[0], f"asking for the ends of {topic}-{partition}") from None
             time.sleep(AGREE_PAUSE)
     if found is None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
+from cdc.log.kafka.client import Cluster, watermarks
 from cdc.log.kafka.settings import KafkaSettings
 from tests.faults.log.test_kafka import Appending, appended_once
 from tests.fix_cluster import KafkaCluster
@@ -44,3 +45,16 @@ def test_topics_have_the_configured_replicas(kafka_cluster: KafkaCluster, topic_
     admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap})
     found = admin.describe_configs([topic])[topic].result(30)
     assert found["min.insync.replicas"].value == "3"
+
+
+def test_a_topic_that_was_just_created_is_read_before_every_broker_knows_it(
+    kafka_cluster: KafkaCluster, topic_prefix: str
+) -> None:
+    settings = KafkaSettings(bootstrap=kafka_cluster.bootstrap, prefix=topic_prefix, replication=3)
+    cluster = Cluster(settings)
+    for number in range(20):
+        name = f"{topic_prefix}.new-{number}"
+        cluster.admin.create(name, 1, 3, {})
+        consumer = cluster.consumer()  # it asks whichever broker it reaches first
+        assert watermarks(consumer, name, 0) == (0, 0)
+        consumer.close()
