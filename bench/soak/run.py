@@ -31,6 +31,7 @@ from bench.soak.placement import CLUSTER, LOCAL, Placement
 from bench.soak.result import Fault, growths, summary
 from bench.soak.shop import Crowd
 from cdc.config.settings import Settings
+from cdc.errors import LogLost
 from cdc.model import parse_lsn
 from cdc.service.daemon.process import settings_from
 from cdc.service.inspect.verification import differences
@@ -101,6 +102,12 @@ class Soak:
         pid = found if isinstance(found, int) else 0
         return pid if pid in watch.marked(self.mark) else 0
 
+    def abandon(self) -> None:
+        """Kill a daemon that still runs: its servers are about to end."""
+        if self._daemon is not None and self._daemon.poll() is None:
+            self._daemon.kill()
+            self._daemon.wait(30)
+
     def clean_up(self) -> None:
         """For servers that keep running: drop the shop, its slot, the pipeline's state and the lake."""
         settings = settings_from(pipeline.config_path(self.servers.home))
@@ -168,7 +175,9 @@ class Soak:
         def reached() -> bool:
             if self._daemon is not None and self._daemon.poll() is not None:
                 raise RuntimeError(f"the daemon ended with {self._daemon.returncode}")
-            return not positions.behind(wanted)
+            with suppress(LogLost):  # brokers were killed: they are back, or will be
+                return not positions.behind(wanted)
+            return False
 
         wait(reached, f"every store at {row[0]}", self.patience, every=0.1)
         return round(time.monotonic() - begun, 1)
@@ -306,7 +315,10 @@ def main() -> int:
         servers.up(placement.server_names)
         say = partial(print, flush=True)
         soak = Soak(servers, given.minutes, given.seed, placement, patience=given.patience, say=say)
-        result = soak.run()
+        try:
+            result = soak.run()
+        finally:
+            soak.abandon()
     finally:
         servers.down()
     write(
