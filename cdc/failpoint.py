@@ -1,8 +1,8 @@
 """Named points at which a test can make this process die, fail or stall.
 
 Off unless `MILLRACE_FAIL` is set, for instance `MILLRACE_FAIL=log.after_append:kill@3`: the process kills itself with
-SIGKILL when it reaches that point for the third time. Actions: `kill`, `raise`, `stall` (ten minutes). Separate several
-by commas.
+SIGKILL when it reaches that point for the third time. Actions: `kill`, `raise`, `stall` (ten minutes), `stop` (until
+SIGCONT). Separate several by commas.
 """
 
 import os
@@ -42,6 +42,8 @@ def reached(point: str) -> None:
         return
     if plan.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif plan.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif plan.action == "stall":
         time.sleep(600)
     else:

@@ -34,6 +34,13 @@ def wait_until(condition: Callable[[], T], deadline: float = 30, what: str = "")
     return answer
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached the process: each of its threads stops by itself."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+    return False
+
+
 class Program:
     """A running child of this test: `python -m <module> …`. Standard output and error go to files."""
 

@@ -84,12 +84,13 @@ class ShareWorker:
         try:
             sink = self._store.connect()
             for folded in self._folded(share, at_once=isinstance(sink, StagingSink)):
+                reached("task.before_apply")
                 self._apply(sink, folded, assignment, outcome)
         except MillraceError as error:
             if isinstance(error, Lost):
                 self._store.disconnect()
             outcome.fail(error)
-        reached("task.after_share")
+        reached("task.after_apply")
         return outcome
 
     def close(self) -> None:

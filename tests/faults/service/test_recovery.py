@@ -12,7 +12,7 @@ import yaml
 from bench.soak.watch import MARK, marked
 from deploy.local import ports
 from tests.fix_pipeline import Pipeline
-from tests.fix_processes import RunProgram, wait_until
+from tests.fix_processes import RunProgram, is_stopped, wait_until
 from tests.fix_servers import Database
 
 pytestmark = pytest.mark.spark
@@ -63,14 +63,6 @@ def _group(pid: int) -> int:
         return os.getpgid(pid)
     except ProcessLookupError:
         return 0
-
-
-def _state(pid: int) -> str:
-    """The letter of the process's state; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""
 
 
 def _command(pid: int) -> str:
@@ -134,7 +126,7 @@ def test_a_kill_of_apply_of_its_jvm_or_of_the_daemon_leaves_no_process_and_no_di
     assert pipeline.daemon is not None
     stopped = pipeline.only_applier()
     os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: _state(stopped) == "T", 30, "it has stopped: each of its threads does so by itself")
+    wait_until(lambda: is_stopped(stopped), 30, "it has stopped")
     pipeline.daemon.kill()  # the kernel wakes what is stopped and loses its parent
     wait_until(lambda: not pipeline.processes(), 60, "no process is left")
     pipeline.run()

@@ -1,8 +1,11 @@
 """The apply process on a cluster: tasks on the executors read the log, fold and write to the stores."""
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import closing
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,25 @@ from cdc.config.settings import Settings
 from cdc.service.state import status
 from tests.fix_cluster import SparkCluster
 from tests.fix_log import FilledLog
-from tests.fix_processes import Program, RunProgram, wait_until
+from tests.fix_processes import Program, RunProgram, is_stopped, wait_until
 from tests.fix_s3 import S3Server
 from tests.scenes.histories import change, labelled, table
 
 pytestmark = pytest.mark.spark
 ITEMS = table()
 Start = Callable[..., Program]
+TWICE = {
+    "spark.executorEnv.MILLRACE_FAIL": "task.before_apply:stop@3,task.after_apply:stop@3",
+    "spark.network.timeout": "12s",
+    "spark.network.timeoutInterval": "2s",
+    "spark.executor.heartbeatInterval": "2s",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "10ms",
+    "spark.speculation.minTaskRuntime": "10ms",
+    "spark.speculation.multiplier": "1.05",
+    "spark.speculation.quantile": "0.25",
+}
+"""Slow tasks run twice at once. Each Python process stops before it writes its third share, and after it."""
 
 
 @pytest.fixture
@@ -108,3 +123,71 @@ def test_tasks_read_a_log_in_a_bucket(
         assert program.terminate() == 0
     assert sorted(path.name for path in (state_dir / "log").iterdir()) == ["lock"]
     assert s3_server.storage_options["aws_secret_access_key"] not in program.said()
+
+
+class FrozenWorker:
+    """Freezes the first worker of the cluster, with its executor, when a task has stopped there before it writes. Other
+    tasks that stop go on at once."""
+
+    def __init__(self, cluster: SparkCluster) -> None:
+        self._cluster = cluster
+        self.tasks: list[int] = []
+        self._frozen: list[int] = []
+
+    def look(self) -> None:
+        """Freeze it, or let stopped tasks go on."""
+        for number, worker in enumerate(self._cluster.workers):
+            found = self._cluster.executors(number)
+            tasks = [pid for pid in found if is_stopped(pid) and pid not in self._frozen]
+            if tasks and not self.tasks and number == 0:
+                self.tasks, self._frozen = tasks, [worker.pid, *found]
+                self._signal(self._frozen, signal.SIGSTOP)
+            else:
+                self._signal(tasks, signal.SIGCONT)
+
+    def write_late(self) -> None:
+        """Let the tasks write, and then everything go on."""
+        self._signal(self.tasks, signal.SIGCONT)
+        wait_until(lambda: all(map(is_stopped, self.tasks)), 30, "the late tasks to have written")
+        self._signal(self._frozen, signal.SIGCONT)
+
+    def _signal(self, pids: Sequence[int], sent: signal.Signals) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, sent)
+
+
+def test_tasks_that_run_twice_or_wake_up_late_bring_no_key_back_to_an_older_state(
+    start: Start, spark_cluster: SparkCluster, filled_log: FilledLog, redis_url: str
+) -> None:
+    """A worker freezes while a task is about to write. Its executor is given up, and the task goes on when later
+    batches have been applied."""
+    filled_log.record(ITEMS)
+    client, keys, rounds = redis.Redis.from_url(redis_url), 4_000, 30
+    watched = [f"public.items:{key}" for key in range(0, keys, 10)]
+    seen = [0] * len(watched)
+    frozen = FrozenWorker(spark_cluster)
+
+    def look() -> None:
+        labels = [int(json.loads(row)["label"]) if isinstance(row, bytes) else 0 for row in client.mget(watched)]
+        assert all(now >= before for now, before in zip(labels, seen, strict=True))
+        seen[:] = labels
+
+    def reached(end: int) -> bool:
+        assert program.running(), program.said()[-4000:]
+        look()
+        frozen.look()
+        return [item.reached for item in filled_log.reader.consumers()] == [end]
+
+    end = filled_log.append(labelled(keys, 10, "1"))
+    program = start({"kind": "redis", "url": redis_url}, **TWICE)
+    wait_until(partial(reached, end), 180, "the first batch")
+    for number in range(2, rounds + 1):
+        end = filled_log.append(labelled(keys, 10 * number, str(number)))
+        if number % 3 == 0:
+            wait_until(partial(reached, end), 120, f"the changes to {number}")
+    assert frozen.tasks
+    frozen.write_late()
+    look()
+    assert seen == [rounds] * len(watched)
+    assert program.terminate() == 0

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deploy.local.process import identify
-from tests.fix_processes import RunProgram, wait_until
+from tests.fix_processes import RunProgram, is_stopped, wait_until
 from tests.fix_proxy import MakeProxy
 from tests.fix_servers import (
     Database,
@@ -243,7 +243,7 @@ def test_program_can_be_paused_and_killed(run_program: RunProgram) -> None:
     program = run_program("-c", "import time\nfor n in range(10**9): print(n); time.sleep(0.01)")
     wait_until(lambda: len(program.said()) > 10)
     program.pause()
-    wait_until(lambda: Path(f"/proc/{program.pid}/stat").read_text().split(") ")[1][0] == "T")
+    wait_until(lambda: is_stopped(program.pid))
     program.unpause()
     before = len(program.said())
     wait_until(lambda: len(program.said()) > before)
