@@ -94,7 +94,8 @@ class SegmentReader(SparkReader):
 
     def read(self, after: Offset, until: Offset | None = None) -> Iterator[Slice]:
         """Slices after an offset. A transaction is always one slice, even if larger than memory: use `frame` then."""
-        position, head = sequence_of(after), self.view().chain.head
+        position, view = sequence_of(after), self.view()
+        head = view.chain.head
         if position > head:
             raise LogCorrupt(
                 f"Offset {position} is beyond the end of the log ({head}).",
@@ -104,7 +105,7 @@ class SegmentReader(SparkReader):
         misses = 0
         while position < stop:
             try:
-                for piece in self._slices(position, stop):
+                for piece in _slices_between(view, position, stop):
                     yield piece
                     position, misses = sequence_of(piece.offset), 0
             except FileNotFoundError as error:
@@ -112,14 +113,7 @@ class SegmentReader(SparkReader):
                 misses += 1
                 if misses > _MAX_MISSES:
                     raise segment_file.corrupt(str(error.filename), "is listed but cannot be found") from None
-
-    def _slices(self, position: int, stop: int) -> Iterator[Slice]:
-        view = self.view()
-        require_kept(view, position)
-        for segment in after_sequence(view.chain.kept, position):
-            if segment.start > stop:
-                return
-            yield from slices(view.stored[segment], segment, position, stop)
+                view = self.view()
 
     def consumers(self) -> Sequence[Consumer]:
         """Every registered consumer."""
@@ -187,6 +181,14 @@ def _first_entry(view: View, wanted: Callable[[segment_file.Cut], bool], low: in
         if wanted(segment_file.Cut(segment.stop, segment.end, segment.rows, segment.newest)):
             return next((cut for cut in cuts_of(view, segment) if wanted(cut)), None)
     return None
+
+
+def _slices_between(view: View, position: int, stop: int) -> Iterator[Slice]:
+    require_kept(view, position)
+    for segment in after_sequence(view.chain.kept, position):
+        if segment.start > stop:
+            return
+        yield from slices(view.stored[segment], segment, position, stop)
 
 
 def slices(stored: StoredSegment, segment: Segment, position: int, stop: int) -> Iterator[Slice]:
