@@ -76,7 +76,7 @@ bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a r
 bench-row-path: .venv/ready ## The path of a row, step by step: CPU per change (CHANGES, RUNS, OUT)
 	@$(BIN)/python -m bench.row_path
 
-bench-scale: .venv/ready ## A cluster: CPU of driver and executors, slow stores, idle tables, local[2] (PARTS, CHANGES, BEFORE)
+bench-scale: .venv/ready ## A cluster: CPU of driver and executors, slow stores, idle tables, local[2] (PARTS, CHANGES, BEFORE, RUNS)
 	@$(BIN)/python -m bench.scale.run
 
 clean: ## Stop the local servers and remove their data

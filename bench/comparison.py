@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -64,6 +65,18 @@ class Comparison:
                 ratios[name]["debezium_cpu"] = round(debezium[cpu] / max(each[cpu], 0.01), 2)
                 ratios[name]["debezium_memory"] = round(debezium[memory] / each[memory], 2)
         return ratios
+
+
+def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The median of each figure of several runs, at any depth; what is no number is that of the last run."""
+    found: dict[str, Any] = {}
+    for name, last in runs[-1].items():
+        values = [run[name] for run in runs]
+        if isinstance(last, dict):
+            found[name] = medians(values)
+        else:
+            found[name] = statistics.median(values) if isinstance(last, int | float) else last
+    return found
 
 
 def machine() -> dict[str, object]:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import cdc.log
 from bench import cpu_meter, workload
 from bench.capture.other_tools import Debezium
 from bench.capture.run import connect as connect_server
-from bench.comparison import Comparison
+from bench.comparison import Comparison, medians
 from bench.environment import Database, Workspace, benchmark_postgres, folder, workspace
 from bench.workload import TABLE
 from cdc.capture.replication.loop import CaptureLoop
@@ -191,7 +190,7 @@ def run(chosen: Sequence[str], rows: int, runs: int) -> dict[str, object]:
                 figures = _one(name, turn, space, database, rows)
                 found[name].append({**figures, "load": before})
                 print(f"{name:20} {_shown(figures)}  load {before}", flush=True)
-    settled = {name: _middle(many) for name, many in found.items()}
+    settled = {name: medians(many) for name, many in found.items()}
     return {"workload": {"rows": rows, "runs": runs}, "contenders": settled}
 
 
@@ -207,10 +206,6 @@ def _one(name: str, turn: int, space: Workspace, database: Database, rows: int) 
     worker = space.up("connect")["connect"]
     database.execute("checkpoint")
     return debezium(Debezium(database, bootstrap, worker), rows)
-
-
-def _middle(many: Sequence[Figures]) -> Figures:
-    return {figure: statistics.median(each[figure] for each in many) for figure in many[0]}
 
 
 def _shown(figures: Figures) -> str:

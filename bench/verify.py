@@ -6,7 +6,6 @@ since verify reads everything to prove it. The rate is of the whole comparison, 
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import cpu_meter
-from bench.comparison import RESULTS, machine, write
+from bench.comparison import RESULTS, machine, medians, write
 from bench.environment import Database, Workspace, benchmark_postgres, workspace
 from bench.sinks import delta_batches
 from bench.sinks.batches import TABLE
@@ -77,7 +76,7 @@ def run(names: tuple[str, ...], rows: int, runs: int) -> dict[str, object]:
         for name in names:
             with _filled(name, space, rows) as store:
                 turns = [_measured(store, space, database, rows) for _ in range(runs)]
-            stores[name] = {figure: statistics.median(turn[figure] for turn in turns) for figure in turns[0]}
+            stores[name] = medians(turns)
             print(f"{name:12} {json.dumps(stores[name])}", flush=True)
     source = [figures.pop("source_cpu_us_per_row") for figures in stores.values()]
     return {"rows": rows, "runs": runs, "machine": machine(), "stores": stores, "source_cpu_us_per_row": max(source)}

@@ -1,13 +1,13 @@
 """What a cluster carries, and what it costs: `make bench-scale` writes bench/results/scale.json.
 
-    python -m bench.scale.run        (CHANGES, KEYS, TABLES, BEFORE, PARTS, OUT from the environment)
+    python -m bench.scale.run        (CHANGES, KEYS, TABLES, BEFORE, RUNS, PARTS, OUT from the environment)
 
 `cluster`: CHANGES changes of a segment log into Redis by tasks of a standalone cluster, with the CPU of the driver
 (its Python, its JVM) and of the executors. `latency_bound`: the same into stores whose requests take 20 ms longer, with
 small requests, so that waiting is the limit and not the cores of this machine; by the number of tasks. `idle_tables`:
 a pipeline with TABLES tables, of which none changes: start, memory, CPU, beside one with ten tables. `local`: what
-`local[2]` does in this checkout and, if BEFORE names another one, there, in turns. Parts that PARTS does not name keep
-their results.
+`local[2]` does in this checkout and, if BEFORE names another one, there, RUNS times in turns: medians. Parts that PARTS
+does not name keep their results.
 """
 
 import json
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import cpu_meter
-from bench.comparison import RESULTS, machine, write
+from bench.comparison import RESULTS, machine, medians, write
 from bench.scale.cluster import ClusterEnvironment, catch_up, cluster_environment, fill_log
 from bench.scale.delay_proxy import delayed
 from bench.scale.idle_tables import idle_tables
@@ -82,20 +82,23 @@ def _bound(environment: ClusterEnvironment, store: str, port: int, tasks: int) -
 
 
 def local() -> Figures:
-    """`local[2]` here and in the checkout BEFORE, in turns."""
+    """`local[2]` here and in the checkout BEFORE, in turns: one run of a build differs from the next by a quarter."""
     checkouts = {"after": Path.cwd()}
     if before := os.environ.get("BEFORE"):
         checkouts = {"before": Path(before), **checkouts}
-    found: Figures = {}
-    for name, checkout in checkouts.items():
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "sinks.json"
-            python = checkout / ".venv" / "bin" / "python"
-            environment = {**os.environ, **_LOCAL, "OUT": str(out)}
-            command = [str(python) if python.exists() else sys.executable, "-m", "bench.sinks.run"]
-            subprocess.run(command, cwd=checkout, env=environment, check=True, timeout=3600)
-            found[name] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    turns = [{name: _local(checkout) for name, checkout in checkouts.items()} for _ in range(_number("RUNS", 3))]
+    return {name: {"runs": len(turns), **medians([turn[name] for turn in turns])} for name in checkouts}
+
+
+def _local(checkout: Path) -> Figures:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "sinks.json"
+        python = checkout / ".venv" / "bin" / "python"
+        environment = {**os.environ, **_LOCAL, "OUT": str(out)}
+        command = [str(python) if python.exists() else sys.executable, "-m", "bench.sinks.run"]
+        subprocess.run(command, cwd=checkout, env=environment, check=True, timeout=3600)
+        found: Figures = json.loads(out.read_text(encoding="utf-8"))
+        return found
 
 
 PARTS: dict[str, Callable[[], Figures]] = {

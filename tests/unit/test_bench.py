@@ -9,7 +9,7 @@ import pytest
 from bench import row_path, snapshot
 from bench.capture import run
 from bench.capture.run import Sizes
-from bench.comparison import RESULTS, Comparison
+from bench.comparison import RESULTS, Comparison, medians
 from bench.scale.delay_proxy import RequestEnd, http_request, redis_command
 from bench.sinks import delta_batches
 
@@ -105,3 +105,11 @@ def test_the_delay_proxy_finds_each_request_however_it_arrives(
             del arrived[:end]
     assert found == requests
     assert not arrived
+
+
+def test_a_run_that_was_disturbed_does_not_move_the_median_of_a_figure() -> None:
+    runs = [
+        {"cores": cores, "latency": {"p50": p50}, "at": at}
+        for cores, p50, at in ((1, 40, "a"), (9, 900, "b"), (2, 50, "c"))
+    ]
+    assert medians(runs) == {"cores": 2, "latency": {"p50": 50}, "at": "c"}
