@@ -96,9 +96,11 @@ class BatchReader:
         if until == self._after:  # a look at the log may cost a request
             return []
         found: list[Slice] = []
+        size = 0
         for piece in self._log.read(self._after, until):
             found.append(piece)
-            if sum(one.rows.nbytes for one in found) > _SMALL_BYTES:
+            size += piece.rows.nbytes
+            if size > _SMALL_BYTES:
                 return None
         return found
 
