@@ -2,7 +2,7 @@
 
     python -m bench.scale.run        (CHANGES, KEYS, TABLES, BEFORE, RUNS, PARTS, OUT from the environment)
 
-`cluster`: CHANGES changes of a segment log into Redis by tasks of a standalone cluster, with the CPU of the driver
+`cluster`: CHANGES changes of a segment log into each store by tasks of a standalone cluster, with the CPU of the driver
 (its Python, its JVM) and of the executors. `latency_bound`: the same into stores whose requests take 20 ms longer, with
 small requests, so that waiting is the limit and not the cores of this machine; by the number of tasks. `idle_tables`:
 a pipeline with TABLES tables, of which none changes: start, memory, CPU, beside one with ten tables. `local`: what
@@ -41,13 +41,22 @@ def _number(name: str, usual: int) -> int:
 
 
 def cluster() -> Figures:
-    """Where the CPU of a catch-up goes."""
-    changes, keys = _number("CHANGES", 2_000_000), _number("KEYS", 2_000_000)
+    """Where the CPU of a catch-up goes: into Redis, and beside it into each other store."""
+    found: Figures = {}
     with cluster_environment(1) as environment:
-        folder = environment.place.home / "cluster"
-        end = fill_log(folder / "state", changes, keys)
-        section = {"kind": "redis", "name": "redis", "url": environment.servers["redis"].address}
-        return {"store": "redis", **catch_up(environment, folder, section, 2, end).figures()}
+        for store in ("redis", "delta", "opensearch"):
+            folder = environment.place.home / f"cluster-{store}"
+            end = fill_log(folder / "state", _number("CHANGES", 2_000_000), _number("KEYS", 2_000_000))
+            sections: dict[str, Figures] = {
+                "redis": {"url": environment.servers["redis"].address},
+                "opensearch": {"url": environment.servers["opensearch"].address, "replicas": 0},
+                "delta": {"path": str(folder / "lake")},
+            }
+            section = {"kind": store, "name": store, **sections[store]}
+            found[store] = catch_up(environment, folder, section, 2, end).figures()
+            print(store, found[store], flush=True)
+            _remove(folder)
+    return {"store": "redis", **found.pop("redis"), "others": found}
 
 
 def latency_bound() -> Figures:
@@ -77,8 +86,12 @@ def _bound(environment: ClusterEnvironment, store: str, port: int, tasks: int) -
     }[store]
     section = {"kind": store, "name": store, **own, "max_batch_changes": batch}
     run = catch_up(environment, folder, section, tasks, end)
-    shutil.rmtree(folder, ignore_errors=True)  # the JVM removes its own files at the same time
+    _remove(folder)
     return run.rate
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # the JVM removes its own files at the same time
 
 
 def local() -> Figures:
