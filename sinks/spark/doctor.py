@@ -31,6 +31,15 @@ _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 _CONNECT_SECONDS = 5.0
 _EXECUTOR_SECONDS = 60.0
 """A container on a busy cluster takes tens of seconds to start."""
+_NO_LOG = """\
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+appender.none.type = Null
+appender.none.name = none
+logger.spark.name = org.apache.spark
+logger.spark.level = off
+"""
+"""The appender is for Spark: it replaces a configuration without one by its own, which writes warnings."""
 _SHARE = (
     "Mount it at the same path on every machine that runs executors and let their user use it, "
     "or keep it where all can reach it: log.kind kafka, an object store's URI as the sink's path."
@@ -103,8 +112,9 @@ def _executors(settings: Settings) -> Iterator[Finding]:
             driver = session.sparkContext.getConf().get("spark.driver.host")
             message = f"no executor registered within {_EXECUTOR_SECONDS:.0f} s"
             remedy = (
-                f"Look at the cluster's page for free cores and memory, and let executors reach the driver at {driver}"
-                " (spark.driver.host, spark.driver.port, spark.blockManager.port)."
+                "Look at the cluster's page for free cores and memory: this pipeline, if it runs, may have them all."
+                f" Let executors reach the driver at {driver}"
+                " (spark.driver.host, spark.driver.port, spark.driver.blockManager.port)."
             )
             yield _fail("spark.executors", master, message, remedy)
             return
@@ -131,8 +141,7 @@ def _session(settings: Settings) -> "Iterator[SparkSession]":
 def _quiet(folder: str, spark: SparkSettings) -> str:
     """JVM options without Spark's own log: a wrong secret would show a hundred lines of stack traces."""
     logging = Path(folder) / "quiet.properties"
-    levels = ("rootLogger.level = off", "logger.spark.name = org.apache.spark", "logger.spark.level = off")
-    logging.write_text("\n".join(levels) + "\n", encoding="ascii")
+    logging.write_text(_NO_LOG, encoding="ascii")
     return f"{spark.conf.get(_OPTIONS, '')} -Dlog4j2.configurationFile={logging}".strip()
 
 

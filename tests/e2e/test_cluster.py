@@ -10,7 +10,7 @@ import yaml
 from tests.e2e.test_pipeline import customers_at_work
 from tests.fix_cluster import KafkaCluster, SparkCluster
 from tests.fix_pipeline import Pipeline
-from tests.fix_processes import wait_until
+from tests.fix_processes import RunProgram, wait_until
 from tests.fix_s3 import S3Server
 from tests.fix_servers import unique
 
@@ -41,6 +41,15 @@ def spread_pipeline(
     pipeline.config.write_text(yaml.safe_dump(sections), encoding="utf-8")
     pipeline.reopen()
     return pipeline
+
+
+def test_doctor_prints_what_it_finds_on_a_cluster_and_nothing_of_sparks_own_log(
+    spread_pipeline: Pipeline, run_program: RunProgram
+) -> None:
+    doctor = run_program("-m", "cdc.cli.main", "doctor", "--config", str(spread_pipeline.config))
+    assert doctor.wait(180) == 0, doctor.said()
+    assert "executor(s) ran a task" in doctor.said()
+    assert "WARN " not in doctor.said()
 
 
 def test_worker_broker_s3_server_driver_and_master_are_killed_in_turn_and_the_stores_end_equal(
