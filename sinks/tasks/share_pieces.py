@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from io import BufferedRandom
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -25,14 +25,9 @@ def pieces(changes: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
     """The changes in pieces of about `size` bytes. More than one piece are divided by the hash of the key, on disk: the
     changes of a key may be anywhere in a transaction that is too large for memory."""
     read = _of_size(changes, size)
-    first = next(read, None)
-    if first is None:
-        return
-    second = next(read, None)
-    if second is None:
-        yield first
-    else:
-        yield from _divided(chain([first, second], read), size)
+    begin = list(islice(read, 2))
+    # no generator: its frame would keep these two in memory until the last piece is applied
+    return iter(begin) if len(begin) < 2 else _divided(chain(begin, read), size)
 
 
 def _of_size(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
