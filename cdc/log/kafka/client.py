@@ -135,10 +135,17 @@ def _producer(settings: KafkaConnectionSettings, **options: Option) -> Producer:
 
 
 def check_brokers(settings: KafkaConnectionSettings, seconds: float) -> None:
-    """Log in to a broker within that time. Raises LogError if a broker refuses, LogLost if none answers."""
+    """Log in to a broker within that time. Raises LogError if a broker refuses, LogLost if none answers.
+
+    The client is not an idempotent one: that asks for a producer id, and a user who may log in but lacks that right
+    would fail with a fatal error whenever the client is closed after the answer has come.
+    """
     errors: list[KafkaError] = []
     deadline = time.monotonic() + seconds
-    with closing(_producer(settings, error_cb=errors.append)) as client:
+    options = {**settings.options(), "error_cb": errors.append, "enable.idempotence": False}
+    with _checking_options("producer"):
+        producer = Producer(options, logger=_quiet)
+    with closing(producer) as client:
         while time.monotonic() < deadline:
             with suppress(KafkaException):
                 client.list_topics(timeout=min(1.0, seconds))

@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from confluent_kafka import Producer
 from cryptography.hazmat.primitives import serialization
 from kafka import KafkaAdminClient
 from kafka.admin import (
@@ -41,11 +43,11 @@ from tests.scenes.kafka_rows import batch, writer
 
 pytestmark = pytest.mark.kafka
 
-ADMIN, WRITER, READER = "admin-7c1f9a", "writer-2b8e4d", "reader-9d3a6c"
+ADMIN, WRITER, READER, GUEST = "admin-7c1f9a", "writer-2b8e4d", "reader-9d3a6c", "guest-4e8b1d"
 """Users, and their passwords alike: markers to look for where none may be."""
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 _USERS = f'{_PLAIN} username="{ADMIN}" password="{ADMIN}" ' + " ".join(
-    f'user_{name}="{name}"' for name in (ADMIN, WRITER, READER)
+    f'user_{name}="{name}"' for name in (ADMIN, WRITER, READER, GUEST)
 )
 SASL = {
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:SASL_PLAINTEXT",
@@ -237,6 +239,14 @@ def administrator(server: LocalServer, prefix: str) -> KafkaAdminClient:
     return KafkaAdminClient(**sasl(server, prefix, ADMIN).python_options(30))
 
 
+class LateClosed(Producer):
+    """Closed only when every answer to what it asked for at its start has come."""
+
+    def close(self) -> bool:
+        time.sleep(0.2)
+        return super().close()
+
+
 def test_the_documented_rights_are_enough_and_needed(guarded: LocalServer, topic_prefix: str, tmp_path: Path) -> None:
     own, theirs = sasl(guarded, topic_prefix, WRITER), sasl(guarded, topic_prefix, READER)
     with pytest.raises(LogError, match="refused") as caught:
@@ -256,6 +266,13 @@ def test_the_documented_rights_are_enough_and_needed(guarded: LocalServer, topic
     with pytest.raises(LogError, match="refused"):
         writer(theirs, tmp_path)
     admin.close()
+
+
+def test_a_login_without_rights_is_a_login(
+    guarded: LocalServer, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.log.kafka.client.Producer", LateClosed)
+    check_brokers(sasl(guarded, topic_prefix, GUEST), 30)
 
 
 def test_a_wrong_password_is_named_and_never_shown(guarded: LocalServer, topic_prefix: str) -> None:
