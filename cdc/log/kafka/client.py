@@ -5,7 +5,7 @@ The only module that knows librdkafka's error codes. Administrative requests are
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 
@@ -95,7 +95,7 @@ class Cluster:
 
     def producer(self, **options: Option) -> Producer:
         """A producer that acknowledges durable messages only and whose retries neither repeat nor reorder messages."""
-        return _producer(self.settings, **options)
+        return _producer(self.settings, {**options, "acks": "all", "enable.idempotence": True})
 
     def consumer(self, **options: str | int | float | bool) -> Consumer:
         """A consumer that sees committed messages only and raises an error rather than skip lost ones."""
@@ -128,10 +128,9 @@ class Cluster:
             raise LogLost(f"Kafka did not acknowledge a message to {topic}.", "Check the brokers.")
 
 
-def _producer(settings: KafkaConnectionSettings, **options: Option) -> Producer:
-    fixed = {"acks": "all", "enable.idempotence": True}
+def _producer(settings: KafkaConnectionSettings, options: Mapping[str, Option]) -> Producer:
     with _checking_options("producer"):
-        return Producer({**settings.options(), **options, **fixed}, logger=_quiet)
+        return Producer({**settings.options(), **options}, logger=_quiet)
 
 
 def check_brokers(settings: KafkaConnectionSettings, seconds: float) -> None:
@@ -142,10 +141,7 @@ def check_brokers(settings: KafkaConnectionSettings, seconds: float) -> None:
     """
     errors: list[KafkaError] = []
     deadline = time.monotonic() + seconds
-    options = {**settings.options(), "error_cb": errors.append, "enable.idempotence": False}
-    with _checking_options("producer"):
-        producer = Producer(options, logger=_quiet)
-    with closing(producer) as client:
+    with closing(_producer(settings, {"error_cb": errors.append, "enable.idempotence": False})) as client:
         while time.monotonic() < deadline:
             with suppress(KafkaException):
                 client.list_topics(timeout=min(1.0, seconds))
