@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, ViewWaits
 from cdc.model import Column, ForeignKey, TableId, TableSchema
 
 
@@ -14,10 +14,15 @@ class Catalog:
 
     schemas: Mapping[TableId, TableSchema]
     foreign_keys: tuple[ForeignKey, ...] = ()
+    expected: frozenset[TableId] = frozenset()
+    """Tables that are to be captured, also those whose schema is not known yet."""
 
     def schema(self, table: TableId, place: str) -> TableSchema:
-        """The schema of a captured table. Raises ConfigError, which names the place."""
+        """The schema of a captured table. Raises ConfigError, which names the place; ViewWaits if the table is to be
+        captured, and capture has not described it yet."""
         found = self.schemas.get(table)
+        if found is None and table in self.expected:
+            raise ViewWaits(f"{place}: table {table} is not in the log yet.", "It is there once capture has started.")
         if found is None:
             raise ConfigError(
                 f"{place}: table {table} is not captured{_near(str(table), map(str, self.schemas))}",

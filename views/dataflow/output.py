@@ -20,7 +20,7 @@ class Output:
     """A view's rows by key."""
 
     def __init__(self, view: TableId) -> None:
-        self._view = view
+        self.view = view
         self.rows = StateTable(pa.schema([(ID, pa.string()), (AT, pa.int64()), *OUTPUT]))
 
     @property
@@ -32,14 +32,14 @@ class Output:
         """The changes of the view, rows of LOG_SCHEMA, one for each key. The state has them afterwards."""
         delta = net(delta)
         self.rows.put(delta.column(ID), delta.column(ID), delta.column(SIGN).to_numpy() > 0, delta)
-        return changes(self._view, delta)
+        return changes(self.view, delta)
 
     def all_rows(self) -> Iterator[pa.Table]:
         """Every row as a change of LOG_SCHEMA, in pieces: what a store that has nothing yet needs."""
         for rows in self.rows.scan():
             signs = pa.array(np.ones(rows.num_rows, np.int8))
             delta = pa.table([rows.column(ID), signs, rows.column(AT), rows.column(ROW)], delta_schema(OUTPUT))
-            yield changes(self._view, delta, snapshot=True)
+            yield changes(self.view, delta, snapshot=True)
 
 
 def changes(view: TableId, delta: pa.Table, *, snapshot: bool = False) -> pa.Table:
