@@ -122,11 +122,18 @@ def _part(
         if name in shown or name in [known for known, _, _ in children]:
             raise ConfigError(f"{inner}: {table} has another member {name}.", "Give it another `name`.")
         child = _part(item.table, item.columns, item.include, catalog, inner)
-        if item.order_by:
-            catalog.column(item.table, item.order_by, inner)
-            child = replace(child, order_by=item.order_by)
-        children.append((name, _match(table, item, catalog, inner), child))
+        match = _match(table, item, catalog, inner)
+        children.append((name, match, replace(child, order_by=_order(item, match, child, catalog, inner))))
     return _Part(table, shown, catalog.key(table, place), tuple(children))
+
+
+def _order(item: IncludeSettings, match: _Match, child: _Part, catalog: Catalog, place: str) -> str:
+    """The column that orders the array: of the key, the first one that differs within an array."""
+    if item.order_by:
+        catalog.column(item.table, item.order_by, place)
+        return item.order_by
+    own = () if match.link else match.own
+    return next((name for name in child.key if name not in own), child.key[0])
 
 
 def _match(outer: TableId, item: IncludeSettings, catalog: Catalog, place: str) -> _Match:
@@ -235,8 +242,7 @@ def _branch(steps: _Steps, part: _Part, path: str, need: Sequence[str]) -> int:
         at = steps.add(f"{inner} in {path}", joined, [at, len(steps.inputs) + len(steps.nodes) - 1], text)
         held = joined.schema
         members.append(Member(name, f"_member{number}", "[]" if match.many else "null"))
-    order = part.order_by or (part.key[0] if len(part.key) == 1 else "")
-    numbers = ((ORDER, order),) if order else ()
+    numbers = ((ORDER, part.order_by or part.key[0]),)
     document = Selected(tuple(dict.fromkeys(need)), objects=((ITEM, tuple(members)),), numbers=numbers)
     return steps.add(f"{path} document", document, [at], f"{part.table} as a JSON object")
 
@@ -272,8 +278,7 @@ def _sql(part: _Part, need: Sequence[str]) -> str:
     members = [f"{_literal(quote(name) + ':')} || coalesce(t.{_quoted(name)}, 'null')" for name in part.columns]
     for name, match, child in part.children:
         members.append(f"{_literal(quote(name) + ':')} || {_member_sql(match, child)}")
-    order = part.order_by or (part.key[0] if len(part.key) == 1 else "")
-    number = f"coalesce(try_cast(t.{_quoted(order)} as double), 0)" if order else "0"
+    number = f"coalesce(try_cast(t.{_quoted(part.order_by or part.key[0])} as double), 0)"
     columns = "".join(f", t.{_quoted(name)}" for name in dict.fromkeys(need))
     body = " || ',' || ".join(members)
     return f"""select t."_id", '{{' || {body} || '}}' as "_doc", {number} as "_order"{columns} from {_quoted(str(part.table))} t"""

@@ -101,7 +101,8 @@ class ViewEngine:
         self._parts: Iterator[tuple[pa.Table, Mark]] = iter(())
         self._answering: tuple[str, str] | None = None
         self._saved = self._looked = time.monotonic()
-        self._dirty = False
+        self._dirty = self._computing = False
+        """Whether there is something to save; whether the state has a part of a batch, as after an error."""
         self._noted = time.monotonic(), self._reached
         self._log.commit(self._consumer, self._reached, self._kept)
         self._note()
@@ -169,9 +170,10 @@ class ViewEngine:
 
     def _compute(self, rows: pa.Table, position: Offset, reached: Lsn) -> None:
         self._check_schemas(rows)
+        self._computing = True
         changes = stamped(self._graph.step(rows), rows)
         failpoint.reached("views.after_step")
-        self._position, self._reached, self._dirty = position, reached, True
+        self._position, self._reached, self._dirty, self._computing = position, reached, True, False
         if changes.num_rows and self._live and self._until is None:
             self._hand_over(changes, Mark(position, reached, self._plan.definition, self._emission))
 
@@ -259,7 +261,7 @@ class ViewEngine:
 
     def _save(self) -> bool:
         """Make a checkpoint, unless some output is still on its way to the log."""
-        if not self._dirty or self._until is not None or (self._live and self._folder.mark() != self._put):
+        if not self._dirty or self._computing or self._until is not None or (self._live and self._folder.mark() != self._put):
             return False
         facts = {"offset": self._position, "lsn": str(self._reached), "mark": self._put if self._live else ""}
         checkpoint.save(self._state, self._graph.tables, facts)
