@@ -54,7 +54,7 @@ def complete_table(context: typer.Context, incomplete: str) -> list[str]:
 
 def _tables(context: typer.Context) -> list[str]:
     settings = _settings(context)
-    return [str(table.name) for table in settings.source.tables] if settings else []
+    return [str(table) for table in settings.tables] if settings else []
 
 
 def _settings(context: typer.Context) -> "Settings | None":

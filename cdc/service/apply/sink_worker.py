@@ -228,9 +228,9 @@ class SinkWorker:
 
 
 def requests_of(settings: Settings, sink: SinkSettings, paused: Paused) -> TableRequests:
-    """What is requested of a sink's tables. A table that left the source does not belong to the sink any more."""
-    captured = {table.name for table in settings.source.tables}
-    tables = frozenset(table for table in settings.tables_of(sink) if not captured or table in captured)
+    """What is requested of a sink's tables. A table that left the pipeline does not belong to the sink any more."""
+    known = set(settings.tables) if settings.captured else set()
+    tables = frozenset(table for table in settings.tables_of(sink) if not known or table in known)
     paused_tables = frozenset(table for table in map(TableId.parse, paused.tables) if not tables or table in tables)
     skipped = frozenset(map(TableId.parse, paused.skipped.get(sink.name, ())))
     return TableRequests(tables, paused_tables, skipped, paused.resumed)

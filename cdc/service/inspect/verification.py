@@ -26,7 +26,7 @@ def differences(
     for chosen in chosen_sinks(settings, sinks):
         with closing(registry.open_sink(chosen, SinkContext(settings.state))) as store:
             for captured in _tables(settings, chosen, tables):
-                wait = partial(positions.wait_for, chosen.name, timeout)
+                wait = partial(positions.wait_for, chosen.name, captured.name, timeout)
                 report = _TableProgress(chosen.name, captured.name, show).report
                 yield verify_table(settings.source, captured, store, wait, report=report)
 

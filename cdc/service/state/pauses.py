@@ -96,7 +96,7 @@ def _sinks(settings: Settings, now: Paused) -> set[str]:
 
 
 def _table(settings: Settings, target: str, now: Paused) -> str:
-    known = {str(table.name) for table in settings.source.tables}
+    known = set(map(str, settings.tables))
     try:
         name = str(TableId.parse(target))
     except ValueError:
