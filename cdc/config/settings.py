@@ -293,6 +293,12 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _views_have_a_log_of_their_own(self) -> "Settings":
+        if self.views and self.log.kind == "debezium":
+            raise ValueError("views: a log of kind debezium is written by a connector, and views write to the log")
+        return self
+
+    @model_validator(mode="after")
     def _views_of_sinks_exist(self) -> "Settings":
         known = {view.table for view in self.views}
         for sink in self.sinks:

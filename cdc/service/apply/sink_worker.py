@@ -14,7 +14,7 @@ from cdc.ports import Consumer, LogReader
 from cdc.service.apply.driver import applier_of, stop_aware
 from cdc.service.apply.held_back_tables import HeldBackTables, TableRequests
 from cdc.service.apply.lost_tables import LostTables
-from cdc.service.apply.refill import SourceRefill
+from cdc.service.apply.refill import TableRefill, emitted_again
 from cdc.service.apply.reselect import SourceRows
 from cdc.service.apply.runner import SinkRunner
 from cdc.service.state import status
@@ -55,8 +55,8 @@ class SinkWorker:
         self._gap = GapFile(settings, sink, log)  # before the query registers the sink as a consumer
         context = SinkContext(settings.state, spark, stop_aware(self.stop))
         self._rows = SourceRows(settings.source)
-        refill = SourceRefill(settings)
-        self._losses = LostTables(settings, sink, log, refill.request)
+        refill = TableRefill(settings, log)
+        self._losses = LostTables(settings, sink, log, refill)
         self._losses.follow(requests)
         self._on_cluster = settings.spark.on_cluster
         self.applier = applier_of(
@@ -186,7 +186,7 @@ class SinkWorker:
             "held": _names(tables.paused_now() & self._requests.paused),
             "tables_waiting": waiting,
             "tables_skipped": _names(tables.skipped_now()),
-            "tables_refilling": {str(table): _refilling(table, one) for table, one in skipped if one.refill},
+            "tables_refilling": {str(table): self._refilling(table, one) for table, one in skipped if one.refill},
         }
 
     # -- in a thread of its own
@@ -219,12 +219,20 @@ class SinkWorker:
         self._end_refills()
 
     def _end_refills(self) -> None:
-        """Forget the skipped tables that a backfill has read again."""
+        """Forget the skipped tables whose rows are complete again."""
         refilling = {table: one for table, one in self._held_back.skipped.all().items() if one.refill}
         capture = status.read(self._state, "capture") if refilling else {}
         for table, one in refilling.items():
-            if one.emptied and one.refilled(table, capture):
+            view = table in self._requests.views
+            if one.emptied and (emitted_again(self._state, table) if view else one.refilled(table, capture)):
                 self._held_back.skipped.remove(table)
+
+    def _refilling(self, table: TableId, one: Skipped) -> dict[str, str]:
+        lacks = f"lacks rows of {table}, which was skipped, until"
+        if table in self._requests.views:
+            return {"message": f"{lacks} the view has handed them over again", "remedy": "See: millrace view list"}
+        remedy = f"See: millrace backfill (to request it again: millrace backfill {table})"
+        return {"message": f"{lacks} backfill {one.refill} has ended", "remedy": remedy}
 
 
 def requests_of(settings: Settings, sink: SinkSettings, paused: Paused) -> TableRequests:
@@ -233,13 +241,9 @@ def requests_of(settings: Settings, sink: SinkSettings, paused: Paused) -> Table
     tables = frozenset(table for table in settings.tables_of(sink) if not known or table in known)
     paused_tables = frozenset(table for table in map(TableId.parse, paused.tables) if not tables or table in tables)
     skipped = frozenset(map(TableId.parse, paused.skipped.get(sink.name, ())))
-    return TableRequests(tables, paused_tables, skipped, paused.resumed)
+    views = frozenset(view.table for view in settings.views)
+    return TableRequests(tables, paused_tables, skipped, views, paused.resumed)
 
 
 def _names(tables: Iterable[TableId]) -> list[str]:
     return sorted(map(str, tables))
-
-
-def _refilling(table: TableId, one: Skipped) -> dict[str, str]:
-    message = f"lacks rows of {table}, which was skipped, until backfill {one.refill} has ended"
-    return {"message": message, "remedy": f"See: millrace backfill (to request it again: millrace backfill {table})"}
