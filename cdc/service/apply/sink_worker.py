@@ -26,6 +26,7 @@ from sinks.apply.errors import Stopped, TableLost
 from sinks.context import SinkContext
 from sinks.spark.query import SinkQuery
 from sinks.spark.shared_query import SharedQuerySink
+from views.dropped import dropped_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -236,9 +237,12 @@ class SinkWorker:
 
 
 def requests_of(settings: Settings, sink: SinkSettings, paused: Paused) -> TableRequests:
-    """What is requested of a sink's tables. A table that left the pipeline does not belong to the sink any more."""
+    """What is requested of a sink's tables. A table that left the pipeline does not belong to the sink any more, but
+    the truncate of a view that was dropped does."""
     known = set(settings.tables) if settings.captured else set()
     tables = frozenset(table for table in settings.tables_of(sink) if not known or table in known)
+    if tables and not sink.tables:
+        tables |= dropped_tables(settings.state)
     paused_tables = frozenset(table for table in map(TableId.parse, paused.tables) if not tables or table in tables)
     skipped = frozenset(map(TableId.parse, paused.skipped.get(sink.name, ())))
     views = frozenset(view.table for view in settings.views)

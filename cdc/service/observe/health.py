@@ -59,7 +59,7 @@ def _views(capture: Facts, views: Facts, names: tuple[str, ...], now: datetime) 
         if error:
             again = " It is tried again automatically." if error.get("transient") else ""
             yield Reason(f"view {name}", f"failed: {error.get('message')}", f"{error.get('remedy', '')}{again}".strip())
-        elif state != "live":
+        elif state not in ("live", "dropped"):
             yield Reason(f"view {name}", str(facts.get("message") or f"is {state}"), "See: millrace view list")
 
 

@@ -33,7 +33,7 @@ class Positions:
         self._reader = reader or open_log(settings)
         self._sinks = {sink.name: settings.tables_of(sink) for sink in settings.sinks}
         self._dead_letters = DeadLetterCounts(settings.state, self._sinks)
-        self.views = ViewPositions(settings.views)
+        self.views = ViewPositions(settings.views, settings.state)
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
         """These sinks, or all if none is named; raises ConfigError for a name that does not exist."""
