@@ -75,7 +75,7 @@ def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
     """
     from cdc.service.daemon.process import settings_from
 
-    lags, trouble = _lags(settings_from(config))
+    lags, trouble = lags_now(settings_from(config))
     if as_json:
         by_table: dict[str, dict[str, object]] = {}
         for (sink, table), one in lags.tables.items():
@@ -105,7 +105,7 @@ def _exit_if_stale(trouble: LogLost | None) -> None:
         raise typer.Exit(1)
 
 
-def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
+def lags_now(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     """The lags now, from a single observation."""
     from cdc.service.observe.lag import LagInputs, Lags
     from cdc.service.observe.positions import known_positions
