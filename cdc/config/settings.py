@@ -266,6 +266,7 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings)
     sinks: tuple[SinkSettings, ...] = ()
     views: tuple[ViewSettings, ...] = ()
+    """Tables derived from captured tables: each with a kind and a name."""
     http: HttpSettings = Field(default_factory=HttpSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
