@@ -4,7 +4,9 @@ Each kind of log or sink extends LogSettings or SinkSettings in its own module. 
 settings from YAML and the environment.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -248,6 +250,8 @@ class BudgetSettings(Section):
     paused."""
     capture_memory_mb: float = Field(2048.0, ge=0)
     """Resident memory above which the capture process is restarted; 0: no limit."""
+    views_memory_mb: float = Field(0.0, ge=0)
+    """Resident memory above which the views process is restarted; 0: no limit."""
     apply_memory_mb: float = Field(0.0, ge=0)
     """Resident memory above which the apply process is restarted, with Spark's JVM and workers; 0: no limit. Set it at
     least 1.5 GB above spark.memory."""
@@ -262,13 +266,19 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings)
     sinks: tuple[SinkSettings, ...] = ()
     views: tuple[ViewSettings, ...] = ()
+    """Tables derived from captured tables: each with a kind and a name."""
     http: HttpSettings = Field(default_factory=HttpSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
 
     def tables_of(self, sink: SinkSettings) -> tuple[TableId, ...]:
         """The tables of a sink, views included: those it names, else all."""
-        return tuple(sink.tables) or (*self.captured, *(view.table for view in self.views))
+        return tuple(sink.tables) or self.tables
+
+    @property
+    def tables(self) -> tuple[TableId, ...]:
+        """Every table of the pipeline: the captured ones and those of views."""
+        return (*self.captured, *(view.table for view in self.views))
 
     @property
     def captured(self) -> tuple[TableId, ...]:
@@ -284,6 +294,23 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _views_have_a_log_of_their_own(self) -> "Settings":
+        if self.views and self.log.kind == "debezium":
+            raise ValueError("views: a log of kind debezium is written by a connector, and views write to the log")
+        return self
+
+    @model_validator(mode="after")
+    def _views_of_sinks_exist(self) -> "Settings":
+        known = {view.table for view in self.views}
+        for sink in self.sinks:
+            for table in sink.tables:
+                if table.schema == VIEW_SCHEMA and table not in {*known, *self.captured}:
+                    raise ValueError(
+                        f"sink {sink.name} names {table}, which is no view of this pipeline{_near(table, known)}"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _view_schema_is_free(self) -> "Settings":
         taken = [str(table) for table in self.captured if table.schema == VIEW_SCHEMA and self.views]
         if taken:
@@ -291,6 +318,11 @@ class Settings(Section):
                 f"{taken[0]} is in schema {VIEW_SCHEMA}, which is reserved for views; it cannot be captured"
             )
         return self
+
+
+def _near(table: TableId, known: Iterable[TableId]) -> str:
+    close = difflib.get_close_matches(str(table), list(map(str, known)), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def redacted(value: object) -> object:

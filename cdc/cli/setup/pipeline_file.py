@@ -79,11 +79,13 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 
     settings = settings_from(config)
     _check_runnable(settings, config)
+    tables, sinks = len(settings.source.tables), [sink.name for sink in settings.sinks]
+    views = [view.name for view in settings.views]
     if as_json:
-        print_json({"valid": True, "tables": len(settings.source.tables), "sinks": [s.name for s in settings.sinks]})
+        print_json({"valid": True, "tables": tables, "views": views, "sinks": sinks})
     else:
-        sinks = ", ".join(sink.name for sink in settings.sinks) or "none"
-        OUT.print(f"{config} is valid: {len(settings.source.tables)} table(s), sinks: {sinks}.", markup=False)
+        derived = f"views: {', '.join(views)}, " if views else ""
+        OUT.print(f"{config} is valid: {tables} table(s), {derived}sinks: {', '.join(sinks) or 'none'}.", markup=False)
 
 
 def _check_runnable(settings: Settings, config: Path) -> None:

@@ -21,12 +21,12 @@ Show = Callable[[dict[str, Any]], None]
 def differences(
     settings: Settings, sinks: Sequence[str], tables: Sequence[str], timeout: float, show: Show = lambda facts: None
 ) -> Iterator[Differences]:
-    """The result for every table of every chosen sink, one after the other."""
+    """The result for every captured table of every chosen sink, one after the other; views are left out."""
     positions = Positions(settings)
     for chosen in chosen_sinks(settings, sinks):
         with closing(registry.open_sink(chosen, SinkContext(settings.state))) as store:
             for captured in _tables(settings, chosen, tables):
-                wait = partial(positions.wait_for, chosen.name, timeout)
+                wait = partial(positions.wait_for, chosen.name, captured.name, timeout)
                 report = _TableProgress(chosen.name, captured.name, show).report
                 yield verify_table(settings.source, captured, store, wait, report=report)
 
@@ -63,7 +63,13 @@ def chosen_sinks(settings: Settings, names: Sequence[str]) -> list[SinkSettings]
 
 def _tables(settings: Settings, sink: SinkSettings, asked: Sequence[str]) -> list[TableSettings]:
     known = {table.name: table for table in settings.source.tables}
+    views = {view.table for view in settings.views}
     for name in map(parsed_table, asked):
+        if name in views:
+            raise ConfigError(
+                f"{name} is a view: verify compares the stores with Postgres, which does not have its rows.",
+                "Leave it out.",
+            )
         if name not in known:
             raise ConfigError(f"Table {name} is not captured.", f"Tables: {', '.join(map(str, known))}.")
     wanted = set(map(parsed_table, asked)) or set(known)
