@@ -1,7 +1,7 @@
 """Named expressions and a condition, compiled for columns of known types and evaluated over Arrow tables by DuckDB."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -54,23 +54,28 @@ class Program:
         the program's. Raises ExpressionFailed if an expression has no value for some row."""
         passed = [name for name in rows.column_names if name not in self.columns and name not in self.types]
         try:
-            return self._run(rows, passed, [_output(one) for _, one in self._select.values()], self._condition())
+            outputs = [_output(one) for _, one in self._select.values()]
+            return self._run(rows, passed, outputs, self._condition()).rename_columns([*self._select, *passed])
         except duckdb.Error:
             failed = self.run_each(rows).failed
             reason = next(iter(failed.values()), "the condition has no value for a row")
             raise ExpressionFailed(reason, "Change the expression, or the row in the source.") from None
 
-    def run_each(self, rows: pa.Table) -> Evaluated:
-        """The values of every row, whether it meets the condition or not, and the rows for which there are none."""
-        outputs = [_output(one) for _, one in self._select.values()]
+    def run_each(self, rows: pa.Table, only: Collection[str] | None = None) -> Evaluated:
+        """The values of every row, whether it meets the condition or not, and the rows for which there are none.
+
+        `only` names the expressions to evaluate. A row with several failures has the reason of the first.
+        """
+        select = {name: one for name, one in self._select.items() if only is None or name in only}
+        outputs = [_output(one) for _, one in select.values()]
         try:
-            return Evaluated(self._run(rows, [], outputs, ""), {})
+            return Evaluated(self._run(rows, [], outputs, "").rename_columns(list(select)), {})
         except duckdb.Error:
             tried = self._run(rows, [], [f"TRY({{'value': {output}}})" for output in outputs], "")
         failed: dict[int, str] = {}
         values: dict[str, AnyArray] = {}
-        for name, (expression, one) in self._select.items():
-            wrapped: AnyArray = tried[name].combine_chunks()
+        for column, (name, (expression, one)) in zip(tried.columns, select.items(), strict=True):
+            wrapped: AnyArray = column.combine_chunks()
             for number in np.flatnonzero(wrapped.is_null().to_numpy(zero_copy_only=False)).tolist():
                 if number not in failed:
                     failed[number] = f"{expression.place}: {self._failure(rows.slice(number, 1), one)}"
@@ -92,11 +97,11 @@ class Program:
             self._connection.register(_ROWS, pa.table(given) if given else pa.table({"none": pa.nulls(rows.num_rows)}))
             found: pa.Table = self._connection.sql(query).to_arrow_table()
             self._connection.unregister(_ROWS)
-        return found.rename_columns([*self._select, *passed]) if selected else found.select([])
+        return found if selected else found.select([])
 
     def _failure(self, row: pa.Table, one: Translated) -> str:
         try:
-            self._run(row, [], [_output(one)] * len(self._select), "")
+            self._run(row, [], [_output(one)], "")
         except duckdb.OutOfRangeException:
             return "a number is out of range"
         except duckdb.ConversionException:

@@ -14,6 +14,7 @@ from cdc.arrays import AnyArray
 from cdc.expressions import engine
 from cdc.expressions.column_types import NUMERIC, duckdb_name, is_opaque
 from cdc.json_text import typed as json_objects
+from cdc.json_text.columns import RawColumn
 from cdc.json_text.quoted import all_quoted
 from cdc.json_text.typed import Typed, ValueForm
 
@@ -55,6 +56,12 @@ def typed(images: AnyArray, columns: Mapping[str, str]) -> pa.Table:
 def typed_or_misfits(images: AnyArray, columns: Mapping[str, str]) -> Typed:
     """JSON objects as columns of these types, and the rows that have a value that does not fit."""
     return json_objects.typed({name: (arrow_type(type_), _form(type_)) for name, type_ in columns.items()}, images)
+
+
+def typed_members(raw: Mapping[str, RawColumn], count: int, columns: Mapping[str, str]) -> Typed:
+    """The same for objects whose members are known already."""
+    wanted = {name: (arrow_type(type_), _form(type_)) for name, type_ in columns.items()}
+    return json_objects.typed_members(wanted, raw, count)
 
 
 def _form(type_: str) -> ValueForm:
