@@ -348,6 +348,8 @@ class Settings(Section):
                     near = get_close_matches(str(table), captured, 1)
                     hint = f"did you mean {near[0]}?" if near else f"tables: {', '.join(sorted(captured))}"
                     raise ValueError(f"sink {sink.name!r}: shape names {table}, which is not in source.tables; {hint}")
+                if sink.target(table) in captured - {str(table)}:
+                    raise ValueError(f"sink {sink.name!r}: the target of {table} is the name of another table")
         return self
 
 

@@ -42,6 +42,11 @@ class RedisSettings(SinkSettings):
     chunk: int = Field(500, ge=1, le=3000)
     """Rows per script call. Redis serves no other client during a call."""
 
+    def templates(self) -> dict[TableId, str]:
+        """The names of the rows of single tables."""
+        targets = {table: self.template(table) for table in self.shape if self.target(table)}
+        return {**{TableId.parse(text): template for text, template in self.keys.items()}, **targets}
+
     def template(self, table: TableId) -> str:
         """The template for the names of a table's rows."""
         target = self.target(table)

@@ -291,7 +291,9 @@ def _read_suspected(scope: _Scope, overview: _Overview) -> _SourceRows:
         stored = scope.stored_schema(schema)
         blocks = [scope.sink.expected(schema, _EMPTY)]
         blocks += (_distinct(_in_groups(rows, stored, overview), stored) for rows, _ in _expected(scope, readable))
-    return _SourceRows(schema, stored, pa.concat_tables(blocks), write_message(scope.marker, "", prefix="millrace-verify"))
+    return _SourceRows(
+        schema, stored, pa.concat_tables(blocks), write_message(scope.marker, "", prefix="millrace-verify")
+    )
 
 
 def _in_groups(rows: pa.Table, schema: TableSchema, overview: _Overview) -> pa.Table:

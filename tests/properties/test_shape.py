@@ -25,16 +25,14 @@ KEYED = {
 
 
 def opened(schema: TableSchema, **shape: object) -> Sink:
-    chosen = MemorySettings(
-        name=f"memory-{uuid.uuid4().hex[:8]}", shape={schema.table: SHAPE.model_copy(update=shape)}
-    )
+    chosen = MemorySettings(name=f"memory-{uuid.uuid4().hex[:8]}", shape={schema.table: SHAPE.model_copy(update=shape)})
     sink = registry.open_sink(chosen, SinkContext(Path("unused")))
     sink.prepare(schema)
     return sink
 
 
 def rows(found: pa.Table) -> dict[str, str]:
-    return dict(zip(found["key"].to_pylist(), found["after"].to_pylist(), strict=True))
+    return {str(row["key"]): str(row["after"]) for row in found.to_pylist()}
 
 
 @pytest.mark.parametrize("keyed", sorted(KEYED))
