@@ -118,7 +118,9 @@ def compile_program(select: Mapping[str, Expression], where: Expression | None, 
     condition = (where, translate(where, inputs)) if where is not None else None
     if condition is not None and condition[1].type != "BOOLEAN":
         raise condition[0].error(
-            f"the condition is {condition[1].type.lower()}, not boolean.", "Compare it, for instance: status = 'paid'"
+            f"the condition is {condition[1].type.lower()}, not boolean.",
+            "Compare it, for instance: status = 'paid'",
+            condition[0].tree,
         )
     used = set(_columns(select, where))
     types = {name: one.type for name, (_, one) in translated.items()}

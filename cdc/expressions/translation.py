@@ -142,7 +142,7 @@ class _Translation:
         rule = _RULES.get(type(node))
         new = rule(self, node) if rule is not None else node
         if new is not node:
-            new.meta.update(node.meta)
+            new.meta.update(next((part.meta for part in node.walk(bfs=False) if "start" in part.meta), {}))
             node.replace(new)
 
     def type_of(self, node: exp.Expr) -> str:
