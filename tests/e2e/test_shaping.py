@@ -100,7 +100,7 @@ def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_
     shaped.settle()
     wait_until(lambda: state_of(shaped, "redis").get("dead_letters") == 0, 60)
     assert_equal(shaped)
-    assert "there" in millrace("why", "public.sales", "12").said()
+    assert "there" in millrace("why", "public.sales", '{"id":12}').said()
 
     shaped.database.execute("truncate refunds")
     shaped.settle()

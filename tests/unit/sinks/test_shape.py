@@ -1,14 +1,18 @@
 """The shape of a table: its columns and types, and what is refused, with and without a schema."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 from pydantic import ValidationError
 
+import cdc.log
 from cdc.capture.source.doctor import Verdict
+from cdc.config.pipeline_file import check
 from cdc.config.settings import Settings, SinkSettings, SourceSettings, TableShape
 from cdc.errors import ConfigError
 from cdc.model import Column, PgType, TableId, TableSchema
@@ -21,7 +25,7 @@ from sinks.memory import MemorySettings
 from sinks.opensearch.mapping import document_id, document_ids, id_prefix, raw_document_id
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import open_sink
+from sinks.registry import open_sink, settings_kinds
 from sinks.rows.images import STORED_ROW_MISSING
 from sinks.shape.check import examine
 from sinks.shape.columns import shaped_columns
@@ -264,6 +268,31 @@ def test_findings_name_the_sink_the_table_and_types_that_disagree_in_one_index()
         (Verdict.FAIL, "memory: public.orders"),
     ]
     assert "column price is int4 here and numeric in public.orders" in found[2].message
+
+
+SHOP = [
+    (
+        "orders",
+        "id int8! user_id int8 status text total numeric note text placed_at timestamptz updated_at timestamptz",
+    ),
+    ("order_items", "order_id int8! line int2! product_id int8 quantity int4 price numeric"),
+]
+
+
+def test_the_example_of_the_page_fits_the_shop_of_the_demo() -> None:
+    page = Path(__file__).parents[3] / "docs" / "shaping.md"
+    example = page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    example = re.sub(r"\$\{[^}]*\}", "key", example)
+    settings = check(yaml.safe_load(example), cdc.log.settings_kinds(), settings_kinds(), "the page")
+    schemas = []
+    for name, text in SHOP:
+        words = text.split()
+        columns = [
+            Column(one, PgType(0, kind.rstrip("!")), MONEY if kind == "numeric" else -1, key=kind.endswith("!"))
+            for one, kind in zip(words[::2], words[1::2], strict=True)
+        ]
+        schemas.append(TableSchema(TableId("public", name), tuple(columns)))
+    assert [one.message for one in examine(settings, schemas) if one.verdict is not Verdict.OK] == []
 
 
 @pytest.mark.parametrize(
