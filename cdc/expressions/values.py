@@ -74,7 +74,7 @@ def json_cells(column: AnyArray, type_: str) -> AnyArray:
     """The JSON text of each value of this type, null for null. Values come from `typed` or from a program."""
     values: AnyArray = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_string(values.type):
-        return _text_cells(values, type_)
+        return text_cells(values, type_)
     connection = engine.cursor()
     connection.register("given", pa.table({"x": values}))
     query = f"SELECT {_cell('x', type_)} AS cell FROM given"  # noqa: S608  SQL of this module
@@ -82,7 +82,19 @@ def json_cells(column: AnyArray, type_: str) -> AnyArray:
     return cells.cast(pa.string())
 
 
-def _text_cells(values: AnyArray, type_: str) -> AnyArray:
+def json_value(sql: str, type_: str) -> str:
+    """SQL for the JSON text of a value; for the value itself where that is a text: `text_cells` quotes it."""
+    return f"CAST({sql} AS VARCHAR)" if _is_text(type_) else _cell(f"({sql})", type_)
+
+
+def _is_text(type_: str) -> bool:
+    return type_ in (*_QUOTED, "JSON") or duckdb_name(type_) == "VARCHAR"
+
+
+def text_cells(values: AnyArray, type_: str) -> AnyArray:
+    """JSON texts of what `json_value` gives."""
+    if not _is_text(type_) and not type_.endswith("[]"):
+        return values
     if type_ == "JSON" or type_.endswith("[]"):
         return values
     if type_ == NUMERIC:

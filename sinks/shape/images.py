@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Bools, Ints
 from cdc.expressions.program import Evaluated
-from cdc.expressions.values import json_cells, typed_members
+from cdc.expressions.values import typed_members
 from cdc.json_text.columns import RawColumn
 from cdc.json_text.quoted import all_quoted
 from cdc.json_text.typed import objects
@@ -145,7 +145,7 @@ class _Part:
         wanted = {name: self.shaped_columns.types[name] for name in program.columns}
         read = typed_members(raw, len(self.rows), wanted)
         rows = pa.table(read.columns) if wanted else pa.table({"none": pa.nulls(len(self.rows))})
-        found = program.run_each(rows, possible)
+        found = program.run_each(rows, possible, as_json=True)
         used = {name for place in possible for name in expressions[place].columns}
         misfits = {row: name for row, name in read.misfits.items() if name in used}
         reasons = {row: f"column {name} has a value that is no {wanted[name].lower()}" for row, name in misfits.items()}
@@ -158,7 +158,7 @@ class _Part:
         reads = self._filter_reads()
         if WHERE not in evaluated.rows.column_names:
             return gone
-        flags: AnyArray = evaluated.rows[WHERE].combine_chunks().fill_null(False)
+        flags: AnyArray = pc.equal(evaluated.rows[WHERE].combine_chunks(), pa.scalar("true")).fill_null(False)
         gone = ~flags.to_numpy(zero_copy_only=False)
         place = self.shaped_columns.expressions[WHERE].place
         gone[[row for row, reason in evaluated.failed.items() if reason.startswith(f"{place}:")]] = False
@@ -179,8 +179,7 @@ class _Part:
 
     def _cells(self, one: ShapedColumn, raw: Mapping[str, RawColumn], evaluated: Evaluated) -> AnyArray | None:
         if one.expression:
-            type_ = self.shaped_columns.program.types[one.expression]
-            return json_cells(evaluated.rows[one.expression], type_).fill_null("null")
+            return evaluated.rows[one.expression].combine_chunks().fill_null("null")
         values = raw.get(one.source)
         if values is None:
             return None

@@ -56,7 +56,7 @@ def task_applier(
     """The applier of one of the settings' sinks; `source` has the rows of the source by their keys, to be read
     again."""
 
-    def reselect(_schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
+    def reselect(schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
         return {key: source[key] for key in keys if key in source} if source is not None else {}
 
     sink = next(sink for sink in settings.sinks if sink.name == name)
