@@ -16,6 +16,8 @@
     │   ├── LogFull               transient: no disk space; reading stops until there is some
     │   ├── LogLost               transient: the log's server does not answer
     │   ├── LogCorrupt            a segment or record that cannot be read
+    │   │   └── ChangesRemoved    retention removed changes that a reader has not read
+    │   ├── ChangeRefused         a change that a reader's options do not allow
     │   └── LogFenced             another writer took over: stop at once
     └── SinkError                 a store
         ├── Busy                  transient: retry after `retry_after` seconds
@@ -123,6 +125,14 @@ class LogLost(LogError):
 
 class LogCorrupt(LogError):
     """A part of the log cannot be read."""
+
+
+class ChangesRemoved(LogCorrupt):
+    """Retention removed changes that a reader has not read: reading on would skip them silently."""
+
+
+class ChangeRefused(LogError):
+    """A reader met a change that its options do not allow it to pass on."""
 
 
 class LogFenced(LogError):

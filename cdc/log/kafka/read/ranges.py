@@ -13,7 +13,7 @@ from dataclasses import astuple, replace
 import pyarrow as pa
 from confluent_kafka import Consumer
 
-from cdc.errors import LogCorrupt, LogError, LogLost
+from cdc.errors import ChangesRemoved, LogCorrupt, LogError, LogLost
 from cdc.log.kafka.client import CALL_SECONDS, Cluster, translate_error, translating_errors, watermarks
 from cdc.log.kafka.envelope.decode import Decoded, decode
 from cdc.log.kafka.position import KafkaPosition, TopicExtent
@@ -208,7 +208,7 @@ def _raise_if_lost(item: OffsetRange, consumer: Consumer) -> None:
     name = f"{item.topic}-{item.partition}"
     low, high = watermarks(consumer, item.topic, item.partition)
     if item.start is not None and item.start < low:
-        raise LogCorrupt(
+        raise ChangesRemoved(
             f"Retention removed offsets {item.start} to {low - 1} of {name} before they were read.",
             "Start the reader again from a snapshot (millrace resync), and raise log.retention_hours.",
         )
