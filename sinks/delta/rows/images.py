@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.arrays import AnyArray
+from cdc.arrays import AnyArray, Bools
 from cdc.json_text.columns import RawColumn, members
 from cdc.model import Column
 from sinks.delta.schema.types import ValueForm, form
@@ -23,28 +22,32 @@ NOT_AN_OBJECT = "the row image is not a JSON object"
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The columns of the images; `misfits` are the numbers of rows that must not be written, each with its reason.
+    """The columns of the images; `misfits` are the numbers of rows that must not be written, each with its reason;
+    `absent` are the rows of each column whose image lacks it.
 
     The trap: a misfit's value is null in its column, so check `misfits` before using a row.
     """
 
     columns: dict[str, AnyArray]
     misfits: dict[int, str]
+    absent: dict[str, Bools]
 
 
 def typed(columns: Mapping[Column, pa.DataType], images: AnyArray) -> Typed:
     """Read JSON objects as columns of these types. A missing member is null; so is every column of a null image."""
     raw, misfits = _objects(images)
     read: dict[str, AnyArray] = {}
+    absent: dict[str, Bools] = {}
     for column, type_ in columns.items():
         values = raw.get(column.name)
         if values is None:
-            read[column.name] = no_values(len(images), type_)
+            read[column.name], absent[column.name] = no_values(len(images), type_), np.ones(len(images), np.bool_)
             continue
+        absent[column.name] = ~values.present
         read[column.name], unfit = _column(values, type_, form(column, type_))
         for row in unfit:
             misfits.setdefault(row, f"column {column.name}: value does not fit {type_name(type_)}")
-    return Typed(read, misfits)
+    return Typed(read, misfits, absent)
 
 
 def type_name(type_: pa.DataType) -> str:
@@ -135,9 +138,9 @@ def _overflowed(texts: AnyArray, cast: AnyArray) -> list[int]:
     return [row for row in infinite.tolist() if "inf" not in str(texts[row].as_py()).lower()]
 
 
-def _flags(array: AnyArray) -> npt.NDArray[np.bool_]:
+def _flags(array: AnyArray) -> Bools:
     filled: AnyArray = array.fill_null(False)
-    flags: npt.NDArray[np.bool_] = filled.to_numpy(zero_copy_only=False)
+    flags: Bools = filled.to_numpy(zero_copy_only=False)
     return flags
 
 
