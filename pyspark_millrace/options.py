@@ -69,7 +69,6 @@ class RowRules:
 
     preimages: Preimages = Preimages.AVAILABLE
     truncates: Truncates = Truncates.FAIL
-    schema_changes: SchemaChanges = SchemaChanges.FAIL
     mode: Mode = Mode.FAILFAST
 
 
@@ -85,6 +84,7 @@ class ReadOptions:
     limit: int = 0
     partitions: int = 0
     consumer: str = ""
+    schema_changes: SchemaChanges = SchemaChanges.FAIL
     rules: RowRules = RowRules()
 
 
@@ -122,10 +122,10 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         limit=_count("maxChangesPerTrigger", given),
         partitions=_count("maxPartitions", given),
         consumer=_consumer(given.get("consumer", "")),
+        schema_changes=_choice(SchemaChanges, "schemaChanges", given, SchemaChanges.FAIL),
         rules=RowRules(
             _choice(Preimages, "preimages", given, Preimages.AVAILABLE),
             _choice(Truncates, "truncates", given, Truncates.FAIL),
-            _choice(SchemaChanges, "schemaChanges", given, SchemaChanges.FAIL),
             _choice(Mode, "mode", given, Mode.FAILFAST),
         ),
     )

@@ -15,7 +15,7 @@ from cdc.arrays import AnyArray, Bools
 from cdc.errors import ChangeRefused
 from cdc.model import Column, Lsn, Op, format_lsn
 from pyspark_millrace.columns import MISSING, TableColumns
-from pyspark_millrace.options import Mode, Preimages, RowRules, SchemaChanges, Truncates
+from pyspark_millrace.options import Mode, Preimages, RowRules, Truncates
 from sinks.delta.rows.images import typed
 
 _READ_ORDINAL, _REFILL_ORDINAL = -1, -2
@@ -37,21 +37,17 @@ class RowReader:
     columns: TableColumns
     rules: RowRules
 
-    def rows(self, changes: pa.RecordBatch, later: Mapping[int, str]) -> pa.RecordBatch:
-        """The rows of these changes, in their order. `later` says what is new in schemas after the query's own.
-
-        Raises ChangeRefused for what the rules do not allow.
-        """
-        changes = self._allowed(changes, later)
+    def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of these changes, in their order. Raises ChangeRefused for what the rules do not allow."""
+        changes = self._allowed(changes)
         expanded = _expanded(changes, self._preimages(changes))
         values, missing = self._values(expanded)
         schema = self.columns.arrow
         names = _named(missing, [column.name for column in self.columns.read]).cast(schema.field(MISSING).type)
         return pa.RecordBatch.from_arrays([*values, *_described(expanded), names], schema=schema)
 
-    def _allowed(self, changes: pa.RecordBatch, later: Mapping[int, str]) -> pa.RecordBatch:
+    def _allowed(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """Without messages and what the rules skip."""
-        self._require_known(changes, later)
         truncates, removals = _having(changes, Op.TRUNCATE), _having(changes, Op.REMOVE)
         rule = self.rules.truncates
         if rule is Truncates.FAIL:
@@ -66,14 +62,6 @@ class RowReader:
         skipped = _having(changes, Op.MESSAGE) | removals
         skipped |= truncates if rule is Truncates.SKIP else False
         return changes.filter(pa.array(~skipped)) if skipped.any() else changes
-
-    def _require_known(self, changes: pa.RecordBatch, later: Mapping[int, str]) -> None:
-        if self.rules.schema_changes is SchemaChanges.IGNORE or not later:
-            return
-        ids = changes.column("schema_id").to_numpy()
-        for number, what in later.items():
-            remedy = "Start the query again: it goes on from its checkpoint with the new columns. Or set the option"
-            self._refuse(changes, ids == number, f"has changed: {what}", f"{remedy} 'schemaChanges' to ignore.")
 
     def _preimages(self, changes: pa.RecordBatch) -> Bools:
         """The updates that get a row for the state before."""

@@ -4,7 +4,7 @@ The log's own source plans and reads (`LogStream`); here its changes become rows
 beside the driver, which open the pipeline file; tasks get neither that file nor the credentials of source and sinks.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from os import cpu_count
@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 import cdc.log
 from cdc.config.pipeline_file import load
 from cdc.config.settings import Settings
-from cdc.errors import ChangesRemoved, ConfigError
+from cdc.errors import ChangeRefused, ChangesRemoved, ConfigError
 from cdc.log.batch_size import USUAL_CHANGES
 from cdc.log.spark.source import LogStream, SparkOffset
 from cdc.log.spark_reader import SparkReader
@@ -26,7 +26,7 @@ from cdc.model import TableSchema
 from cdc.ports import Offset
 from pyspark_millrace import positions
 from pyspark_millrace.columns import TableColumns, table_columns
-from pyspark_millrace.options import ReadOptions, parse, require_batch, require_streamed
+from pyspark_millrace.options import ReadOptions, SchemaChanges, parse, require_batch, require_streamed
 from pyspark_millrace.positions import CommitRange
 from pyspark_millrace.rows import RowReader
 from sinks import registry
@@ -77,11 +77,10 @@ class MillraceSource(DataSource):
 class _Share(InputPartition):
     """What one task reads: a partition of the log's own source, and how to turn it into rows."""
 
-    def __init__(self, inner: InputPartition, commits: CommitRange, later: Mapping[int, str], start: str) -> None:
+    def __init__(self, inner: InputPartition, commits: CommitRange, start: str) -> None:
         super().__init__(None)
         self.inner = inner
         self.commits = commits
-        self.later = later
         self.start = start
 
 
@@ -110,17 +109,22 @@ class _Planner:
         self, stream: LogStream, start: SparkOffset, end: SparkOffset, commits: CommitRange
     ) -> list[InputPartition]:
         """The tasks between two offsets."""
-        shown, later = stream.position(start)[:_SHOWN], self._later_schemas()
+        self._require_same_columns()
+        shown = stream.position(start)[:_SHOWN]
         with self._naming(shown):
-            return [_Share(part, commits, later, shown) for part in stream.partitions(start, end)]
+            return [_Share(part, commits, shown) for part in stream.partitions(start, end)]
 
-    def _later_schemas(self) -> dict[int, str]:
-        """What later schemas than the query's own change, by number. A schema is in the registry before its first row
-        is in the log, so this covers every batch whose end is known."""
-        table, known = self.asked.table, self._columns.schema.id
-        numbers = range(known + 1, _newest_schema(self.log, self.asked).id + 1)
-        found = {number: self._columns.change_in(self.log.schemas.get(table, number)) for number in numbers}
-        return {number: what for number, what in found.items() if what}
+    def _require_same_columns(self) -> None:
+        """A schema is in the registry before its first row is in the log: if the newest is known once the end of a
+        batch is, no row of the batch has a later one."""
+        if self.asked.schema_changes is SchemaChanges.IGNORE:
+            return
+        if what := self._columns.change_in(_newest_schema(self.log, self.asked)):
+            raise ChangeRefused(
+                f"Table {self.asked.table} has changed since the query started: {what}.",
+                "Start the query again: it goes on from its checkpoint with the new columns. Or set the option"
+                " 'schemaChanges' to ignore.",
+            )
 
     def read(self, stream: LogStream, share: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Spark worker."""
@@ -130,7 +134,7 @@ class _Planner:
             for changes in stream.read(share.inner):
                 mine = share.commits.rows_of(_of_table(changes, str(self.asked.table)))
                 if mine.num_rows:
-                    yield self._rows.rows(mine, share.later)
+                    yield self._rows.rows(mine)
 
     @contextmanager
     def _naming(self, start: str) -> Iterator[None]:
