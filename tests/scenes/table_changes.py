@@ -1,9 +1,10 @@
 """A real pipeline up to its log, and what Spark reads from it: rows as plain tuples, in the order of the changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 
 import cdc.log
@@ -90,3 +91,10 @@ def rows_of(frame: "DataFrame", *columns: str) -> Sequence[tuple[Any, ...]]:
 
     ordered = frame.orderBy("_commit_version", "_ordinal", "id", col("_change_type").desc())
     return [tuple(row) for row in ordered.selectExpr("_change_type", *columns).collect()]
+
+
+def error_of(action: Callable[[], Any]) -> str:
+    """What Spark says of an action that fails."""
+    with pytest.raises(Exception, match="millrace") as caught:
+        action()
+    return str(caught.value)

@@ -23,7 +23,7 @@ from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
 from cdc.log.kafka.envelope.encode import topic_of
-from cdc.log.kafka.position import KafkaPosition
+from cdc.log.kafka.position import KafkaPosition, topics_of
 from cdc.log.kafka.read.ranges import (
     OffsetRange,
     RangeReader,
@@ -32,6 +32,7 @@ from cdc.log.kafka.read.ranges import (
     messages_between,
     ranges_between,
     read_share,
+    require_kept,
     share_of,
 )
 from cdc.log.kafka.read.reader import KafkaReader
@@ -113,7 +114,10 @@ class _TaskPlanner:
         check_topics(_cluster(*self._connection), after, until)
         if self._output_format.planned:
             return self._plan_shares(after, until)
-        shares = distribute(self._selected(ranges_between(after, until)), self._output_format.tasks)
+        ranges = self._selected(ranges_between(after, until))
+        if not self._output_format.packed:  # the driver says it better than a task
+            require_kept(_cluster(*self._connection), ranges, topics_of(until))
+        shares = distribute(ranges, self._output_format.tasks)
         last = len(shares) - 1
         return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from cdc.config.secret import Secret
 from cdc.config.settings import LogSettings
@@ -13,7 +15,7 @@ from cdc.log.segments.log import SegmentSettings
 from tests.fix_processes import RunProgram
 from tests.fix_servers import Database
 from tests.scenes.logs_elsewhere import ElsewhereRig
-from tests.scenes.table_changes import LARGE, ORDERS, ChangeReader, rows_of
+from tests.scenes.table_changes import LARGE, ORDERS, ChangeReader, error_of, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,3 +101,31 @@ def test_a_stream_that_is_started_again_gives_each_change_once_as_a_batch_does(
     assert kinds == {"id": "int", "status": "string", "amount": "decimal(12,2)", "note": "string"}
     (held,) = reader.log.consumers()
     assert (held.name, held.offset) == ("report", written)  # Spark tells a source when the next micro-batch begins
+
+
+@pytest.mark.kafka
+def test_messages_that_kafka_removed_unread_stop_the_query_which_names_its_table(
+    spark: "SparkSession",
+    database: Database,
+    state_dir: Path,
+    run_program: RunProgram,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    settings = in_kafka(request)
+    assert isinstance(settings, KafkaSettings)
+    rig = ElsewhereRig(database, state_dir, run_program, settings)
+    rig.capture_tables(*ORDERS)
+    rig.begin()
+    rig.follow("insert into orders values (1), (2), (3)")
+    reader = ChangeReader(spark, rig)
+    reader.append_new(tmp_path)
+    rig.follow("insert into orders values (4), (5), (6)")
+    topic = f"{settings.prefix}.public.orders"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, part, -1) for part in range(3)]).values():
+        future.result()
+    said = error_of(lambda: reader.append_new(tmp_path))
+    assert "Table public.orders cannot be read from offset " in said
+    assert "Retention removed offsets" in said and topic in said
+    assert reader.batch().count() == 0

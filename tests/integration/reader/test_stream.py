@@ -1,9 +1,8 @@
 """Streams and batch reads over the segment log: what they give, where they begin and end, what stops them."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,7 +12,7 @@ from cdc.model import format_lsn
 from pyspark_millrace.source import MillraceSource
 from tests.fix_capture import Rig
 from tests.fix_processes import RunProgram, wait_until
-from tests.scenes.table_changes import LARGE, ORDERS, ChangeReader, rows_of
+from tests.scenes.table_changes import LARGE, ORDERS, ChangeReader, error_of, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,13 +38,6 @@ def trim(rig: Rig, *, force: bool = False) -> None:
     assert isinstance(log, SegmentWriter)
     log.trim(hours=1e-9, gigabytes=100, force=force)
     log.close()
-
-
-def error_of(action: Callable[[], Any]) -> str:
-    """What Spark says of an action that fails."""
-    with pytest.raises(Exception, match="millrace") as caught:
-        action()
-    return str(caught.value)
 
 
 def test_the_example_of_the_documentation_runs(reader: ChangeReader, tmp_path: Path) -> None:
@@ -76,7 +68,7 @@ def test_a_query_that_runs_gets_changes_and_ends_at_a_new_column_and_goes_on_wit
     reader: ChangeReader, rig: Rig, tmp_path: Path
 ) -> None:
     writer = (
-        reader.stream(begin="now")
+        reader.stream(begin=format_lsn(rig.now()))
         .writeStream.format("delta")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
     )

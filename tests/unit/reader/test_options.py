@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
 from cdc.model import TableId
@@ -17,6 +18,7 @@ from pyspark_millrace.options import (
     require_batch,
     require_streamed,
 )
+from pyspark_millrace.source import MillraceSource
 
 LEAST = {"pipeline": "millrace.yaml", "table": "public.orders"}
 
@@ -79,6 +81,13 @@ def test_a_wrong_option_is_named(given: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(given)
     assert named in str(caught.value)
+
+
+def test_columns_of_the_users_own_are_refused() -> None:
+    source = MillraceSource(dict(LEAST))
+    for read in (source.reader, source.streamReader):
+        with pytest.raises(ConfigError, match=r"columns of public.orders come from the log.* option 'columns'"):
+            read(StructType())
 
 
 def test_what_only_a_stream_or_only_a_batch_knows_is_refused_elsewhere() -> None:
