@@ -92,7 +92,7 @@ def json_cells(column: AnyArray, type_: str) -> AnyArray:
 
 def json_value(sql: str, type_: str) -> str:
     """SQL for the JSON text of a value; for the value itself where that is a text: `text_cells` quotes it."""
-    return f"CAST({sql} AS VARCHAR)" if _is_text(type_) else _cell(f"({sql})", type_)
+    return f"CAST({sql} AS VARCHAR)" if _is_text(type_) else cell_sql(f"({sql})", type_)
 
 
 def _is_text(type_: str) -> bool:

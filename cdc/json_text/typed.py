@@ -33,20 +33,22 @@ class ValueForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The columns; `misfits` has the number of each row with a value that does not fit, and the name of its column.
+    """The columns; `misfits` has the number of each row with a value that does not fit, and the name of its column;
+    `absent` flags for each column the rows whose object lacks it.
 
     The trap: a misfit's value is null in its column, so check `misfits` before using a row.
     """
 
     columns: dict[str, AnyArray]
     misfits: dict[int, str]
+    absent: dict[str, Bools]
 
 
 def typed(columns: Mapping[str, tuple[pa.DataType, ValueForm]], images: AnyArray) -> Typed:
     """Read JSON objects as columns of these types. A missing member is null; so is every column of a null image."""
     raw, broken = objects(images)
     read = typed_members(columns, raw, len(images))
-    return Typed(read.columns, {**read.misfits, **dict.fromkeys(broken, NO_OBJECT)})
+    return Typed(read.columns, {**read.misfits, **dict.fromkeys(broken, NO_OBJECT)}, read.absent)
 
 
 def typed_members(
@@ -55,15 +57,17 @@ def typed_members(
     """The same for objects whose members are known already."""
     read: dict[str, AnyArray] = {}
     misfits: dict[int, str] = {}
+    absent: dict[str, Bools] = {}
     for name, (type_, form) in columns.items():
         values = raw.get(name)
         if values is None:
-            read[name] = no_values(count, type_)
+            read[name], absent[name] = no_values(count, type_), np.ones(count, np.bool_)
             continue
+        absent[name] = ~values.present
         read[name], unfit = _column(values, type_, form)
         for row in unfit:
             misfits.setdefault(row, name)
-    return Typed(read, misfits)
+    return Typed(read, misfits, absent)
 
 
 def typed_cells(cells: AnyArray, type_: pa.DataType, form: ValueForm) -> tuple[AnyArray, list[int]]:
