@@ -42,8 +42,8 @@ WaitFor = Callable[[Lsn], None]
 
 T = TypeVar("T")
 
-_EXAMPLES = 5
-_PROOFS = 5
+EXAMPLES = 5
+PROOFS = 5
 """With three, a row that was constantly deleted and inserted again was once reported as extra, on a busy machine."""
 _ATTEMPTS = 3
 _EMPTY = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
@@ -185,7 +185,7 @@ def _verified(scope: _Scope, wait: WaitFor, looks: int, report: Report) -> Diffe
         proofs = suspects or Counter()
         suspects = Counter({key: 0 if key in changed else proofs[key] + 1 for key in found.keys})
         rows = again
-        if min(suspects.values()) >= _PROOFS:
+        if min(suspects.values()) >= PROOFS:
             break
     return _result(replace(equal, at=rows.at), found, suspects or Counter())
 
@@ -335,7 +335,7 @@ def _picked(rows: pa.Table, schema: TableSchema, keys: frozenset[str]) -> pa.Tab
 
 
 def _result(equal: Differences, found: Comparison, suspects: Counter[str]) -> Differences:
-    wrong = found.only(frozenset(key for key, proofs in suspects.items() if proofs >= _PROOFS))
+    wrong = found.only(frozenset(key for key, proofs in suspects.items() if proofs >= PROOFS))
     kinds = {"missing": wrong.missing, "extra": wrong.extra, "different": wrong.different}
     return replace(
         equal,
@@ -343,7 +343,7 @@ def _result(equal: Differences, found: Comparison, suspects: Counter[str]) -> Di
         extra=len(wrong.extra),
         different=len(wrong.different),
         undecided=equal.undecided + len(found.keys) - len(wrong.keys),
-        examples={name: tuple(islice(_shown(keys), _EXAMPLES)) for name, keys in kinds.items() if keys},
+        examples={name: tuple(islice(_shown(keys), EXAMPLES)) for name, keys in kinds.items() if keys},
     )
 
 
