@@ -10,7 +10,7 @@ from views.dataflow.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ViewPlan:
     """A checked view."""
 
     name: str

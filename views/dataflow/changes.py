@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,7 +17,7 @@ from cdc.errors import ViewError
 from cdc.json_text.columns import members
 from cdc.key_range import KeyRange
 from cdc.model import TableId
-from views.dataflow.delta import ID, codes, delta_schema, net, union
+from views.dataflow.delta import ID, codes, delta_schema, net, signed, union
 from views.state.key_hash import hashes
 from views.state.table import StateTable
 
@@ -36,7 +37,7 @@ class _Chains:
     columns: pa.Table
 
 
-class TableChanges:
+class InputTable:
     """The rows of one captured table, reduced to the columns that views need."""
 
     def __init__(self, table: TableId, columns: Sequence[str], state: StateTable | None = None) -> None:
@@ -93,15 +94,14 @@ class TableChanges:
         rows = chains.columns.add_column(0, ID, chains.ids).take(places)
         return self._delta(rows, sign)
 
-    def _delta(self, rows: pa.Table, sign: AnyArray) -> pa.Table:
-        own = [rows.column(ID), pa.array(sign, pa.int8())]
-        return pa.table([*own, *(rows.column(name) for name in self.columns)], self._schema)
+    def _delta(self, rows: pa.Table, sign: npt.NDArray[np.int8]) -> pa.Table:
+        return signed(rows.select([ID, *self.columns]), sign)
 
     def _filled(self, rows: pa.Table) -> _Chains:
         """The chains of all keys, with every column filled."""
         known = self.state.lookup(hashes(rows.column("key")))
         count, stored_count = rows.num_rows, known.num_rows
-        ids = pa.concat_arrays([known.column(ID).combine_chunks(), rows.column("key").combine_chunks()])
+        ids: AnyArray = pa.concat_arrays([known.column(ID).combine_chunks(), rows.column("key").combine_chunks()])
         group = codes(ids)
         touched = np.isin(group[:stored_count], group[stored_count:])  # not a row whose hash is merely the same
         order = np.argsort(group, kind="stable")
@@ -116,14 +116,16 @@ class TableChanges:
         return _Chains(ids.take(pa.array(order)), alive, stored, first, last, columns)
 
     def _columns(self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools) -> pa.Table:
-        images = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks())
+        images: AnyArray = pc.if_else(
+            pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks()
+        )
         raw = members(images)
         unsent = _unsent(rows)
         links = _Links.of(rows, gone, order - known.num_rows, first)
         found = []
         for name in self.columns:
-            new = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(rows.num_rows, pa.string())
-            values = pa.concat_arrays([known.column(name).combine_chunks(), new]).take(pa.array(order))
+            new: AnyArray = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(rows.num_rows, pa.string())
+            values: AnyArray = pa.concat_arrays([known.column(name).combine_chunks(), new]).take(pa.array(order))
             if name in unsent:
                 missing = np.concatenate([np.zeros(known.num_rows, np.bool_), unsent[name]])[order]
                 values = values.take(pa.array(self._sources(name, missing, links)))
@@ -187,11 +189,11 @@ def _unsent(rows: pa.Table) -> dict[str, Bools]:
     lengths = pc.fill_null(pc.list_value_length(lists), pa.scalar(0)).to_numpy()
     if not lengths.any():
         return {}
-    names = pc.list_flatten(lists)
+    names: AnyArray = pc.list_flatten(lists)
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    found = {}
+    found: dict[str, Bools] = {}
     for name in pc.unique(names).to_pylist():
-        mask = np.zeros(len(lengths), np.bool_)
-        mask[owners[pc.equal(names, pa.scalar(name)).to_numpy(zero_copy_only=False)]] = True
+        mask: Bools = np.zeros(len(lengths), np.bool_)
+        mask[owners[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
         found[name] = mask
     return found

@@ -1,8 +1,8 @@
-"""One view at work: reads the log, moves its steps on batch by batch, and hands the changes over to the capture process.
+"""One view at work: reads the log, moves its steps on batch by batch, and hands the changes over to capture.
 
-The log's mark of the view says up to which offset its output is in the log. Everything else can be computed again: after
-a crash the view continues from its last checkpoint, and what it computes up to the mark is not handed over again. A
-checkpoint is made only when the log has all output, so it is never ahead of the mark.
+The log's mark of the view says up to which offset its output is in the log. Everything else can be computed again:
+after a crash the view continues from its last checkpoint, and what it computes up to the mark is not handed over again.
+A checkpoint is made only when the log has all output, so it is never ahead of the mark.
 """
 
 import json
@@ -244,9 +244,8 @@ class ViewEngine:
     def _in_parts(self, pieces: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, Mark]]:
         """The pieces, each with its mark; the state must not change before the last one."""
         self._emission += 1
-        held, number = next(pieces), 0
-        for piece in pieces:
-            number += 1
+        held = next(pieces)
+        for number, piece in enumerate(pieces, 1):
             yield held, Mark(self._position, self._reached, self._plan.definition, self._emission, number)
             held = piece
         yield held, Mark(self._position, self._reached, self._plan.definition, self._emission)
