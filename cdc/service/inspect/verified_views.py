@@ -11,12 +11,11 @@ from cdc.service.views.catalog import catalog_of
 from snapshots.verify.comparison import Differences, WaitFor
 from snapshots.verify.view_comparison import verify_view
 from views import registry
-from views.plan import Plan
+from views.plan import ViewPlan
 
 
 class VerifiedViews:
-    """Views that can be computed from the tables alone. Windows cannot: what was late depends on the order in which rows
-    came, which only the log has."""
+    """Views that can be computed from the tables alone. Windows cannot: what was late depends on the order of the log."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -47,5 +46,5 @@ class VerifiedViews:
     def _log(self) -> LogReader:
         return cdc.log.open_reader(self._settings)
 
-    def _plan(self, view: ViewSettings) -> Plan:
+    def _plan(self, view: ViewSettings) -> ViewPlan:
         return registry.plan_of(view, catalog_of(self._settings, view, self._log))

@@ -3,19 +3,16 @@
 Each view has its own position in the log and fails on its own.
 """
 
-import importlib
 import logging
 import sys
 import threading
 from contextlib import suppress
-from typing import cast
 
 import cdc.log
 from cdc.config.settings import Settings
-from cdc.errors import EnvironmentFault
 from cdc.service.daemon import footprint, process
 from cdc.service.state import pauses, status
-from cdc.service.views.view_run import OpenView
+from cdc.service.views import engine
 from cdc.service.views.view_workers import ViewWorkers
 
 _INTERVAL = 0.5
@@ -24,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 def run(settings: Settings, stop: threading.Event, news: process.SettingsChange) -> None:
     """Run the views until `stop` is set, then finish the present steps."""
-    workers = ViewWorkers(cdc.log.open_reader(settings), engine())
+    workers = ViewWorkers(cdc.log.open_reader(settings), engine.open_view)
     _publish(settings, workers, "starting")
     try:
         while True:
@@ -36,17 +33,6 @@ def run(settings: Settings, stop: threading.Event, news: process.SettingsChange)
     finally:
         workers.close()
         _publish(settings, workers, "stopped")
-
-
-def engine() -> OpenView:
-    """What opens views of every kind."""
-    try:
-        module = importlib.import_module("cdc.service.views.engine")
-    except ModuleNotFoundError as error:
-        if error.name != "cdc.service.views.engine":
-            raise
-        raise EnvironmentFault("This installation has no engine for views.", "Install Millrace again.") from None
-    return cast("OpenView", module.open_view)
 
 
 def _publish(settings: Settings, workers: ViewWorkers, state: str) -> None:
