@@ -90,6 +90,10 @@ def test_a_dropped_view_ends_with_its_state_and_begins_again_when_it_is_resumed(
     wait_until(forgotten, 30, "the end of the view")
     assert workers.facts() == {"totals": {"state": "dropped", "kind": "copied", "error": {}}}
     assert [path.name for path in (state / "views" / "totals").iterdir()] == ["dropped"]
+    (state / "views" / "totals" / "state").mkdir()
+    again = ViewWorkers(filled_log.reader, copy_engine())
+    again.follow(settings, Paused())  # a process that starts after the drop
+    assert not (state / "views" / "totals" / "state").exists()
     pauses.resume(settings, "view.totals")
     assert not is_dropped(state, "totals")
     workers.follow(settings, pauses.read(state))
