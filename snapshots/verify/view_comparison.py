@@ -1,7 +1,7 @@
 """Verifies that a store holds a view, by computing the whole view again from the source's tables.
 
-All tables are read in one snapshot, and the view is computed from them at once, by other code than that which keeps it up
-to date. As with tables, a difference counts only if it was found several times in a row, and the view's row of the key
+All tables are read in one snapshot, and the view is computed from them at once, by other code than that which keeps it
+up to date. As with tables, a difference counts only if it was found several times in a row, and the row of that key
 was the same before and after: it may only not have arrived yet.
 """
 

@@ -15,7 +15,7 @@ from views.plan import ViewPlan
 
 
 class VerifiedViews:
-    """Views that can be computed from the tables alone. Windows cannot: what was late depends on the order of the log."""
+    """Views that can be computed from the tables alone. Windows cannot: they depend on the order of the log."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
