@@ -128,4 +128,14 @@ def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_
     millrace("reload")
     shaped.settle()
     assert_equal(shaped)
+
+    for sink in facts["sinks"]:
+        sink["shape"]["public.sales"]["where"] = "status <> 'draft' and pieces > 20"
+    shaped.config.write_text(yaml.safe_dump(facts))
+    shaped.reopen()
+    millrace("reload")
+    millrace("backfill", "public.sales")
+    wait_until(lambda: store.get("sold:8") is None, 120)
+    shaped.settle()
+    assert_equal(shaped)
     assert daemon.terminate(60) == 0
