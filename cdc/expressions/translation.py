@@ -62,13 +62,10 @@ _CASTS = {
     "TIMESTAMP": "TIMESTAMP",
     "TIMESTAMPTZ": "TIMESTAMPTZ",
     "UUID": "UUID",
-    "JSON": "JSON",
-    "JSONB": "JSON",
-    "INTERVAL": "INTERVAL",
 }
 _CAST_NAMES = (
     "smallint, int, bigint, real, double precision, numeric(p,s), boolean, text, varchar(n), date, timestamp, \
-timestamptz, uuid, json"
+timestamptz, uuid"
 )
 
 
@@ -121,7 +118,11 @@ def translate(expression: Expression, inputs: Inputs) -> Translated:
     root = exp.Paren(this=expression.tree.copy())
     for node in reversed(list(root.walk())):  # parts before the whole
         work.replace(node)
-    return Translated(root.sql("duckdb"), work.type_of(root))
+    type_ = work.type_of(root)
+    if type_.startswith("JSON"):
+        message = "a part of a JSON value is written in another way by Postgres."
+        raise expression.error(message, "Take a text out of it: payload ->> 'name'", expression.tree)
+    return Translated(root.sql("duckdb"), type_)
 
 
 def _known(expression: Expression, column: exp.Expr, inputs: Inputs) -> str:

@@ -90,6 +90,10 @@ u = 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'; u is null; u in ('a0eebc99-9c0b-4ef8
 j->>'a'; j->'c'->>'d'; j->'l'->>0; j->>'missing'; j->>'n'; j->>'a' = 'x'
 tags[1]; tags[2]; tags[9]; 'a' = any(tags); 3 = any(numbers); 'z' = any(tags); not 'z' = any(tags); name = any(tags)
 numbers[2]; array[1, 2]; array['a"b', null]
+s::int; quantity::double precision; s::real; ok::int; quantity::boolean; name::text; day::timestamptz
+'2024-01-31 10:00:00'::timestamp; '2024-01-31 10:00:00+02'::timestamptz; 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'::uuid
+interval '1 day' * 2; day + interval '1 day' * s
+- (- quantity); - - quantity; quantity /* a comment */ + 1
 mood = 'sad'; mood in ('sad', 'so so'); at > '09:00'; null::text; null::int; 'text'; 1; 1.50; true; 99999999999
 """
 

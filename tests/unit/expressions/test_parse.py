@@ -15,6 +15,7 @@ COLUMNS = {
     "Name": "VARCHAR",
     "ip": "TEXT OF inet",
     "ratio": "DOUBLE",
+    "payload": "JSON",
 }
 
 
@@ -79,6 +80,8 @@ def test_an_unknown_column_is_named_with_its_place_and_near_matches() -> None:
         ("upper(quantity)", "the types do not fit together"),
         ("quantity <> any(name)", "ANY"),
         ("name ->> 'a'", "json is needed here"),
+        ("payload -> 'a'", "a part of a JSON value"),
+        ("name::json", "a cast to json is not available"),
         ("orders.price", "unknown column 'orders.price'"),
     ],
 )
