@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-scale clean
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-shaping bench-scale clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -75,6 +75,9 @@ bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a r
 
 bench-row-path: .venv/ready ## The path of a row, step by step: CPU per change (CHANGES, RUNS, OUT)
 	@$(BIN)/python -m bench.row_path
+
+bench-shaping: .venv/ready ## Shaping: CPU per row by the size of a batch (SIZES, RUNS, OUT)
+	@$(BIN)/python -m bench.shaping
 
 bench-scale: .venv/ready ## A cluster: CPU of driver and executors, slow stores, idle tables, local[2] (PARTS, CHANGES, BEFORE, RUNS)
 	@$(BIN)/python -m bench.scale.run
