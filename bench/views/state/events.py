@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc.arrays import Bools, Ints
+from cdc.arrays import AnyArray, Bools, Ints
 
 PER_TRANSACTION = 5
 _START_US = 1_767_225_600_000_000
@@ -77,17 +77,17 @@ class Amounts:
         none = pa.nulls(len(keys), pa.int64())
         return self._table(pa.array(keys), pa.array(amounts), none, none)
 
-    def _table(self, *sides: pa.Array) -> pa.Table:
+    def _table(self, *sides: AnyArray) -> pa.Table:
         count = len(sides[0])
         columns = [self._lsns(count), self._times(count), *sides]
         return pa.table(columns, names=["lsn", "at", "key", "amount", "old_key", "old_amount"])
 
-    def _lsns(self, count: int) -> pa.Array:
+    def _lsns(self, count: int) -> AnyArray:
         numbers = self._count + np.arange(count)
         self._count += count
         return pa.array(numbers // PER_TRANSACTION * 10 + 10)
 
-    def _times(self, count: int) -> pa.Array:
+    def _times(self, count: int) -> AnyArray:
         late = self.random.random(count) < _LATE_SHARE
         micros = _START_US + (self._count + np.arange(count)) * 10_000
         micros -= np.where(late, self.random.integers(0, _LATE_SECONDS * 1_000_000, count), 0)

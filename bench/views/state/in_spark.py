@@ -34,6 +34,7 @@ def session(cores: int, scratch: Path) -> "SparkSession":
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
     conf = {
         **spark_jobs.STATE,
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4",

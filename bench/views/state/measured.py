@@ -48,7 +48,10 @@ class Mark:
 
     def since(self, earlier: "Mark") -> Figures:
         """Seconds and CPU seconds between two marks."""
-        return {"seconds": round(self.monotonic - earlier.monotonic, 3), "cpu_seconds": round(self.cpu - earlier.cpu, 3)}
+        return {
+            "seconds": round(self.monotonic - earlier.monotonic, 3),
+            "cpu_seconds": round(self.cpu - earlier.cpu, 3),
+        }
 
 
 def answer(start: Mark, marks: list[Mark], kept: list[Figures], state: Figures) -> Figures:

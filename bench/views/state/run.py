@@ -30,7 +30,7 @@ from bench import cpu_meter
 from bench.comparison import RESULTS, machine, write
 from bench.environment import folder as bench_folder
 from bench.views.state import events
-from bench.views.state.contender import ARROW, CONTENDERS
+from bench.views.state.contender import CONTENDERS
 from bench.views.state.events import Amounts, Orders
 from bench.views.state.measured import Figures, Settings
 from bench.views.state.spark_jobs import current_pairs
@@ -106,7 +106,11 @@ def _compared(name: str, job: str, rows: pa.Table, right: Mapping[Any, Any], hom
 def _lose_commit(settings: Settings, last: int) -> None:
     """As if the process had ended after the last batch was written, and before that was recorded."""
     home = Path(settings.home)
-    for path in [home / "commits" / str(last), home / "commits" / f".{last}.crc", *home.glob(f"*/manifest-*{last}.json")]:
+    for path in [
+        home / "commits" / str(last),
+        home / "commits" / f".{last}.crc",
+        *home.glob(f"*/manifest-*{last}.json"),
+    ]:
         path.unlink(missing_ok=True)
 
 
@@ -183,7 +187,9 @@ def _one_cost(home: Path, made: Path, settings: Settings) -> Figures:
     own = Settings(settings.contender, settings.job, str(batches), str(home / "state"), settings.cores)
     first = measured(own)
     _link(made / "after", batches)
-    second = measured(Settings(own.contender, own.job, own.folder, own.home, own.cores, False, str(made / "warm"), _ERASED))
+    second = measured(
+        Settings(own.contender, own.job, own.folder, own.home, own.cores, False, str(made / "warm"), _ERASED)
+    )
     marks = first["marks"]
     counted = (len(marks) - 1 - _UNCOUNTED) * _number("EVENTS", 20_000)
     begun, ended = marks[_UNCOUNTED], marks[-1]
@@ -254,7 +260,7 @@ def spread_of(runs: Sequence[Mapping[str, Any]]) -> Figures:
 
 def limits(home: Path) -> Figures:
     """See `bench.views.state.limits`."""
-    source = Amounts(1_000)
+    source = Amounts(20_000)
     rows = pa.concat_tables([source.load(), *(source.changes(5_000) for _ in range(40))])
     for size in (rows.num_rows, 20_000, 2_000):
         events.write_batches(home / "limits" / str(size), rows, size)
@@ -281,7 +287,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="state-", dir=bench_folder()) as home:
         for name in os.environ.get("PARTS", " ".join(PARTS)).split():
             results[name] = PARTS[name](Path(home))
-            told = {**machine(), "load": cpu_meter.load(), "runs": _number("RUNS", 3), "events": _number("EVENTS", 20_000)}
+            told = {
+                **machine(),
+                "load": cpu_meter.load(),
+                "runs": _number("RUNS", 3),
+                "events": _number("EVENTS", 20_000),
+            }
             results["measured"] = {**results.get("measured", {}), name: told}
             write(path, results)
 

@@ -11,13 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.arrays import Ints
+from cdc.arrays import Bools, Ints
 from cdc.durable_files import replace, sync_written
 
 Hashes = npt.NDArray[np.uint64]
@@ -45,7 +44,7 @@ class Rows:
     live: Ints
     values: tuple[Ints, ...]
 
-    def take(self, at: Any) -> "Rows":
+    def take(self, at: Ints | Bools) -> "Rows":
         """Some of the rows."""
         return Rows(self.key[at], self.sub[at], self.live[at], tuple(each[at] for each in self.values))
 

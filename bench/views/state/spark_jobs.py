@@ -1,9 +1,9 @@
 """The two jobs of the bake-off in Spark: with its built-in operators, and with transformWithState.
 
-`built_in` aggregates signed amounts in update mode, and joins the two streams of changes. `by_rows` and `by_pandas` keep
-the state in a StatefulProcessor. Every query has the state store RocksDB. The trap of the built-in join: it emits every
-combination of an order's versions with an item's versions, and stores them all; which pair is the current one is left
-to whoever reads the output (`current_pairs`).
+`built_in` aggregates signed amounts in update mode, and joins the two streams of changes. `by_rows` and `by_pandas`
+keep the state in a StatefulProcessor. Every query has the state store RocksDB. The trap of the built-in join: it emits
+every combination of an order's versions with an item's versions, and stores them all; which pair is the current one is
+left to whoever reads the output (`current_pairs`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from bench.views.state.measured import COLUMNS
 
@@ -48,7 +48,7 @@ def query(spark: "SparkSession", contender: str, job: str, folder: Path) -> "Dat
 
 
 def mode(contender: str, job: str) -> str:
-    """A stream-stream join has no update mode."""
+    """A join adds rows and replaces none."""
     return "append" if (contender, job) == ("built_in", "pairs") else "update"
 
 
@@ -111,7 +111,7 @@ class _Totals(StatefulProcessor):
 class TotalsByRows(_Totals):
     """Sum and count per key; a key without rows has the count 0, and no state."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+    def handleInputRows(self, key: tuple[int], rows: Iterator[Any], timerValues: object) -> Iterator[Row]:  # noqa: N802, N803
         """One row of output per key and batch."""
         amount = count = 0
         for row in rows:
@@ -124,7 +124,7 @@ class TotalsByRows(_Totals):
 class TotalsByPandas(_Totals):
     """The same, over DataFrames."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+    def handleInputRows(self, key: tuple[int], rows: Iterator[Any], timerValues: object) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
         """One row of output per key and batch."""
         amount = count = 0
         for frame in rows:
@@ -164,7 +164,7 @@ class _Pairs(StatefulProcessor):
 class PairsByRows(_Pairs):
     """The items of an order, with the order's value."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+    def handleInputRows(self, key: tuple[int], rows: Iterator[Any], timerValues: object) -> Iterator[Row]:  # noqa: N802, N803
         """Changed pairs, all of the order's if the order has changed."""
         for pair in self._change(key[0], ((row.lsn, row.item_id, row.value, row.live) for row in rows)):
             yield Row(**dict(zip(COLUMNS["pairs"], pair, strict=True)))
@@ -173,7 +173,7 @@ class PairsByRows(_Pairs):
 class PairsByPandas(_Pairs):
     """The same, over DataFrames."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+    def handleInputRows(self, key: tuple[int], rows: Iterator[Any], timerValues: object) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
         """Changed pairs, all of the order's if the order has changed."""
         changes = [
             tuple(map(int, change))

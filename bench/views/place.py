@@ -1,0 +1,44 @@
+"""Servers, database and pipelines of the measurements of views."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.environment import benchmark_postgres, workspace
+from bench.sinks.pipeline import Pipeline, SinkEnvironment
+from deploy.local.kafka import Kafka
+from deploy.local.opensearch import OpenSearch
+
+PREFIX = "bench"
+"""Of the topics: `bench.public.orders`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEnvironment(SinkEnvironment):
+    """Postgres, Kafka for the peers, and OpenSearch if it was asked for."""
+
+    def log(self, kind: str) -> dict[str, Any]:
+        """The log section of a pipeline; topics have as many partitions as by default."""
+        if kind == "segments":
+            return {"kind": "segments"}
+        return {"kind": "kafka", "bootstrap": self.servers["kafka"].address, "prefix": PREFIX}
+
+
+@dataclass(slots=True)
+class ViewPipeline(Pipeline):
+    """A pipeline with views. Its process `views` computes them."""
+
+    views: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def _sections(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"views": [dict(view) for view in self.views]} if self.views else {}
+        return {**Pipeline._sections(self), **own}
+
+
+@contextlib.contextmanager
+def view_environment(*, opensearch: bool = False) -> Iterator[ViewEnvironment]:
+    """Start the servers; stop and remove them at the end."""
+    with workspace("views", benchmark_postgres(), Kafka(), OpenSearch()) as place:
+        running = place.up("postgres", "kafka", *(("opensearch",) if opensearch else ()))
+        yield ViewEnvironment(place.home, place.database(), running)
