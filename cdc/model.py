@@ -149,6 +149,16 @@ class TableSchema:
         return not self.key or (self.identity == "f" and len(self.key) == len(self.columns))
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """Columns of a table that name a row of another table, its parent."""
+
+    table: TableId
+    columns: tuple[str, ...]
+    parent: TableId
+    parent_columns: tuple[str, ...]
+
+
 LOG_SCHEMA = pa.schema(
     [
         pa.field("table", pa.string(), nullable=False),
@@ -175,6 +185,11 @@ range, a JSON array.
 PROGRESS_TABLE = "millrace.progress"
 """Table name of the progress rows (op `m`) that end each micro-batch of a log's frame: `version` is the LSN up to which
 the batch is complete. They pass every filter, so a reader always knows how far it has read."""
+
+TICKS_TABLE = "millrace.ticks"
+"""Table name of ticks (op `m`): the time by capture's clock, as rows of the log, so that a replay sees the same times.
+`after` is {"id":1,"at":"<ISO-8601, UTC>"}, `version` the end of the log. Appended while a view asks for them; sinks
+ignore them, as they ignore every row with op `m`."""
 
 
 @dataclass(frozen=True, slots=True)

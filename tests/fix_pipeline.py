@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import cdc.log
+import views.registry
 from cdc.config.pipeline_file import check
 from cdc.config.settings import Settings
 from cdc.errors import LogLost
@@ -39,7 +40,13 @@ def settings_of(state_dir: Path) -> Callable[..., Settings]:
 
     def make(**sections: object) -> Settings:
         data = {"state": str(state_dir), **sections}
-        return check(data, cdc.log.settings_kinds(), registry.settings_kinds(), "the test's settings")
+        return check(
+            data,
+            cdc.log.settings_kinds(),
+            registry.settings_kinds(),
+            "the test's settings",
+            views=views.registry.settings_kinds(),
+        )
 
     return make
 

@@ -1,1 +1,1 @@
-"""Derived streams: windows, joins, patterns, standing searches and folds of the log. None is built yet."""
+"""Views: tables derived from captured tables, computed from the log batch by batch and appended to it as changes."""

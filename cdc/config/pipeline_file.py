@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from cdc.config.settings import LogSettings, Section, Settings, SinkSettings
+from cdc.config.settings import LogSettings, Section, Settings, SinkSettings, ViewSettings
 from cdc.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -22,16 +22,25 @@ _P = TypeVar("_P", bound=Section)
 
 LogKinds = Mapping[str, type[LogSettings]]
 SinkKinds = Mapping[str, type[SinkSettings]]
+ViewKinds = Mapping[str, type[ViewSettings]]
+_NO_VIEWS: ViewKinds = {}
 
 
-def load(path: Path, logs: LogKinds, sinks: SinkKinds, environment: Mapping[str, str] | None = None) -> Settings:
+def load(
+    path: Path,
+    logs: LogKinds,
+    sinks: SinkKinds,
+    environment: Mapping[str, str] | None = None,
+    *,
+    views: ViewKinds = _NO_VIEWS,
+) -> Settings:
     """Read, expand, override and check a pipeline file. Raises ConfigError, which names the key and a similar one."""
     variables = os.environ if environment is None else environment
     data = _parsed(path, _text(path))
     if not isinstance(data, dict):
         raise ConfigError(f"{path} has no settings.", "Write a commented file with: millrace init")
     expanded = {str(key): _expand(value, variables, f"{path}: {key}") for key, value in data.items()}
-    return check(_override(expanded, variables), logs, sinks, str(path))
+    return check(_override(expanded, variables), logs, sinks, str(path), views=views)
 
 
 class _DuplicateKey(yaml.MarkedYAMLError):
@@ -89,20 +98,28 @@ def _likely_mistake(error: yaml.YAMLError) -> str:
     return "Check the indentation and quotes there."
 
 
-def check(data: Mapping[str, object], logs: LogKinds, sinks: SinkKinds, origin: str) -> Settings:
+def check(
+    data: Mapping[str, object], logs: LogKinds, sinks: SinkKinds, origin: str, *, views: ViewKinds = _NO_VIEWS
+) -> Settings:
     """Convert plain data to settings. Errors name `origin`."""
     sections = dict(data)
     log = sections.pop("log", None)
-    listed = sections.pop("sinks", None) or []
-    if not isinstance(listed, (list, tuple)):
-        raise ConfigError(f"{origin}: sinks must be a list.", "Write each sink as `- kind: …`.")
+    stores = _listed(sections, "sinks", sinks, origin)
+    derived = _listed(sections, "views", views, origin)
     typed: dict[str, object] = {}
     if log is not None:
         typed["log"] = _of_kind(log, logs, "log", origin, default="segments")
     elif "segments" in logs:
         typed["log"] = logs["segments"]()
-    stores = tuple(_of_kind(sink, sinks, f"sinks[{index}]", origin) for index, sink in enumerate(listed))
-    return _validated(Settings, {**sections, **typed, "sinks": stores}, "", origin)
+    return _validated(Settings, {**sections, **typed, "sinks": stores, "views": derived}, "", origin)
+
+
+def _listed(sections: dict[str, object], key: str, kinds: Mapping[str, type[_P]], origin: str) -> tuple[_P, ...]:
+    """Takes a list of sections, each with a kind, out of `sections`."""
+    listed = sections.pop(key, None) or []
+    if not isinstance(listed, (list, tuple)):
+        raise ConfigError(f"{origin}: {key} must be a list.", f"Write each of the {key} as `- kind: …`.")
+    return tuple(_of_kind(item, kinds, f"{key}[{index}]", origin) for index, item in enumerate(listed))
 
 
 def _of_kind(data: object, kinds: Mapping[str, type[_P]], key: str, origin: str, default: str = "") -> _P:
@@ -199,7 +216,7 @@ def _override(data: dict[str, object], variables: Mapping[str, str]) -> dict[str
     merged = dict(data)
     for name, value in variables.items():
         path = name.removeprefix("MILLRACE_").lower().split("__")
-        if not name.startswith("MILLRACE_") or (path[0] not in Settings.model_fields) or path[0] == "sinks":
+        if not name.startswith("MILLRACE_") or (path[0] not in Settings.model_fields) or path[0] in ("sinks", "views"):
             continue
         if len(path) == 1:
             merged[path[0]] = value

@@ -24,6 +24,10 @@ _SECRET_NAME = re.compile(r"secret|password|token|access\.?key|credential", re.I
 """Names that Spark itself treats as secrets (spark.redaction.regex), and some more."""
 
 
+VIEW_SCHEMA = "view"
+"""The schema of the tables of views; no captured table may be in it."""
+
+
 def _table(value: object) -> object:
     return TableId.parse(value) if isinstance(value, str) else value
 
@@ -148,7 +152,7 @@ class SinkSettings(Section):
     name: str = Field("", pattern=r"^[a-z0-9_-]{0,40}$")
     """Unique in the pipeline; defaults to the kind."""
     tables: tuple[TableField, ...] = ()
-    """Tables for this sink; empty means all."""
+    """Tables and views (`view.<name>`) for this sink; empty means all."""
     trigger_seconds: float = Field(0.0, ge=0)
     """Minimum time between two batches; 0 starts the next batch at once."""
     max_batch_changes: int = Field(0, ge=0)
@@ -167,6 +171,19 @@ class SinkSettings(Section):
         if not self.name:
             object.__setattr__(self, "name", self.kind)
         return self
+
+
+class ViewSettings(Section):
+    """A view: a table derived from captured tables. Each kind of view extends this."""
+
+    kind: str
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
+    """Unique in the pipeline. The view's changes are in the log as those of table `view.<name>`."""
+
+    @property
+    def table(self) -> TableId:
+        """The table of the view's changes."""
+        return TableId(VIEW_SCHEMA, self.name)
 
 
 class HttpSettings(Section):
@@ -244,20 +261,35 @@ class Settings(Section):
     source: SourceSettings = Field(default_factory=SourceSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     sinks: tuple[SinkSettings, ...] = ()
+    views: tuple[ViewSettings, ...] = ()
     http: HttpSettings = Field(default_factory=HttpSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
 
     def tables_of(self, sink: SinkSettings) -> tuple[TableId, ...]:
-        """The tables of a sink: those it names, else all."""
-        return tuple(sink.tables) or tuple(table.name for table in self.source.tables)
+        """The tables of a sink, views included: those it names, else all."""
+        return tuple(sink.tables) or (*self.captured, *(view.table for view in self.views))
+
+    @property
+    def captured(self) -> tuple[TableId, ...]:
+        """The tables that are captured from the source."""
+        return tuple(table.name for table in self.source.tables)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Settings":
-        names = [sink.name for sink in self.sinks]
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        if doubled:
-            raise ValueError(f"two sinks are named {doubled[0]!r}; give each its own name")
+        for what, names in (("sinks", [sink.name for sink in self.sinks]), ("views", [it.name for it in self.views])):
+            doubled = sorted({name for name in names if names.count(name) > 1})
+            if doubled:
+                raise ValueError(f"two {what} are named {doubled[0]!r}; give each its own name")
+        return self
+
+    @model_validator(mode="after")
+    def _view_schema_is_free(self) -> "Settings":
+        taken = [str(table) for table in self.captured if table.schema == VIEW_SCHEMA and self.views]
+        if taken:
+            raise ValueError(
+                f"{taken[0]} is in schema {VIEW_SCHEMA}, which is reserved for views; it cannot be captured"
+            )
         return self
 
 

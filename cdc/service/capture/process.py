@@ -32,6 +32,7 @@ from cdc.service.capture import resync
 from cdc.service.capture.status import CaptureStatus
 from cdc.service.capture.table_changes import TableChanges, publish, refuse_unready, tables_waiting, without_obstacles
 from cdc.service.capture.upkeep import Upkeep
+from cdc.service.capture.view_output import ViewOutput
 from cdc.service.daemon import footprint, process
 from cdc.service.daemon.budgets import DiskBudget
 from snapshots.backfill.coordinator import Backfills
@@ -56,7 +57,12 @@ def run(settings: Settings, stop: threading.Event, news: process.SettingsChange)
         budget = DiskBudget(settings.state, settings.budgets, lambda: spill_folder.size)
         spill_folder.check = budget.check
         schemas = CheckedSchemas(log.schemas, settings.source.schema_policy)
-        Capture(settings, GuardedLog(log, schemas, budget.check), status, stop, news, spill_folder).run()
+        guarded = GuardedLog(log, schemas, budget.check)
+        with ViewOutput(guarded, log.schemas, settings.state, stop) as views:
+            status.views = views
+            Capture(settings, guarded, status, stop, news, spill_folder).run()
+        if views.failure is not None:
+            raise views.failure
 
 
 def _status(settings: Settings, log: LogWriter) -> CaptureStatus:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -14,6 +15,7 @@ from cdc.capture.source.monitor import SourceMonitor
 from cdc.capture.source.partitions import Partitions
 from cdc.model import TableId, format_lsn
 from cdc.service.capture.table_changes import TableChanges
+from cdc.service.capture.view_output import ViewOutput
 from cdc.service.state import status
 from snapshots.backfill.coordinator import Backfills
 from snapshots.initial.snapshot import SnapshotProgress
@@ -39,6 +41,8 @@ class CaptureStatus:
         self._backfills: Backfills | None = None
         self._partitions: Partitions | None = None
         self._table_changes: TableChanges | None = None
+        self.views: ViewOutput | None = None
+        """Appends the output of views: its counts are reported as those of captured tables are."""
         self._last = (monotonic(), 0, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
@@ -101,12 +105,11 @@ class CaptureStatus:
             facts["tables_outcome"] = self._table_changes.outcome
         if self._loop is not None:
             facts |= self._of_loop(self._loop.status)
+        if self.views is not None:
+            facts = _with_views(facts, self.views)
         status.publish(self._folder, "capture", facts)
 
     def _of_loop(self, loop_status: LoopStatus) -> dict[str, object]:
-        changes: dict[str, dict[str, int]] = {}
-        for (table, op), count in sorted(loop_status.changes.items()):
-            changes.setdefault(table, {})[op] = count
         return {
             "state": loop_status.state if self._state == "streaming" else self._state,
             "trouble": loop_status.trouble,
@@ -115,11 +118,11 @@ class CaptureStatus:
             "received": loop_status.received,
             "lsn": format_lsn(loop_status.watermark),
             "queued_bytes": loop_status.queued_bytes,
-            "changes": changes,
+            "changes": _by_table(loop_status.changes),
             "changes_total": loop_status.rows,
             "bytes_total": loop_status.size,
             "last_commit_at": loop_status.last_commit,
-            "tables": {table: {"lsn": lsn, "at": at} for table, (lsn, at) in sorted(loop_status.newest.items())},
+            "tables": _newest(loop_status.newest),
             "reconnects": loop_status.reconnects,
             **self._rates(loop_status),
         }
@@ -138,3 +141,24 @@ class CaptureStatus:
         while not self._stop.wait(_EVERY):
             with suppress(OSError):  # a full disk: readers of the file see its age
                 self.publish()
+
+
+def _with_views(facts: Mapping[str, object], views: ViewOutput) -> dict[str, object]:
+    """The facts with the rows of views beside those of captured tables."""
+    counted = views.counts.totals()
+    more = {"changes": _by_table(counted.changes), "tables": _newest(counted.newest)}
+    joined = {
+        name: {**known, **own} if isinstance(known := facts.get(name), dict) else own for name, own in more.items()
+    }
+    return {**facts, **joined, "views_trouble": views.trouble}
+
+
+def _by_table(changes: Mapping[tuple[str, str], int]) -> dict[str, object]:
+    found: dict[str, dict[str, int]] = {}
+    for (table, op), count in sorted(changes.items()):
+        found.setdefault(table, {})[op] = count
+    return dict(found)
+
+
+def _newest(newest: Mapping[str, tuple[int, datetime]]) -> dict[str, object]:
+    return {table: {"lsn": lsn, "at": at} for table, (lsn, at) in sorted(newest.items())}

@@ -44,6 +44,7 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str, *, stand
     stop, again = threading.Event(), threading.Event()
     signals.set_on_signal({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: again})
     parts = parts_of(config, log_format, log_level)
+    _want_views(parts, settings)
     with ExitStack() as stack:
         if standby:
             front = stack.enter_context(HttpFront(settings))
@@ -52,6 +53,7 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str, *, stand
                 return 0
             settings = settings_from(config)  # it may have changed meanwhile
             configure(settings)
+            _want_views(parts, settings)
             front.show(settings)
             stack.enter_context(StateLock(settings.state))
         else:
@@ -72,12 +74,19 @@ def run(config: Path, log_format: log_output.LogFormat, log_level: str, *, stand
         return code
 
 
+def _want_views(parts: Sequence[ChildProcess], settings: Settings) -> None:
+    for part in parts:
+        if part.name == "views":
+            part.wanted = bool(settings.views)
+
+
 def _wait(settings: Settings, front: "HttpFront", parts: Sequence[ChildProcess], stop: threading.Event) -> Lease | None:
     """Wait as a standby with the parts loaded, while the endpoint says so."""
     standby = Standby(settings)
     front.show_standby(lambda: standby.holder)
     for part in parts:
-        part.load()
+        if part.wanted:
+            part.load()
     try:
         lease = standby.wait(stop)
     finally:
@@ -174,7 +183,7 @@ class Daemon:
 
     def publish(self, state: str) -> None:
         """Replace the daemon's status file. On a full disk the old one stays; readers see its age."""
-        parts = {part.name: part.facts() for part in self.supervisor.parts}
+        parts = {part.name: part.facts() for part in self.supervisor.parts if part.wanted}
         for name, facts in parts.items():
             resident = facts["rss_bytes"]
             progress = self._progress(name)
@@ -187,13 +196,14 @@ class Daemon:
                 status.publish(self.settings.state, "daemon", {**facts, "lease": self.holder.facts()})
 
     def _progress(self, part: str) -> object:
-        """What changes when a part advances: the head of the log, or the sinks' positions."""
+        """What changes when a part advances: the head of the log, or the positions of sinks or views."""
         reported = status.read(self.settings.state, part)
         if part == "capture":
             return reported.get("durable")
-        sinks = reported.get("sinks")
-        known = sinks.items() if isinstance(sinks, dict) else ()
-        return {name: facts.get("reached") for name, facts in known if isinstance(facts, dict)} or None
+        section, position = ("views", "lsn") if part == "views" else ("sinks", "reached")
+        several = reported.get(section)
+        known = several.items() if isinstance(several, dict) else ()
+        return {name: facts.get(position) for name, facts in known if isinstance(facts, dict)} or None
 
     def _reload_file(self) -> None:
         try:
@@ -213,6 +223,7 @@ class Daemon:
         self.configure(after)
         self.settings = after
         self._reset_budgets()
+        self.supervisor.want("views", bool(after.views))
         for name in sorted(found.restart):
             self.supervisor.restart(name, "the pipeline file changed")
         for name in sorted(found.reload):

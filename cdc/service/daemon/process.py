@@ -27,6 +27,7 @@ from cdc.fence import guard, start
 from cdc.service.daemon import signals
 from cdc.service.state import status
 from sinks import registry
+from views import registry as view_registry
 
 TRY_AGAIN = 75
 LOG_SECONDS = 5.0
@@ -50,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 def settings_from(path: Path) -> Settings:
     """Load a pipeline file, with every installed kind of log and sink."""
-    return load(path, cdc.log.settings_kinds(), registry.settings_kinds())
+    return load(path, cdc.log.settings_kinds(), registry.settings_kinds(), views=view_registry.settings_kinds())
 
 
 def secrets_in(settings: BaseModel) -> Iterator[Secret]:

@@ -1,12 +1,13 @@
 """Which parts a changed pipeline file concerns, and how a reload is requested. The plan is pure.
 
-A part is restarted only if it must be: apply adds, removes and changes single sinks while it runs, and capture single
-tables. A change that would lose the log's position is refused as a whole.
+A part is restarted only if it must be: apply adds, removes and changes single sinks while it runs, capture single
+tables, and views single views. A change that would lose the log's position is refused as a whole.
 """
 
 import fcntl
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +36,14 @@ def plan(before: Settings, after: Settings) -> Plan:
     _refuse(before, after)
     restart: set[str] = set()
     reload: set[str] = set()
-    changes = [*_tables(before, after), *_sinks(before, after)]
+    changes = [*_tables(before, after), *_views(before, after), *_sinks(before, after)]
     if before.sinks != after.sinks:
         reload.add("apply")
+    if before.views != after.views:
+        reload |= {"apply", "views"}
     if before.source.tables != after.source.tables:
-        reload |= {"capture", "apply"}
-    for section, parts in (("log", {"capture", "apply"}), ("spark", {"apply"}), ("budgets", {"capture"})):
+        reload |= {"capture", "apply", "views"}
+    for section, parts in (("log", {"capture", "apply", "views"}), ("spark", {"apply"}), ("budgets", {"capture"})):
         if named := _changed_fields(section, getattr(before, section), getattr(after, section)):
             changes += named
             restart |= parts
@@ -49,6 +52,8 @@ def plan(before: Settings, after: Settings) -> Plan:
     if _connection(before.source) != _connection(after.source):
         changes += _changed_fields("source", before.source, after.source, skip=("tables",))
         restart |= {"capture", "apply"}
+    if not after.views:
+        restart, reload = restart - {"views"}, reload - {"views"}
     return Plan(frozenset(restart), frozenset(reload - restart), tuple(changes))
 
 
@@ -77,7 +82,13 @@ def _sinks(before: Settings, after: Settings) -> list[str]:
     return [f"{change} {release}" if change.endswith(" removed") else change for change in found]
 
 
-def _differences(kind: str, old: dict[str, Section], new: dict[str, Section]) -> list[str]:
+def _views(before: Settings, after: Settings) -> list[str]:
+    old, new = ({str(view.table): view for view in settings.views} for settings in (before, after))
+    rows = "(its rows stay in the stores; remove them with: millrace view drop)"
+    return [f"{line} {rows}" if line.endswith(" removed") else line for line in _differences("view", old, new)]
+
+
+def _differences(kind: str, old: Mapping[str, Section], new: Mapping[str, Section]) -> list[str]:
     return [
         *(f"{kind} {name} added" for name in new if name not in old),
         *(f"{kind} {name} removed" for name in old if name not in new),

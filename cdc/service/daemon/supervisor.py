@@ -49,6 +49,8 @@ class ChildProcess:
     due: float = 0.0
     kill_at: float | None = None
     group: int = 0
+    wanted: bool = True
+    """Whether it is to run. One that is not wanted any more is asked to end, and not started again."""
     loaded: tuple[subprocess.Popen[bytes], int] | None = None
     """A process that has loaded its modules and waits, and the pipe that starts it."""
 
@@ -107,6 +109,12 @@ class ChildProcess:
         _log.warning("%s restarts: %s", self.name, reason)
         self.kill_at = time.monotonic() + grace
         self.process.terminate()
+
+    def want(self, wanted: bool, grace: float) -> None:
+        """Have it run from now on, or end it within `grace` seconds."""
+        if self.wanted and not wanted:
+            self.restart("it is not needed any more", grace)
+        self.wanted = wanted
 
     def stop(self, deadline: float) -> None:
         """Ask it to finish its batch and end; kill it at the deadline."""
@@ -171,6 +179,12 @@ class Supervisor:
             if part.name == name:
                 part.restart(reason, self.grace)
 
+    def want(self, name: str, wanted: bool) -> None:
+        """Have a part run, or end it."""
+        for part in self.parts:
+            if part.name == name:
+                part.want(wanted, self.grace)
+
     def reload(self, name: str) -> None:
         """Have a part read the pipeline file again. A part that is down reads it when it starts."""
         for part in self.parts:
@@ -190,7 +204,7 @@ class Supervisor:
 
     def _check(self, part: ChildProcess) -> None:
         if part.process is None:
-            if time.monotonic() >= part.due:
+            if part.wanted and time.monotonic() >= part.due:
                 part.start()
             return
         code = part.process.poll()
@@ -207,11 +221,13 @@ class Supervisor:
 
 
 def parts_of(config: Path, log_format: str, log_level: str) -> list[ChildProcess]:
-    """Capture and apply, each a Python process of its own."""
+    """Capture, views and apply, each a Python process of its own. Views are wanted once the pipeline has some."""
     options = ["--config", str(config), "--log-format", log_format, "--log-level", log_level]
     return [
-        ChildProcess(name, [sys.executable, "-m", f"cdc.service.{name}.process", *options], environment)
-        for name, environment in (("capture", CAPTURE_ENVIRONMENT), ("apply", {}))
+        ChildProcess(
+            name, [sys.executable, "-m", f"cdc.service.{name}.process", *options], environment, wanted=name != "views"
+        )
+        for name, environment in (("capture", CAPTURE_ENVIRONMENT), ("views", CAPTURE_ENVIRONMENT), ("apply", {}))
     ]
 
 

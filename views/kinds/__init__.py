@@ -1,0 +1,1 @@
+"""The kinds of view, one module each: found by `views.registry`."""
