@@ -1,17 +1,23 @@
-"""The two jobs of the bake-off over sorted runs of Arrow columns.
+"""The two jobs of the bake-off over the state tables of views (`views.state`), with a checkpoint after each batch.
 
 Both are functions of a batch of whole transactions and of the stored state. `Totals` gives one row per key and
 transaction, so what it emits does not depend on where batches are cut; `Pairs` gives the net change of a batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from bench.views.state.sorted_runs import Rows, SortedRuns, hashed, joined, newest
-from cdc.arrays import Bools, Ints
+from cdc.arrays import AnyArray, Bools, Ints
+from views.state import checkpoint
+from views.state.key_hash import hashes
+from views.state.table import StateTable
+
+_POSITION = "position"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +27,49 @@ class Emitted:
     columns: tuple[Ints, ...]
 
 
+class StoredTables:
+    """The tables of one partition of several, in a folder, with the number of the last batch that they contain."""
+
+    def __init__(self, folder: Path, columns: Mapping[str, tuple[str, ...]]) -> None:
+        self._folder = folder
+        self.tables = {
+            name: StateTable(pa.schema([(each, pa.int64()) for each in own])) for name, own in columns.items()
+        }
+        facts = checkpoint.facts_of(folder)
+        self.position = -1
+        if facts is not None:
+            checkpoint.load(folder, self.tables)
+            self.position = int(facts[_POSITION])
+
+    def save(self, position: int) -> None:
+        """Make the tables durable."""
+        checkpoint.save(self._folder, self.tables, {_POSITION: str(position)})
+        self.position = position
+
+    def files(self) -> tuple[int, int]:
+        """Runs, and bytes of all files."""
+        runs = sum(len(table.runs) for table in self.tables.values())
+        return runs, sum(path.stat().st_size for path in self._folder.iterdir())
+
+    def erase(self, key: int) -> None:
+        """Remove the rows of a key, and write every file without them."""
+        keys = _texts(np.array([key]))
+        for table in self.tables.values():
+            rows = table.lookup(hashes(keys))
+            if rows.num_rows:
+                table.put(_texts(_column(rows, "key")), _identities(rows), np.zeros(rows.num_rows, np.bool_), rows)
+            table.compact()
+        self.save(self.position)
+
+
 class Totals:
     """Sum and count per key, for the keys of one partition of several."""
 
-    def __init__(self, folder: Path, partition: int, partitions: int) -> None:
-        self.main = SortedRuns(folder / f"totals-{partition}", 2)
-        self._partition, self._partitions = partition, partitions
+    columns: Mapping[str, tuple[str, ...]] = {"main": ("key", "sum", "count")}
 
-    @property
-    def position(self) -> int:
-        """The number of the last batch in the state."""
-        return self.main.position
+    def __init__(self, stored: StoredTables, partition: int, partitions: int) -> None:
+        self.stored = stored
+        self._partition, self._partitions = partition, partitions
 
     def apply(self, number: int, events: pa.Table) -> Emitted:
         """Columns: lsn, key, sum, count."""
@@ -44,52 +82,80 @@ class Totals:
         amount, count = np.add.reduceat(amount[order], first), np.add.reduceat(count[order], first)
         key, lsn = key[first], lsn[first]
         own = _starts(key)
-        before = _stored(self.main, key[own])
+        table = self.stored.tables["main"]
+        before = _totals_of(table, key[own])
         sums, counts = _running(amount, own, before[0]), _running(count, own, before[1])
         last = np.append(own[1:], len(key)) - 1
-        live = (counts > 0).astype(np.int64)
-        rows = Rows(key[last], np.zeros(len(last), np.int64), live[last], (sums[last], counts[last]))
-        self.main.commit(rows, number)
+        keys = _texts(key[last])
+        table.put(keys, keys, counts[last] > 0, _table(self.columns["main"], key[last], sums[last], counts[last]))
+        self.stored.save(number)
         return Emitted((lsn, key, sums, counts))
 
 
 class Pairs:
     """Items with their orders, for the orders of one partition of several."""
 
-    def __init__(self, folder: Path, partition: int, partitions: int) -> None:
-        self.orders = SortedRuns(folder / f"orders-{partition}", 1)
-        self.main = SortedRuns(folder / f"items-{partition}", 1)
-        self._partition, self._partitions = partition, partitions
+    columns: Mapping[str, tuple[str, ...]] = {"main": ("key", "item", "value"), "orders": ("key", "item", "value")}
 
-    @property
-    def position(self) -> int:
-        """The number of the last batch in the state."""
-        return self.main.position
+    def __init__(self, stored: StoredTables, partition: int, partitions: int) -> None:
+        self.stored = stored
+        self._partition, self._partitions = partition, partitions
 
     def apply(self, number: int, events: pa.Table) -> Emitted:
         """Columns: order, item, the order's value, the item's value, live."""
-        rows = _states(events)
-        rows = rows.take(_own(rows.key, self._partition, self._partitions))
-        changed = newest(rows.take(rows.sub == 0)), newest(rows.take(rows.sub != 0))
-        if self.orders.position < number:  # a process may have ended between the two commits
-            self.orders.commit(changed[0], number)
-        self.main.commit(changed[1], number)
-        whole = changed[0].key
-        beside = changed[1].take(~np.isin(changed[1].key, whole) | (changed[1].live == 0))
-        items = joined([self.main.find(whole), beside])
-        orders = self.orders.find(np.unique(items.key))
-        at = np.searchsorted(orders.key, items.key)
-        return Emitted((items.key, items.sub, orders.values[0][at], items.values[0], items.live))
+        rows = events.filter(pa.array(_own(_column(events, "order_id"), self._partition, self._partitions)))
+        rows = rows.select(["order_id", "item_id", "value", "live"]).rename_columns(["key", "item", "value", "live"])
+        whole = pc.equal(rows["item"], pa.scalar(0))
+        orders, items = rows.filter(whole), rows.filter(pc.invert(whole))
+        for name, changed in (("orders", orders), ("main", items)):
+            live = _column(changed, "live") == 1
+            self.stored.tables[name].put(_texts(_column(changed, "key")), _identities(changed), live, changed)
+        self.stored.save(number)
+        return self._emitted(np.unique(_column(orders, "key")), items)
+
+    def _emitted(self, orders: Ints, items: pa.Table) -> Emitted:
+        """All items of the changed orders, and the other changed items; deleted ones in any case."""
+        live = _column(items, "live") == 1
+        beside = _last(items.filter(pa.array(~(live & np.isin(_column(items, "key"), orders)))))
+        found = self.stored.tables["main"].lookup(hashes(_texts(orders)))
+        key, item, value = (
+            np.concatenate([_column(found, name), _column(beside, name)]) for name in self.columns["main"]
+        )
+        alive = np.concatenate([np.ones(found.num_rows, np.int64), _column(beside, "live")])
+        parents = self.stored.tables["orders"].lookup(hashes(_texts(np.unique(key))))
+        order = np.argsort(_column(parents, "key"))
+        at = order[np.searchsorted(_column(parents, "key"), key, sorter=order)]
+        return Emitted((key, item, _column(parents, "value")[at], value, alive))
+
+
+def _texts(numbers: Ints) -> AnyArray:
+    return pc.cast(pa.array(numbers), pa.string())
+
+
+def _identities(rows: pa.Table) -> AnyArray:
+    """What tells the rows of one key apart."""
+    return _texts(_column(rows, "item" if "item" in rows.column_names else "key"))
+
+
+def _column(rows: pa.Table, name: str) -> Ints:
+    values: Ints = rows[name].to_numpy()
+    return values
+
+
+def _table(names: tuple[str, ...], *columns: Ints) -> pa.Table:
+    return pa.table(dict(zip(names, map(pa.array, columns), strict=True)))
+
+
+def _last(rows: pa.Table) -> pa.Table:
+    """The last row of each item."""
+    items = _column(rows, "item")[::-1]
+    places = len(items) - 1 - np.unique(items, return_index=True)[1]
+    return rows.take(pa.array(places))
 
 
 def _own(key: Ints, partition: int, partitions: int) -> Bools:
-    own: Bools = hashed(key) % np.uint64(partitions) == partition
+    own: Bools = hashes(_texts(key), 1) % np.uint64(partitions) == partition
     return own
-
-
-def _states(events: pa.Table) -> Rows:
-    key, sub, live, value = (events[name].to_numpy() for name in ("order_id", "item_id", "live", "value"))
-    return Rows(key, sub, live, (value,))
 
 
 def _deltas(events: pa.Table) -> tuple[Ints, Ints, Ints, Ints]:
@@ -97,9 +163,9 @@ def _deltas(events: pa.Table) -> tuple[Ints, Ints, Ints, Ints]:
     added, taken = (events.filter(events[name].is_valid()) for name in ("key", "old_key"))
     ones = np.ones(added.num_rows + taken.num_rows, np.int64)
     ones[added.num_rows :] = -1
-    key = np.concatenate([added["key"].to_numpy(), taken["old_key"].to_numpy()])
-    lsn = np.concatenate([added["lsn"].to_numpy(), taken["lsn"].to_numpy()])
-    amount = np.concatenate([added["amount"].to_numpy(), taken["old_amount"].to_numpy()])
+    key = np.concatenate([_column(added, "key"), _column(taken, "old_key")])
+    lsn = np.concatenate([_column(added, "lsn"), _column(taken, "lsn")])
+    amount = np.concatenate([_column(added, "amount"), _column(taken, "old_amount")])
     return key, lsn, amount * ones, ones
 
 
@@ -112,12 +178,12 @@ def _starts(*columns: Ints) -> Ints:
     return np.flatnonzero(changed)
 
 
-def _stored(state: SortedRuns, keys: Ints) -> tuple[Ints, Ints]:
+def _totals_of(table: StateTable, keys: Ints) -> tuple[Ints, Ints]:
     """The stored sum and count of each of the sorted keys, 0 where there is none."""
-    rows = state.find(keys)
-    at = np.searchsorted(keys, rows.key)
+    rows = table.lookup(hashes(_texts(keys)))
+    at = np.searchsorted(keys, _column(rows, "key"))
     sums, counts = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
-    sums[at], counts[at] = rows.values
+    sums[at], counts[at] = _column(rows, "sum"), _column(rows, "count")
     return sums, counts
 
 

@@ -10,7 +10,7 @@ import sys
 
 from bench.views.state.measured import Settings
 
-ARROW = "sorted_runs"
+ARROW = "state_tables"
 CONTENDERS = ("built_in", "by_rows", "by_pandas", ARROW)
 
 

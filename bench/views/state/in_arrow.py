@@ -1,15 +1,16 @@
-"""The contender of the bake-off with sorted runs: each worker process has some partitions of the state."""
+"""The contender of the bake-off with state tables: each worker process has some partitions of the state."""
 
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
 from bench.views.state import events
-from bench.views.state.arrow_jobs import Emitted, Pairs, Totals
+from bench.views.state.arrow_jobs import Emitted, Pairs, StoredTables, Totals
 from bench.views.state.measured import COLUMNS, PARTITIONS, Figures, Mark, Settings, answer
 
-_JOBS = {"totals": Totals, "pairs": Pairs}
+_JOBS: Mapping[str, type[Totals] | type[Pairs]] = {"totals": Totals, "pairs": Pairs}
 _open: dict[tuple[str, int], Totals | Pairs] = {}
 """In a worker process: the partitions that it has opened, by their home and number."""
 
@@ -45,12 +46,22 @@ def _processed(
 
 
 def _apply(job: str, home: str, partitions: tuple[int, ...], folder: str, number: int) -> list[Emitted]:
-    for partition in partitions:
-        if (home, partition) not in _open:
-            _open[home, partition] = _JOBS[job](Path(home), partition, PARTITIONS)
-    behind = [_open[home, partition] for partition in partitions if _open[home, partition].position < number]
-    rows = events.read_batch(Path(folder), number) if behind else None
+    behind = [each for each in (_opened(job, home, one) for one in partitions) if each.stored.position < number]
+    if not behind:
+        return []
+    rows = events.read_batch(Path(folder), number)
     return [each.apply(number, rows) for each in behind]
+
+
+def _opened(job: str, home: str, partition: int) -> Totals | Pairs:
+    if (home, partition) not in _open:
+        kind: type[Totals] | type[Pairs] = _JOBS[job]
+        _open[home, partition] = kind(_stored(job, home, partition), partition, PARTITIONS)
+    return _open[home, partition]
+
+
+def _stored(job: str, home: str, partition: int) -> StoredTables:
+    return StoredTables(Path(home) / f"state-{partition}", _JOBS[job].columns)
 
 
 def _rows(number: int, job: str, emitted: Emitted) -> list[Figures]:
@@ -60,17 +71,15 @@ def _rows(number: int, job: str, emitted: Emitted) -> list[Figures]:
 
 
 def _inspected(settings: Settings) -> Figures:
-    """The state as of the batch before the last, of the partitions of the first worker; and a key erased."""
-    mine = [each for (home, _), each in _open.items() if home == settings.home]
+    """The whole state as of the last checkpoint, of the partitions of the first worker; and a key erased."""
+    mine = [number for home, number in _open if home == settings.home]
     begun = Mark.now()
-    rows = sum(len(each.main.as_of(each.position - 1)) for each in mine)
+    again = [_stored(settings.job, settings.home, number) for number in mine]
+    rows = sum(piece.num_rows for each in again for piece in each.tables["main"].scan())
     read = {"rows": rows, "partitions": len(mine), **Mark.now().since(begun)}
-    runs, size = (sum(each) for each in zip(*(each.main.size() for each in mine), strict=True))
+    stored = [_open[settings.home, number].stored for number in mine]
+    runs, size = (sum(each) for each in zip(*(each.files() for each in stored), strict=True))
     begun = Mark.now()
-    erased = sum(each.main.erase(settings.erase) for each in mine) if settings.erase else 0
-    return {
-        "as_of_earlier_batch": read,
-        "runs": runs,
-        "bytes": size,
-        "erase_key": {"files_written": erased, **Mark.now().since(begun)},
-    }
+    for each in stored:
+        each.erase(settings.erase)
+    return {"read": read, "runs": runs, "bytes": size, "erase_key": Mark.now().since(begun)}

@@ -71,7 +71,7 @@ def _read(spark: "SparkSession", settings: Settings) -> Figures:
     rows = reader.load(settings.home).count()
     figures = Mark.now().since(begun)
     size = sum(path.stat().st_size for path in (home / "state").rglob("*") if path.is_file())
-    return {"as_of_earlier_batch": {"rows": rows, **figures}, "bytes": size}
+    return {"read": {"rows": rows, **figures}, "bytes": size}
 
 
 def _variable(settings: Settings) -> dict[str, str]:
