@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench import cpu_meter
-from bench.sinks.pipeline import Positions, Process
+from bench.sinks.pipeline import Process
 from bench.views.peers import Arrivals
 from bench.views.place import ViewEnvironment, ViewPipeline
 from bench.views.workloads import Workload
@@ -51,60 +51,67 @@ def catch_up(pipeline: ViewPipeline, workload: Workload, churn: Callable[[], int
     cpu_meter.wait(lambda: views.alive() and _reached(log, name) >= loaded, "the loaded rows", 1800)
     views.end()
     changes, target = churn(), pipeline.captured()
-    before = log.head()[1]
     views = pipeline.start("views")
-    with Positions(log, [name]) as positions:
-        steps = positions.steps[name]
-        cpu_meter.wait(lambda: views.alive() and steps and steps[-1].reached > loaded, "the first batch", 600, 0.002)
-        used = _cpu(views, capture)
-        cpu_meter.wait(lambda: views.alive() and positions.reached() >= target, "the last batch", 1800, 0.01)
-        used = _cpu(views, capture) - used
-    first = next(step for step in steps if step.reached > loaded)
-    counted = _changes_after(log, Lsn(first.reached), before, workload.tables)
-    if not counted:
+    steps: list[Step] = []
+    with LogArrivals(log, workload.view["name"], lambda commit: steps.append(_step(commit, views, capture))):
+        cpu_meter.wait(lambda: views.alive() and _reached(log, name) >= target, "the backlog", 1800, 0.05)
+    if len(steps) < 2:
         raise RuntimeError("all changes came in one batch: ask for more CHANGES")
+    first, last = steps[0], steps[-1]
+    counted = _changes_between(log, first.commit, last.commit, workload.tables)
     return {
-        "events_per_s": round(counted / (steps[-1].monotonic - first.monotonic)),
-        "cpu_us_per_event": round(used / counted * 1e6, 1),
+        "events_per_s": round(counted / (last.monotonic - first.monotonic)),
+        "cpu_us_per_event": round((last.cpu - first.cpu) / counted * 1e6, 1),
         "counted": counted,
         "changes": changes,
         "load": cpu_meter.load(),
     }
 
 
-def _cpu(*processes: Process) -> float:
-    return sum(process.cpu() for process in processes)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rows of the view in the log: the commit that they reflect, the time, and the CPU used so far."""
+
+    commit: int
+    monotonic: float
+    cpu: float
+
+
+def _step(commit: int, *processes: Process) -> Step:
+    return Step(commit, time.monotonic(), sum(process.cpu() for process in processes))
 
 
 def _reached(log: LogReader, name: str) -> int:
     return max((int(consumer.reached) for consumer in log.consumers() if consumer.name == name), default=0)
 
 
-def _changes_after(log: LogReader, after: Lsn, until: Lsn, tables: Sequence[str]) -> int:
+def _changes_between(log: LogReader, after: int, until: int, tables: Sequence[str]) -> int:
     names = pa.array(list(tables))
     count = 0
-    for piece in log.read(log.seek(after)):
+    for piece in log.read(log.seek(Lsn(after))):
         rows = piece.rows.filter(pc.is_in(piece.rows["table"], value_set=names))
         commits = rows["commit_lsn"].to_numpy()
-        count += int(np.sum((commits >= after) & (commits <= until)))
+        count += int(np.sum((commits > after) & (commits <= until)))
     return count
 
 
 class LogArrivals(Arrivals):
-    """Rows of a view in the log."""
+    """Rows of a view in the log. `seen` gets the newest commit LSN of each piece of the log that has any."""
 
-    def __init__(self, log: LogReader, view: str) -> None:
+    def __init__(self, log: LogReader, view: str, seen: Callable[[int], None] | None = None) -> None:
         super().__init__()
-        self._log, self._table = log, pa.scalar(str(TableId("view", view)))
+        self._log, self._table, self._seen = log, pa.scalar(str(TableId("view", view))), seen
         self._offset: Offset = log.head()[0]
 
     def _run(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
             for piece in self._log.read(self._offset):
                 self._offset = piece.offset
-                times = piece.rows.filter(pc.equal(piece.rows["table"], self._table))["commit_ts"]
-                if len(times):
-                    self.note(pc.max(times).cast(pa.int64()).as_py())
+                rows = piece.rows.filter(pc.equal(piece.rows["table"], self._table))
+                if rows.num_rows:
+                    self.note(pc.max(rows["commit_ts"]).cast(pa.int64()).as_py())
+                    if self._seen:
+                        self._seen(pc.max(rows["commit_lsn"]).as_py())
 
 
 # -- into a store

@@ -1,7 +1,7 @@
 """Views: whether they are right, what they cost, and what other programs do with the same changes.
 
     python -m bench.views.run
-        (KINDS, PEERS, PARTS, TRANSACTIONS, SCALE, CHANGES, SECONDS, RATE, OUT from the environment)
+        (KINDS, CONTENDERS, PARTS, TRANSACTIONS, SCALE, CHANGES, SECONDS, RATE, OUT from the environment)
 
 `make bench-views` writes bench/results/views.json. `consistency`: see `bench.views.consistency`. `kinds`: for each of
 `bench.views.workloads`, a loaded state of SCALE times ten thousand rows, then a backlog of CHANGES changes, then RATE
@@ -27,14 +27,17 @@ import pyarrow.compute as pc
 
 from bench import cpu_meter
 from bench.comparison import RESULTS, machine, write
-from bench.views import consistency, quix, structured
+from bench.views import consistency, millrace, quix, structured
 from bench.views.peers import PEERS, Arrivals, Peer, TopicArrivals, create_topic, figures
 from bench.views.place import PREFIX, ViewEnvironment, ViewPipeline, view_environment
 from bench.views.workloads import WORKLOADS, Workload
 from cdc.ports import LogReader
 
 _LIMITS: Mapping[str, Mapping[str, str]] = {"structured_streaming": structured.LIMITS, "quix_streams": quix.LIMITS}
+MILLRACE = "millrace"
 _WARM_SECONDS = 10.0
+_BATCHES = 10
+"""Micro-batches of a topic's backlog; as many changes as in those of Millrace, if there are 200,000."""
 Figures = dict[str, Any]
 
 
@@ -74,7 +77,7 @@ def peers(environment: ViewEnvironment, workload: Workload, sizes: Sizes, names:
         running = {}
         for name in names:
             own = {"kind": workload.name, "bootstrap": bootstrap, "topics": topics, "out": f"{workload.name}-{name}",
-                   "home": str(home / name)}  # fmt: skip
+                   "home": str(home / name), "limit": max(1_000, sizes.changes // _BATCHES)}  # fmt: skip
             create_topic(bootstrap, own["out"])
             running[name] = stack.enter_context(Peer(name, own, home / f"{name}.log"))
             running[name].ask("catch_up")
@@ -122,13 +125,33 @@ def latency(pipeline: ViewPipeline, workload: Workload, sizes: Sizes, arrivals: 
     return {"latency_ms": cpu_meter.percentiles(ages), "workload_late_s": round(late, 3)}
 
 
+def own_view(environment: ViewEnvironment, workload: Workload, sizes: Sizes) -> Figures:
+    """Millrace, over the segment log."""
+    dsn = environment.database.dsn
+    workload.create(dsn, sizes.scale)
+    pipeline = millrace.pipeline_of(environment, workload)
+    with ExitStack() as stack:
+        stack.callback(environment.database.drop_stream, "bench_segments")
+        stack.callback(pipeline.end)
+        found = millrace.catch_up(pipeline, workload, lambda: _churned(pipeline, workload, dsn, sizes))
+        arrivals = millrace.LogArrivals(pipeline.log(), workload.view["name"])
+        found |= latency(pipeline, workload, sizes, arrivals, 9)
+        if workload.view["kind"] == "documents":
+            found |= millrace.into_opensearch(pipeline, workload, sizes.scale, sizes.rate, sizes.seconds)
+    return found
+
+
 def kinds(sizes: Sizes, chosen: Sequence[Workload], names: Sequence[str]) -> Figures:
     """By kind."""
     found: Figures = {}
-    with view_environment() as environment:
+    own = MILLRACE in names
+    with view_environment(opensearch=own) as environment:
         for workload in chosen:
-            found[workload.name] = {"peers": peers(environment, workload, sizes, names)}
-            print(workload.name, json.dumps(found[workload.name]), flush=True)
+            each = own_view(environment, workload, sizes) if own else {}
+            if others := [name for name in names if name != MILLRACE]:
+                each["peers"] = peers(environment, workload, sizes, others)
+            found[workload.name] = each
+            print(workload.name, json.dumps(each), flush=True)
     return found
 
 
@@ -150,7 +173,7 @@ def main() -> None:
     if "kinds" in parts:
         sizes, variable = Sizes.from_environment(), os.environ.get
         wanted = variable("KINDS", " ".join(each.name for each in WORKLOADS)).split()
-        names = variable("PEERS", " ".join(PEERS)).split()
+        names = variable("CONTENDERS", " ".join((MILLRACE, *PEERS))).split()
         found = {"kinds": kinds(sizes, [each for each in WORKLOADS if each.name in wanted], names)}
         earlier: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         told = {**machine(), "load": cpu_meter.load(), "scale": sizes.scale, "changes": sizes.changes}

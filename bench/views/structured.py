@@ -2,10 +2,10 @@
 
     python -m bench.views.structured JSON
 
-The JSON object has `kind`, `bootstrap`, `topics` (by table), `out` and `home`. Commands come line by line on standard
-input: `catch_up` processes what the topics have and prints what it measured; `live` goes on until `stop`. Results are
-written to the topic `out` with the commit time, `ts_us`, of the newest change that they have. LIMITS says what each
-result is not.
+The JSON object has `kind`, `bootstrap`, `topics` (by table), `out`, `home` and `limit`, the offsets per trigger.
+Commands come line by line on standard input: `catch_up` processes what the topics have and prints what it measured;
+`live` goes on until `stop`. Results are written to the topic `out` with the commit time, `ts_us`, of the newest change
+that they have. LIMITS says what each result is not.
 """
 
 import json
@@ -32,7 +32,6 @@ LIMITS: Mapping[str, str] = {
     "windows": "what is later than the watermark is dropped, also corrections and cancellations of older sales; how "
     "much that is depends on the micro-batches",
 }
-_OFFSETS_PER_TRIGGER = 20_000
 _WATERMARK = "30 minutes"
 _ROWS = {
     "public.customers": "id bigint, name string, city string",
@@ -49,7 +48,7 @@ def changes(spark: "SparkSession", settings: Mapping[str, Any], table: str) -> "
     """The changes of a table: op, before, after, and `row`, the newer of the two."""
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", settings["bootstrap"])
     reader = reader.option("subscribe", settings["topics"][table]).option("startingOffsets", "earliest")
-    messages = reader.option("maxOffsetsPerTrigger", _OFFSETS_PER_TRIGGER).load().where("value is not null")
+    messages = reader.option("maxOffsetsPerTrigger", settings["limit"]).load().where("value is not null")
     row = f"struct<{_ROWS[table].replace(' ', ': ')}>".replace(",: ", ", ")
     envelope = f"op string, before {row}, after {row}, source struct<ts_us: bigint>"
     parsed = messages.selectExpr(f"from_json(cast(value as string), '{envelope}') as change")
