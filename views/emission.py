@@ -7,39 +7,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.arrays import Ints
-from cdc.model import LOG_SCHEMA, Lsn, TableId
+from cdc.model import LOG_SCHEMA, TableId
 from cdc.ports import LogReader, Offset
-from views.dataflow.delta import AT, ID, SIGN, delta_schema, net
-from views.dataflow.output import OUTPUT, ROW, Output, changes
+from views.dataflow.delta import ID, delta_schema, net
+from views.dataflow.output import OUTPUT, ROW, Moment, Output, changes
 from views.state import checkpoint
 from views.state.table import StateTable
 
 
-def stamped(rows: pa.Table, batch: pa.Table) -> pa.Table:
-    """Changes of a view with the commit times of the transactions that they reflect, which are in `batch`."""
-    if not rows.num_rows or not batch.num_rows:
-        return rows
-    lsns, first = np.unique(batch.column("commit_lsn").to_numpy(), return_index=True)
-    place = np.searchsorted(lsns, rows.column("commit_lsn").to_numpy()).clip(0, len(lsns) - 1)
-    times = batch.column("commit_ts").combine_chunks().take(pa.array(first[place]))
-    return _with(rows, "commit_ts", times)
-
-
-def whole_content(output: Output) -> Iterator[pa.Table]:
-    """Every row with its own version, in pieces; at least one, which may be empty."""
+def whole_content(output: Output, moment: Moment) -> Iterator[pa.Table]:
+    """Every row as a row of LOG_SCHEMA, in pieces; at least one, which may be empty."""
     yield LOG_SCHEMA.empty_table()
-    yield from output.all_rows()
+    for piece in output.content():
+        yield changes(output.view, piece, moment, read=True)
 
 
-def replacement(output: Output, former: pa.Table, at: Lsn) -> pa.Table:
-    """The changes that turn a former content (ID and ROW) into that of `output`, all as of one LSN."""
-    view = output.view
-    parts = [_signed(former.column(ID), former.column(ROW), -1)]
-    parts += [_signed(rows.column(ID), rows.column(ROW), 1) for rows in output.rows.scan()]
-    found = changes(view, net(pa.concat_tables(parts).combine_chunks()))
-    lsns = pa.array(np.full(found.num_rows, at, np.int64))
-    return _with(_with(found, "version", lsns), "commit_lsn", lsns)
+def replacement(output: Output, former: pa.Table, moment: Moment) -> pa.Table:
+    """The changes that turn a former content (ID and ROW) into that of `output`."""
+    signs = pa.array(np.full(former.num_rows, -1, np.int8))
+    gone = pa.table([former.column(ID), signs, former.column(ROW)], delta_schema(OUTPUT))
+    return changes(output.view, net(pa.concat_tables([gone, *output.content()]).combine_chunks()), moment)
 
 
 def former_content(folder: Path, definition: str, view: TableId, log: LogReader) -> pa.Table:
@@ -62,15 +49,5 @@ def _replay(rows: pa.Table, table: StateTable) -> None:
         table.clear()
     rows = rows.slice(start)
     live = pc.not_equal(rows.column("op"), pa.scalar("d")).to_numpy()
-    columns = pa.table([rows.column("key"), rows.column("commit_lsn"), rows.column("after")], table.columns)
+    columns = pa.table([rows.column("key"), rows.column("after")], table.columns)
     table.put(rows.column("key"), rows.column("key"), live, columns)
-
-
-def _signed(ids: pa.ChunkedArray, rows: pa.ChunkedArray, sign: int) -> pa.Table:
-    count = len(ids)
-    zeros: Ints = np.zeros(count, np.int64)
-    return pa.table([ids, pa.array(np.full(count, sign, np.int8)), pa.array(zeros), rows], delta_schema(OUTPUT))
-
-
-def _with(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    return rows.set_column(rows.column_names.index(name), LOG_SCHEMA.field(name), values)

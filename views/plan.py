@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from cdc.model import TableId, TableSchema
 from views.dataflow.graph import Graph
 
@@ -18,7 +20,8 @@ class Plan:
     """The rows of the view; their key columns are flagged."""
     graph: Callable[[], Graph]
     """Makes the steps, without state."""
-    referee: str
-    """SQL for DuckDB that computes the whole view from the captured tables, as `_id` and `_json`, to compare with."""
+    referee: Callable[[Mapping[TableId, pa.Table]], pa.Table]
+    """Computes the whole view at once from the captured tables, to compare with: ID and ROW of every row. The tables
+    have `_id` (the row's key) and the needed columns as cells."""
     definition: str
     """A text that is the same as long as the view computes the same: state of another definition is not used."""

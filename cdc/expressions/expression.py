@@ -51,11 +51,21 @@ def parse(text: str, place: str, *, aggregates: bool = False) -> Expression:
             f"{place}{_error_position(error)}: this is no SQL expression.",
             "Write an expression as in a SELECT of Postgres, for instance: price * quantity",
         ) from None
-    for identifier in parsed.find_all(exp.Identifier):
+    fold_names(parsed)
+    return checked(parsed, text, place, aggregates=aggregates)
+
+
+def fold_names(tree: exp.Expr) -> None:
+    """Make unquoted names lower case, as Postgres does."""
+    for identifier in tree.find_all(exp.Identifier):
         if not identifier.quoted:
             identifier.set("this", identifier.name.lower())
-    expression = Expression(text, place, tuple(dict.fromkeys(map(column_name, parsed.find_all(exp.Column)))), parsed)
-    for node in parsed.walk():
+
+
+def checked(tree: exp.Expr, text: str, place: str, *, aggregates: bool = False) -> Expression:
+    """A part of a parsed statement `text` as an expression. Raises ConfigError like `parse`."""
+    expression = Expression(text, place, tuple(dict.fromkeys(map(column_name, tree.find_all(exp.Column)))), tree)
+    for node in tree.walk():
         _check(expression, node, aggregates)
     return expression
 

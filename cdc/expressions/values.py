@@ -57,6 +57,14 @@ def typed_or_misfits(images: AnyArray, columns: Mapping[str, str]) -> Typed:
     return json_objects.typed({name: (arrow_type(type_), _form(type_)) for name, type_ in columns.items()}, images)
 
 
+def typed_cells(cells: AnyArray, type_: str) -> AnyArray:
+    """JSON texts of values of this type as a column; null for null. Raises ValueError for a value that does not fit."""
+    found, misfits = json_objects.typed_cells(cells, arrow_type(type_), _form(type_))
+    if misfits:
+        raise ValueError(f"a value does not fit {type_}")
+    return found
+
+
 def _form(type_: str) -> ValueForm:
     if type_ == "JSON" or type_.endswith("[]"):
         return ValueForm.JSON
@@ -70,7 +78,7 @@ def json_cells(column: AnyArray, type_: str) -> AnyArray:
         return _text_cells(values, type_)
     connection = engine.cursor()
     connection.register("given", pa.table({"x": values}))
-    query = f"SELECT {_cell('x', type_)} AS cell FROM given"  # noqa: S608  SQL of this module
+    query = f"SELECT {cell_sql('x', type_)} AS cell FROM given"  # noqa: S608  SQL of this module
     cells: AnyArray = connection.sql(query).to_arrow_table()["cell"].combine_chunks()
     return cells.cast(pa.string())
 
@@ -84,10 +92,10 @@ def _text_cells(values: AnyArray, type_: str) -> AnyArray:
     return all_quoted(values)
 
 
-def _cell(value: str, type_: str) -> str:
+def cell_sql(value: str, type_: str) -> str:
     """SQL that gives the JSON text of a value."""
     if type_.endswith("[]"):
-        element = _cell("e", type_.removesuffix("[]"))
+        element = cell_sql("e", type_.removesuffix("[]"))
         return f"'[' || array_to_string(list_transform({value}, lambda e: coalesce({element}, 'null')), ',') || ']'"
     if type_ in _FIXED_DIGITS:
         return _float(value, type_)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Bools
-from cdc.json_text.columns import RawColumn, members
+from cdc.json_text.columns import RawColumn, members, raw_column
 
 NO_OBJECT = ""
 """In `Typed.misfits`, instead of a column's name: the text of the row is no JSON object."""
@@ -55,6 +55,11 @@ def typed(columns: Mapping[str, tuple[pa.DataType, ValueForm]], images: AnyArray
         for row in unfit:
             misfits.setdefault(row, name)
     return Typed(read, misfits)
+
+
+def typed_cells(cells: AnyArray, type_: pa.DataType, form: ValueForm) -> tuple[AnyArray, list[int]]:
+    """JSON texts of values as a column of this type, and the numbers of the rows whose value does not fit."""
+    return _column(raw_column(cells), type_, form)
 
 
 def no_values(count: int, type_: pa.DataType) -> AnyArray:

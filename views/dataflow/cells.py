@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
 from cdc.json_text.members import quote
-from views.dataflow.delta import AT, ID, SIGN
+from views.dataflow.delta import ID, SIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Selected:
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows with other columns."""
-        columns = {name: delta.column(name) for name in (ID, SIGN, AT, *self.keep)}
+        columns = {name: delta.column(name) for name in (ID, SIGN, *self.keep)}
         for name, parts in self.keys:
             columns[name] = joined([delta.column(part) for part in parts])
         for name, members in self.objects:
@@ -79,5 +79,5 @@ class Renamed:
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows."""
-        columns = {ID: delta.column(self.id or ID), SIGN: delta.column(SIGN), AT: delta.column(AT)}
+        columns = {ID: delta.column(self.id or ID), SIGN: delta.column(SIGN)}
         return pa.table({**columns, **{new: delta.column(old) for old, new in self.names}})

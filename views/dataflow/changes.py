@@ -16,7 +16,7 @@ from cdc.errors import ViewError
 from cdc.json_text.columns import members
 from cdc.key_range import KeyRange
 from cdc.model import TableId
-from views.dataflow.delta import AT, ID, SIGN, codes, delta_schema, net, union
+from views.dataflow.delta import ID, codes, delta_schema, net, union
 from views.state.key_hash import hashes
 from views.state.table import StateTable
 
@@ -29,7 +29,6 @@ class _Chains:
 
     ids: AnyArray
     alive: Bools
-    at: Ints
     stored: Bools
     first: Bools
     """The first row of a key."""
@@ -64,13 +63,13 @@ class TableChanges:
 
     def _removed(self, change: dict[str, object]) -> pa.Table:
         """The rows that a truncate or a removed range takes."""
-        found = [rows for rows in self.state.scan()]
+        found = list(self.state.scan())
         rows = pa.concat_tables(found) if found else self.state.lookup(np.zeros(0, np.uint64))
         if change["op"] == "p":
             rows = rows.filter(pa.array(KeyRange.parse(str(change["key"])).contains_keys(rows.column(ID))))
         gone = np.zeros(rows.num_rows, np.bool_)
         self.state.put(rows.column(ID), rows.column(ID), gone, rows)
-        return self._delta(rows, np.full(rows.num_rows, -1, np.int8), np.full(rows.num_rows, change["commit_lsn"]))
+        return self._delta(rows, np.full(rows.num_rows, -1, np.int8))
 
     def _changed(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
@@ -91,12 +90,11 @@ class TableChanges:
         kept = np.stack([had, has], axis=1).ravel()
         places = np.stack([np.maximum(before, 0), changed], axis=1).ravel()[kept]
         sign = np.tile(np.array([-1, 1], np.int8), len(changed))[kept]
-        at = np.repeat(chains.at[changed], 2)[kept]
         rows = chains.columns.add_column(0, ID, chains.ids).take(places)
-        return self._delta(rows, sign, at)
+        return self._delta(rows, sign)
 
-    def _delta(self, rows: pa.Table, sign: AnyArray, at: AnyArray) -> pa.Table:
-        own = [rows.column(ID), pa.array(sign, pa.int8()), pa.array(at, pa.int64())]
+    def _delta(self, rows: pa.Table, sign: AnyArray) -> pa.Table:
+        own = [rows.column(ID), pa.array(sign, pa.int8())]
         return pa.table([*own, *(rows.column(name) for name in self.columns)], self._schema)
 
     def _filled(self, rows: pa.Table) -> _Chains:
@@ -114,9 +112,8 @@ class TableChanges:
         stored = order < stored_count
         gone = pc.equal(rows.column("op"), pa.scalar("d")).to_numpy(zero_copy_only=False)
         alive = np.concatenate([np.ones(stored_count, np.bool_), ~gone])[order]
-        at = np.concatenate([np.zeros(stored_count, np.int64), rows.column("commit_lsn").to_numpy()])[order]
         columns = self._columns(rows, known, gone, order, first)
-        return _Chains(ids.take(pa.array(order)), alive, at, stored, first, last, columns)
+        return _Chains(ids.take(pa.array(order)), alive, stored, first, last, columns)
 
     def _columns(self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools) -> pa.Table:
         images = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks())

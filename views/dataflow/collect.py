@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.arrays import AnyArray, Ints
-from views.dataflow.delta import AT, ID, SIGN, codes, delta_schema, net
+from cdc.arrays import AnyArray
+from views.dataflow.delta import ID, SIGN, delta_schema, net
 from views.state.key_hash import hashes
 from views.state.table import StateTable
 
@@ -33,18 +33,16 @@ class Collect:
         if not known.num_rows:
             return delta_schema(OUTPUT).empty_table()
         keys = pc.unique(known.column(KEY).combine_chunks())
-        at = np.zeros(len(keys), np.int64)
-        np.maximum.at(at, codes(known.column(KEY)), known.column(AT).to_numpy())
         wanted = hashes(keys)
         before = _lists(self.items.lookup(wanted), keys)
         self.items.put(known.column(KEY), known.column(ID), known.column(SIGN).to_numpy() > 0, known)
         after = _lists(self.items.lookup(wanted), keys)
-        return net(pa.concat_tables([_rows(keys, before, at, -1), _rows(keys, after, at, 1)]))
+        return net(pa.concat_tables([_rows(keys, before, -1), _rows(keys, after, 1)]))
 
 
-def _rows(keys: AnyArray, lists: AnyArray, at: Ints, sign: int) -> pa.Table:
+def _rows(keys: AnyArray, lists: AnyArray, sign: int) -> pa.Table:
     signs = pa.array(np.full(len(keys), sign, np.int8))
-    rows = pa.table([keys, signs, pa.array(at), keys, lists], delta_schema(OUTPUT))
+    rows = pa.table([keys, signs, keys, lists], delta_schema(OUTPUT))
     return rows.filter(lists.is_valid())
 
 

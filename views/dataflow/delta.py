@@ -1,8 +1,7 @@
 """A delta: the changes of a table of rows between two positions of the log, as an Arrow table. Pure.
 
-Each row of a delta is a row that is no longer there (`_sign` -1) or that is there now (`_sign` 1). `_id` identifies it in
-its table, `_at` is the commit LSN of the transaction that changed it. A changed row is two rows of the delta, the old one
-first: rows with one id are in order.
+Each row of a delta is a row that is no longer there (`_sign` -1) or that is there now (`_sign` 1), and `_id` identifies
+it in its table. A changed row is two rows of the delta, the old one first: rows with one id are in order.
 """
 
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Bools, Ints
 
-ID, SIGN, AT = "_id", "_sign", "_at"
-_OWN = [pa.field(ID, pa.string()), pa.field(SIGN, pa.int8()), pa.field(AT, pa.int64())]
+ID, SIGN = "_id", "_sign"
+_OWN = [pa.field(ID, pa.string()), pa.field(SIGN, pa.int8())]
 
 
 def delta_schema(columns: pa.Schema) -> pa.Schema:
@@ -25,7 +24,7 @@ def delta_schema(columns: pa.Schema) -> pa.Schema:
 
 def data_names(delta: pa.Table) -> list[str]:
     """The columns of the rows themselves."""
-    return [name for name in delta.column_names if name not in (ID, SIGN, AT)]
+    return [name for name in delta.column_names if name not in (ID, SIGN)]
 
 
 def signs(delta: pa.Table) -> npt.NDArray[np.int8]:
@@ -50,10 +49,7 @@ def union(deltas: Sequence[pa.Table]) -> pa.Table:
 
 
 def net(delta: pa.Table) -> pa.Table:
-    """At most one old and one new row for each id; nothing for a row that is what it was.
-
-    `_at` is that of the last change of the id: its row stays what it is from there to the end of the batch.
-    """
+    """At most one old and one new row for each id; nothing for a row that is what it was."""
     count = delta.num_rows
     if not count:
         return delta
@@ -61,7 +57,6 @@ def net(delta: pa.Table) -> pa.Table:
     order = np.argsort(group, kind="stable")
     firsts = np.flatnonzero(np.diff(group[order], prepend=-1))
     lasts = np.append(firsts[1:], count) - 1
-    latest = np.maximum.reduceat(delta.column(AT).to_numpy()[order], firsts)
     sign = signs(delta)
     old, new = order[firsts], order[lasts]
     had, has = sign[old] < 0, sign[new] > 0
@@ -70,9 +65,7 @@ def net(delta: pa.Table) -> pa.Table:
     had, has = had & ~same, has & ~same
     # The old row directly before the new one: rows with one id stay in order.
     chosen = np.stack([old, new], axis=1).ravel()[np.stack([had, has], axis=1).ravel()]
-    at = np.repeat(latest, 2)[np.stack([had, has], axis=1).ravel()]
-    rows = delta.take(chosen)
-    return rows.set_column(rows.column_names.index(AT), _OWN[2], pa.array(at, pa.int64()))
+    return delta.take(chosen)
 
 
 def differing(rows: pa.Table, left: Ints, right: Ints) -> Bools:

@@ -7,9 +7,10 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model import LOG_SCHEMA, TableId
+from cdc.model import TableId
 from views.dataflow.changes import TableChanges
-from views.dataflow.output import Output
+from views.dataflow.delta import delta_schema
+from views.dataflow.output import OUTPUT, Output
 from views.state.table import StateTable
 
 
@@ -54,10 +55,10 @@ class Graph:
             table.stored(tables[name].runs)
 
     def step(self, rows: pa.Table) -> pa.Table:
-        """The changes of the view that follow from these changes of the log, which are whole transactions."""
+        """The net delta of the view that follows from these changes of the log, which are whole transactions."""
         deltas = [each.step(_of(rows, each.table)) for each in self.inputs]
         if not any(delta.num_rows for delta in deltas):
-            return LOG_SCHEMA.empty_table()
+            return delta_schema(OUTPUT).empty_table()
         for node in self.nodes:
             deltas.append(node.step.step(*(deltas[source] for source in node.sources)))
         return self.output.step(deltas[-1])

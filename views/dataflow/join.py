@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Ints
-from views.dataflow.delta import AT, ID, SIGN, codes, delta_schema, net, union
+from views.dataflow.delta import ID, SIGN, codes, delta_schema, net, union
 from views.state.key_hash import hashes
 from views.state.runs import spread
 from views.state.table import StateTable
@@ -75,25 +75,19 @@ class Join:
             alone[mine] = False
             found.append(self._joined(name, delta.filter(pa.array(alone)), None))
         if self._keeps["right" if name == "left" else "left"]:
-            sign, at = own.flips(delta)
-            found.append(self._flipped(name, matches.column(other.side.key), matches, sign, at))
+            found.append(self._flipped(name, matches, other.side.key, own.flips(delta)))
         own.put(delta, counted=self.kind != "inner")
         return found
 
     def _flipped(
-        self, name: Literal["left", "right"], keys: AnyArray, rows: pa.Table, sign: dict[str, int], at: dict[str, int]
+        self, name: Literal["left", "right"], rows: pa.Table, key: str, flips: tuple[AnyArray, Ints]
     ) -> pa.Table:
         """The rows of the other side that are alone from now on, or no longer."""
-        keyed = pc.index_in(keys, value_set=pa.array(list(sign), pa.string()))
-        places = keyed.combine_chunks() if isinstance(keyed, pa.ChunkedArray) else keyed
-        known = places.is_valid()
-        index = places.filter(known).to_numpy()
-        chosen = rows.filter(known)
-        signs = np.array(list(sign.values()), np.int8)[index] if len(index) else np.zeros(0, np.int8)
-        changed = np.array(list(at.values()), np.int64)[index] if len(index) else np.zeros(0, np.int64)
-        moment = np.maximum(changed, chosen.column(AT).to_numpy())
-        delta = chosen.set_column(chosen.column_names.index(AT), AT, pa.array(moment))
-        delta = delta.append_column(SIGN, pa.array(signs, pa.int8()))
+        names, signs = flips
+        place = pc.index_in(rows.column(key), value_set=names)
+        known = place.is_valid()
+        sign = signs[place.filter(known).to_numpy()]
+        delta = rows.filter(known).append_column(SIGN, pa.array(sign, pa.int8()))
         return self._joined("right" if name == "left" else "left", delta, None)
 
     def _joined(self, name: Literal["left", "right"], own: pa.Table, other: pa.Table | None) -> pa.Table:
@@ -103,11 +97,8 @@ class Join:
         ids = pc.binary_join_element_wise(
             nothing if left is None else left.column(ID), nothing if right is None else right.column(ID), _SEPARATOR
         )
-        at = own.column(AT).to_numpy()
-        if other is not None:
-            at = np.maximum(at, other.column(AT).to_numpy())
         columns = [*self._left.shown(left, own.num_rows), *self._right.shown(right, own.num_rows)]
-        return pa.table([ids, own.column(SIGN), pa.array(at), *columns], delta_schema(self._columns))
+        return pa.table([ids, own.column(SIGN), *columns], delta_schema(self._columns))
 
 
 class _Half:
@@ -115,7 +106,7 @@ class _Half:
 
     def __init__(self, side: Side) -> None:
         self.side = side
-        self.rows = StateTable(pa.schema([(ID, pa.string()), (AT, pa.int64()), *side.columns]))
+        self.rows = StateTable(pa.schema([(ID, pa.string()), *side.columns]))
         self.counts = StateTable(_COUNTS)
 
     def put(self, delta: pa.Table, *, counted: bool) -> None:
@@ -140,20 +131,13 @@ class _Half:
         before[place.filter(known).to_numpy()] = stored.filter(known).column("count").to_numpy()
         return keys, before + change, before
 
-    def flips(self, delta: pa.Table) -> tuple[dict[str, int], dict[str, int]]:
-        """Keys that get their first row (-1: rows of the other side are no longer alone) or lose their last (1), and
-        the LSN of the last change of each."""
+    def flips(self, delta: pa.Table) -> tuple[AnyArray, Ints]:
+        """Keys that get their first row (-1: rows of the other side are no longer alone) or lose their last (1)."""
         known = delta.filter(delta.column(self.side.key).is_valid())
-        if not known.num_rows:
-            return {}, {}
         keys, after, before = self._changed_counts(known)
-        group = codes(known.column(self.side.key))
-        at = np.zeros(len(keys), np.int64)
-        np.maximum.at(at, group, known.column(AT).to_numpy())
         sign = np.where((before == 0) & (after > 0), -1, np.where((before > 0) & (after == 0), 1, 0))
         rows = np.flatnonzero(sign)
-        names = keys.take(pa.array(rows)).to_pylist()
-        return dict(zip(names, sign[rows].tolist(), strict=True)), dict(zip(names, at[rows].tolist(), strict=True))
+        return keys.take(pa.array(rows)), sign[rows]
 
     def shown(self, rows: pa.Table | None, count: int) -> list[AnyArray]:
         """The columns of the result that come from this side."""

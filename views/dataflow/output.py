@@ -1,14 +1,15 @@
 """The rows of a view as they were emitted, and the changes that follow from a delta. Pure but for the table's state."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.arrays import AnyArray
 from cdc.model import LOG_SCHEMA, TableId
-from views.dataflow.delta import AT, ID, SIGN, delta_schema, net
+from views.dataflow.delta import ID, SIGN, delta_schema, net
 from views.state.table import StateTable
 
 ROW = "_json"
@@ -21,7 +22,7 @@ class Output:
 
     def __init__(self, view: TableId) -> None:
         self.view = view
-        self.rows = StateTable(pa.schema([(ID, pa.string()), (AT, pa.int64()), *OUTPUT]))
+        self.rows = StateTable(pa.schema([(ID, pa.string()), *OUTPUT]))
 
     @property
     def tables(self) -> dict[str, StateTable]:
@@ -29,23 +30,30 @@ class Output:
         return {"rows": self.rows}
 
     def step(self, delta: pa.Table) -> pa.Table:
-        """The changes of the view, rows of LOG_SCHEMA, one for each key. The state has them afterwards."""
+        """The changes of the view, for `changes`. The state has them afterwards."""
         delta = net(delta)
         self.rows.put(delta.column(ID), delta.column(ID), delta.column(SIGN).to_numpy() > 0, delta)
-        return changes(self.view, delta)
+        return delta
 
-    def all_rows(self) -> Iterator[pa.Table]:
-        """Every row as a change of LOG_SCHEMA, in pieces: what a store that has nothing yet needs."""
+    def content(self) -> Iterator[pa.Table]:
+        """Every row as a delta, in pieces."""
         for rows in self.rows.scan():
             signs = pa.array(np.ones(rows.num_rows, np.int8))
-            delta = pa.table([rows.column(ID), signs, rows.column(AT), rows.column(ROW)], delta_schema(OUTPUT))
-            yield changes(self.view, delta, snapshot=True)
+            yield pa.table([rows.column(ID), signs, rows.column(ROW)], delta_schema(OUTPUT))
 
 
-def changes(view: TableId, delta: pa.Table, *, snapshot: bool = False) -> pa.Table:
-    """A net delta as rows of LOG_SCHEMA, ordered by commit; `commit_ts` is filled in by the caller.
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the changes of a batch reflect: everything up to this commit."""
 
-    An old row directly before the new one of its key is an update.
+    lsn: int
+    committed: datetime
+
+
+def changes(view: TableId, delta: pa.Table, moment: Moment, *, read: bool = False) -> pa.Table:
+    """A net delta as rows of LOG_SCHEMA. An old row directly before the new one of its key is an update.
+
+    `read`: rows that are there have op `r`, as those of a snapshot.
     """
     if not delta.num_rows:
         return LOG_SCHEMA.empty_table()
@@ -55,35 +63,29 @@ def changes(view: TableId, delta: pa.Table, *, snapshot: bool = False) -> pa.Tab
     updated = np.zeros(count, np.bool_)
     same = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     updated[1:] = same & (sign[1:] > 0) & (sign[:-1] < 0)
-    former = np.append(updated[1:], False)
-    ops = np.where(updated, "u", np.where(sign > 0, "r" if snapshot else "c", "d"))
+    kept = ~np.append(updated[1:], False)
+    ops = np.where(updated, "u", np.where(sign > 0, "r" if read else "c", "d"))
     rows = delta.column(ROW).combine_chunks()
     nothing = pa.scalar(None, pa.string())
     previous = rows.take(pa.array(np.maximum(np.arange(count) - 1, 0)))
     before = pc.if_else(pa.array(updated), previous, pc.if_else(pa.array(sign < 0), rows, nothing))
     after = pc.if_else(pa.array(sign > 0), rows, nothing)
-    found = _log_rows(view, pa.array(ops.tolist(), pa.string()), ids, after, before, delta.column(AT))
-    kept = found.filter(pa.array(~former))
-    return kept.sort_by([("commit_lsn", "ascending")]).set_column(
-        LOG_SCHEMA.get_field_index("ordinal"), LOG_SCHEMA.field("ordinal"), pa.array(np.arange(kept.num_rows))
-    )
+    images = pa.table({"op": pa.array(ops.tolist(), pa.string()), "key": ids, "after": after, "before": before})
+    return _log_rows(view, images.filter(pa.array(kept)), moment)
 
 
-def _log_rows(view: TableId, ops: AnyArray, ids: AnyArray, after: AnyArray, before: AnyArray, at: AnyArray) -> pa.Table:
-    count = len(ops)
-    zeros = pa.array(np.zeros(count, np.int64))
+def _log_rows(view: TableId, images: pa.Table, moment: Moment) -> pa.Table:
+    count = images.num_rows
+    lsns = pa.array(np.full(count, moment.lsn, np.int64))
     columns = {
-        "table": pa.array([str(view)]).take(zeros),
-        "op": ops,
-        "key": ids,
-        "after": after,
-        "before": before,
+        "table": pa.repeat(str(view), count),
         "unchanged": pa.nulls(count, LOG_SCHEMA.field("unchanged").type),
-        "version": at,
-        "commit_lsn": at,
-        "ordinal": zeros,
-        "xid": zeros,
-        "commit_ts": zeros.cast(LOG_SCHEMA.field("commit_ts").type),
+        "version": lsns,
+        "commit_lsn": lsns,
+        "ordinal": pa.array(np.arange(count)),
+        "xid": pa.array(np.zeros(count, np.int64)),
+        "commit_ts": pa.repeat(pa.scalar(moment.committed, LOG_SCHEMA.field("commit_ts").type), count),
         "schema_id": pa.array(np.zeros(count, np.int32)),
     }
-    return pa.table([columns[name] for name in LOG_SCHEMA.names], LOG_SCHEMA)
+    own = images.column_names
+    return pa.table([images.column(name) if name in own else columns[name] for name in LOG_SCHEMA.names], LOG_SCHEMA)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from cdc.config.settings import Section, TableField, ViewSettings
 from cdc.errors import ConfigError
+from cdc.expressions import engine
 from cdc.json_text.members import quote
 from cdc.model import Column, ForeignKey, PgType, TableId, TableSchema
 from views.catalog import Catalog
@@ -82,7 +83,8 @@ def plan(settings: DocumentSettings, catalog: Catalog) -> Plan:
     referee = f"select {_quoted(ID)}, {_quoted('_doc')} as {_quoted(ROW)} from ({_sql(root, ())})"
     definition = json.dumps([repr(root), referee], sort_keys=True)
     digest = hashlib.sha256(definition.encode()).hexdigest()[:16]
-    return Plan(settings.name, columns, schema, partial(_graph, settings, root, columns), referee, digest)
+    make = partial(_graph, settings, root, columns)
+    return Plan(settings.name, columns, schema, make, partial(_whole, referee), digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,9 @@ def _matched(steps: _Steps, found: int, match: _Match, path: str) -> tuple[Side,
     else:
         steps.add(f"{path} by row", Selected((ITEM,), ((KEY, match.own),)), [found], "")
         one = pa.schema([(KEY, _TEXT), (ITEM, _TEXT)])
-        return Side(KEY, one, ()), f"each row gets its {path.rpartition('.')[2]}, looked up by ({', '.join(match.outer)})"
+        return Side(
+            KEY, one, ()
+        ), f"each row gets its {path.rpartition('.')[2]}, looked up by ({', '.join(match.outer)})"
     steps.add(f"{path} list", Collect(), [found], f"collects {path.rpartition('.')[2]} by ({', '.join(match.own)})")
     many = pa.schema([(KEY, _TEXT), (LIST, _TEXT)])
     return Side(KEY, many, ()), f"each row gets its {path.rpartition('.')[2]}, looked up by ({', '.join(match.outer)})"
@@ -271,6 +275,15 @@ def _through(steps: _Steps, found: int, match: _Match, link: TableId, path: str)
     left = Side("_far", pa.schema([(KEY, _TEXT), ("_far", _TEXT)]), (KEY, ""))
     right = Side("_far", pa.schema([("_far", _TEXT), *list(INPUT)[1:]]), ("", ORDER, ITEM))
     return steps.add(f"{path} through {link.name}", Join(left, right, "inner"), [links, far], f"joins {link}")
+
+
+def _whole(query: str, tables: Mapping[TableId, pa.Table]) -> pa.Table:
+    """The documents by DuckDB's own joins."""
+    connection = engine.cursor()
+    for table, cells in tables.items():
+        connection.register(str(table), cells)
+    found: pa.Table = connection.sql(query).to_arrow_table()
+    return found
 
 
 def _sql(part: _Part, need: Sequence[str]) -> str:

@@ -25,7 +25,5 @@ def read(connection: Connection, tables: Iterable[TableId]) -> tuple[ForeignKey,
     wanted = set(tables)
     with explained("reading foreign keys"):
         rows = connection.execute(_QUERY, [sorted({table.schema for table in wanted})]).fetchall()
-    found = [
-        ForeignKey(TableId(row[0], row[1]), tuple(row[4]), TableId(row[2], row[3]), tuple(row[5])) for row in rows
-    ]
+    found = [ForeignKey(TableId(row[0], row[1]), tuple(row[4]), TableId(row[2], row[3]), tuple(row[5])) for row in rows]
     return tuple(key for key in found if key.table in wanted and key.parent in wanted)

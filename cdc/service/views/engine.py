@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,8 @@ from cdc.ports import LogReader, Offset
 from cdc.service.views.catalog import all_rows_read, catalog_of
 from cdc.service.views.view_run import ViewRun, consumer_of
 from views import registry
-from views.emission import former_content, replacement, stamped, whole_content
+from views.dataflow.output import Moment, changes
+from views.emission import former_content, replacement, whole_content
 from views.output_files import MARK_PREFIX, OutputFile, OutputFolder, view_folder
 from views.state import checkpoint
 
@@ -171,11 +173,13 @@ class ViewEngine:
     def _compute(self, rows: pa.Table, position: Offset, reached: Lsn) -> None:
         self._check_schemas(rows)
         self._computing = True
-        changes = stamped(self._graph.step(rows), rows)
+        delta = self._graph.step(rows)
         failpoint.reached("views.after_step")
         self._position, self._reached, self._dirty, self._computing = position, reached, True, False
-        if changes.num_rows and self._live and self._until is None:
-            self._hand_over(changes, Mark(position, reached, self._plan.definition, self._emission))
+        if delta.num_rows and self._live and self._until is None:
+            moment = Moment(pc.max(rows.column("commit_lsn")).as_py(), pc.max(rows.column("commit_ts")).as_py())
+            mark = Mark(position, reached, self._plan.definition, self._emission)
+            self._hand_over(changes(self._view.table, delta, moment), mark)
 
     def _check_schemas(self, rows: pa.Table) -> None:
         """Raise ViewError if a table has lost a column that the view needs: its values would silently be null."""
@@ -229,10 +233,13 @@ class ViewEngine:
 
     def _first_content(self) -> Iterator[tuple[pa.Table, Mark]]:
         if not self._former or self._former == self._plan.definition:
-            return self._in_parts(whole_content(self._graph.output))
+            return self._in_parts(whole_content(self._graph.output, self._now()))
         former = former_content(self._states, self._former, self._view.table, self._log)
-        # Below the end of the log: no later commit has this version.
-        return self._in_parts(iter([replacement(self._graph.output, former, Lsn(self._reached - 1))]))
+        return self._in_parts(iter([replacement(self._graph.output, former, self._now())]))
+
+    def _now(self) -> Moment:
+        """The position as a moment: above every commit that was read, below every later one."""
+        return Moment(self._reached - 1, datetime.now(UTC))
 
     def _in_parts(self, pieces: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, Mark]]:
         """The pieces, each with its mark; the state must not change before the last one."""
@@ -254,14 +261,19 @@ class ViewEngine:
         if not request or self._answering is not None:
             return False
         self._answering = (request, self._put)
-        self._parts = self._in_parts(whole_content(self._graph.output))
+        self._parts = self._in_parts(whole_content(self._graph.output, self._now()))
         return True
 
     # -- checkpoints
 
     def _save(self) -> bool:
         """Make a checkpoint, unless some output is still on its way to the log."""
-        if not self._dirty or self._computing or self._until is not None or (self._live and self._folder.mark() != self._put):
+        if (
+            not self._dirty
+            or self._computing
+            or self._until is not None
+            or (self._live and self._folder.mark() != self._put)
+        ):
             return False
         facts = {"offset": self._position, "lsn": str(self._reached), "mark": self._put if self._live else ""}
         checkpoint.save(self._state, self._graph.tables, facts)
