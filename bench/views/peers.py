@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from bench import cpu_meter
 from bench.environment import folder

@@ -6,6 +6,7 @@ Settings and commands are those of `bench.views.structured`; a phase also ends w
 LIMITS says what each result is not.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -147,8 +148,6 @@ KINDS: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 
 def run(settings: Mapping[str, Any], phase: str) -> dict[str, Any]:
     """Process messages until none comes for a while. The first some hundred are not counted."""
-    from quixstreams import Application
-
     marks: list[tuple[float, float]] = []
     seen = [0]
 
@@ -158,12 +157,12 @@ def run(settings: Mapping[str, Any], phase: str) -> dict[str, Any]:
             marks.append((time.monotonic(), tree_cpu(os.getpid())))
 
     _dropped[0] = 0
-    app = Application(
+    app = importlib.import_module("quixstreams").Application(
         broker_address=settings["bootstrap"], consumer_group=settings["out"], auto_offset_reset="earliest",
         state_dir=settings["home"], loglevel="ERROR", on_message_processed=note, use_changelog_topics=True,
     )  # fmt: skip
     result = KINDS[settings["kind"]](app, settings)
-    result.to_topic(app.topic(settings["out"]))
+    result.to_topic(app.topic(settings["out"], key_serializer="json"))
     app.run(timeout=_IDLE_SECONDS[phase], collect=False)
     if len(marks) < 2:
         return {"seconds": 0.0, "cpu_seconds": 0.0, "share": 0.0}

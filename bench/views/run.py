@@ -31,6 +31,7 @@ from bench.views import consistency, millrace, quix, structured
 from bench.views.peers import PEERS, Arrivals, Peer, TopicArrivals, create_topic, figures
 from bench.views.place import PREFIX, ViewEnvironment, ViewPipeline, view_environment
 from bench.views.workloads import WORKLOADS, Workload
+from cdc.arrays import Ints
 from cdc.ports import LogReader
 
 _LIMITS: Mapping[str, Mapping[str, str]] = {"structured_streaming": structured.LIMITS, "quix_streams": quix.LIMITS}
@@ -78,7 +79,7 @@ def peers(environment: ViewEnvironment, workload: Workload, sizes: Sizes, names:
         for name in names:
             own = {"kind": workload.name, "bootstrap": bootstrap, "topics": topics, "out": f"{workload.name}-{name}",
                    "home": str(home / name), "limit": max(1_000, sizes.changes // _BATCHES)}  # fmt: skip
-            create_topic(bootstrap, own["out"])
+            create_topic(bootstrap, f"{workload.name}-{name}")
             running[name] = stack.enter_context(Peer(name, own, home / f"{name}.log"))
             running[name].ask("catch_up")
         changes = _churned(pipeline, workload, dsn, sizes)
@@ -106,8 +107,8 @@ def _commits(log: LogReader, since: float, tables: Sequence[str]) -> list[int]:
     found: list[int] = []
     for piece in log.read(log.seek(datetime.fromtimestamp(since, UTC))):
         rows = piece.rows.filter(pc.is_in(piece.rows["table"], value_set=names))
-        times = rows["commit_ts"].cast(pa.int64()).to_pylist()
-        found += [micros for micros in times if micros >= since * 1e6]
+        times: Ints = rows["commit_ts"].cast(pa.int64()).to_numpy()
+        found += times[times >= since * 1e6].tolist()
     return found
 
 

@@ -205,7 +205,7 @@ JOINS = Workload(
     {
         "name": "timelines",
         "kind": "query",
-        "sql": "select f.follower, p.id as post, p.author, p.title"
+        "sql": "select f.follower, f.followee, p.id as post, p.title"
         " from public.follows f join public.posts p on p.author = f.followee",
     },
 )
@@ -243,7 +243,7 @@ WINDOWS = Workload(
         "name": "revenue_per_minute",
         "kind": "query",
         "sql": "select date_trunc('minute', placed_at) as minute, sum(cents) as cents, count(*) as sales"
-        " from public.sales group by 1",
+        " from public.sales group by date_trunc('minute', placed_at)",
     },
 )
 

@@ -150,7 +150,7 @@ def _last(rows: pa.Table) -> pa.Table:
     """The last row of each item."""
     items = _column(rows, "item")[::-1]
     places = len(items) - 1 - np.unique(items, return_index=True)[1]
-    return rows.take(pa.array(places))
+    return rows.take(places)
 
 
 def _own(key: Ints, partition: int, partitions: int) -> Bools:

@@ -162,7 +162,8 @@ class Orders:
             self._value[rows],
             self._live[rows].astype(np.int64),
         ]
-        return pa.table(columns, names=["lsn", "order_id", "item_id", "value", "live"])
+        names = ("lsn", "order_id", "item_id", "value", "live")
+        return pa.table(dict(zip(names, map(pa.array, columns), strict=True)))
 
 
 def write_batch(folder: Path, number: int, rows: pa.Table) -> None:

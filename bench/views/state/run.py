@@ -247,7 +247,8 @@ def history(home: Path) -> Figures:
 
 
 def _between(marks: Sequence[Figures], begin: int, end: int, size: int) -> float:
-    return round((marks[end]["cpu"] - marks[begin]["cpu"]) / ((end - begin) * size) * 1e6, 2)
+    used: float = marks[end]["cpu"] - marks[begin]["cpu"]
+    return round(used / ((end - begin) * size) * 1e6, 2)
 
 
 def spread_of(runs: Sequence[Mapping[str, Any]]) -> Figures:

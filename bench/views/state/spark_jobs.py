@@ -157,7 +157,7 @@ class _Pairs(StatefulProcessor):
         if whole:
             stored = {key[0]: value[0] for key, value in self._items.iterator()}
         else:
-            stored = {item: self._items.getValue((item,))[0] for item in touched}
+            stored = {item: (self._items.getValue((item,)) or (None,))[0] for item in touched}
         return gone + [(order, item, parent, value, 1) for item, value in stored.items()]
 
 
