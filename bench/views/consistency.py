@@ -157,10 +157,11 @@ def millrace(environment: ViewEnvironment, transactions: int) -> Figures:
     pipeline.start("capture")
     views = pipeline.start("views")
     try:
-        pipeline.captured()  # transfers before the snapshot would be rows, not changes
+        loaded = pipeline.captured()
+        cpu_meter.wait(lambda: views.alive() and pipeline.computed(loaded), "the first rows of the views", 300, 0.2)
         transfers(environment.database.dsn, transactions)
         target, log = pipeline.captured(), pipeline.log()
-        cpu_meter.wait(lambda: views.alive() and _reached(log, target), "the views", 1800, 0.2)
+        cpu_meter.wait(lambda: views.alive() and pipeline.computed(target), "the views", 1800, 0.2)
         verdicts = {"total_balance": total_balance(log), "half_balances": half_balances(log)}
     finally:
         views.end()
@@ -168,10 +169,6 @@ def millrace(environment: ViewEnvironment, transactions: int) -> Figures:
     if not all(each.emitted for each in verdicts.values()):
         raise RuntimeError("a view emitted nothing")
     return {name: asdict(each) for name, each in verdicts.items()}
-
-
-def _reached(log: LogReader, target: int) -> bool:
-    return all(int(consumer.reached) >= target for consumer in log.consumers() if consumer.name.startswith("view"))
 
 
 def textbook(environment: ViewEnvironment, transactions: int) -> Figures:

@@ -26,7 +26,6 @@ from bench.views.place import ViewEnvironment, ViewPipeline
 from bench.views.workloads import Workload
 from cdc.model import Lsn, TableId
 from cdc.ports import LogReader, Offset
-from cdc.service.views.view_run import consumer_of
 from sinks.opensearch.mapping import index_name
 
 _POLL_SECONDS = 0.002
@@ -44,17 +43,16 @@ def pipeline_of(environment: ViewEnvironment, workload: Workload) -> ViewPipelin
 def catch_up(pipeline: ViewPipeline, workload: Workload, churn: Callable[[], int]) -> Figures:
     """`churn` makes the backlog while the view does not run. The first batch, with the start of the process, is not
     counted."""
-    name = consumer_of(workload.view["name"])
     capture = pipeline.start("capture")
     loaded = pipeline.captured()
     views, log = pipeline.start("views"), pipeline.log()
-    cpu_meter.wait(lambda: views.alive() and _reached(log, name) >= loaded, "the loaded rows", 1800)
+    cpu_meter.wait(lambda: views.alive() and pipeline.computed(loaded), "the loaded rows", 1800)
     views.end()
     changes, target = churn(), pipeline.captured()
     views = pipeline.start("views")
     steps: list[Step] = []
     with LogArrivals(log, workload.view["name"], lambda commit: steps.append(_step(commit, views, capture))):
-        cpu_meter.wait(lambda: views.alive() and _reached(log, name) >= target, "the backlog", 1800, 0.05)
+        cpu_meter.wait(lambda: views.alive() and pipeline.computed(target), "the backlog", 1800, 0.05)
     if len(steps) < 2:
         raise RuntimeError("all changes came in one batch: ask for more CHANGES")
     first, last = steps[0], steps[-1]

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.environment import benchmark_postgres, workspace
 from bench.sinks.pipeline import Pipeline, SinkEnvironment
+from cdc.service.views.view_run import consumer_of
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
 
@@ -30,6 +31,18 @@ class ViewPipeline(Pipeline):
     """A pipeline with views. Its process `views` computes them."""
 
     views: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def computed(self, target: int) -> bool:
+        """Whether the log has the rows of every view as of an LSN. Raises RuntimeError if a view has failed."""
+        facts = self._status("views").get("views", {})
+        states = {name: view["state"] for name, view in facts.items()} if isinstance(facts, dict) else {}
+        if failed := [name for name, state in states.items() if state == "failed"]:
+            raise RuntimeError(f"view {failed[0]} failed; see {self.folder}")
+        reached = {consumer.name: int(consumer.reached) for consumer in self.log().consumers()}
+        return all(
+            states.get(name) == "live" and reached.get(consumer_of(name), 0) >= target
+            for name in (view["name"] for view in self.views)
+        )
 
     def _sections(self) -> dict[str, Any]:
         own: dict[str, Any] = {"views": [dict(view) for view in self.views]} if self.views else {}

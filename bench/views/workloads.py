@@ -138,6 +138,7 @@ DOCUMENTS = Workload(
         "create table public.items (id bigint primary key, order_id bigint not null references public.orders,"
         " product text not null, quantity int not null, price numeric(10,2) not null)",
         "create index on public.items (order_id)",
+        "alter table public.items replica identity full",  # peers find the order of a deleted item there
         "insert into public.customers select g, 'customer ' || g, 'city ' || g % 97"
         " from generate_series(1, {n} / 15) g",
         "insert into public.orders select g, 1 + g % ({n} / 15), 'new' from generate_series(1, {n} / 3) g",
@@ -195,7 +196,7 @@ JOINS = Workload(
     (
         "create table public.posts (id bigint primary key, author bigint not null, title text not null)",
         "create table public.follows (follower bigint, followee bigint, primary key (follower, followee))",
-        "alter table public.posts replica identity full",
+        "alter table public.posts replica identity full",  # peers find the author of a deleted post there
         "insert into public.posts select g, 1 + g % ({n} / 10), 'post ' || g from generate_series(1, {n}) g",
         "insert into public.follows select 1 + g % ({n} / 10), 1 + (g * 7 + g / ({n} / 10) * 31) % ({n} / 10)"
         " from generate_series(1, {n} / 2) g on conflict do nothing",
@@ -233,7 +234,7 @@ WINDOWS = Workload(
     ("public.sales",),
     (
         "create table public.sales (id bigint primary key, placed_at timestamptz not null, cents bigint not null)",
-        "alter table public.sales replica identity full",
+        "alter table public.sales replica identity full",  # peers find what to take back there
         "insert into public.sales select g, now() - ({n} - g) * interval '0.2 seconds', 100 + g % 9999"
         " from generate_series(1, {n}) g",
     ),
