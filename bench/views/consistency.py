@@ -155,16 +155,15 @@ def millrace(environment: ViewEnvironment, transactions: int) -> Figures:
     """Both views, computed while the transfers go on."""
     pipeline = ViewPipeline(environment, "segments", environment.home / "segments", tables=(TABLE,), views=VIEWS)
     pipeline.start("capture")
-    views = pipeline.start("views")
     try:
         loaded = pipeline.captured()
+        views = pipeline.start("views")
         cpu_meter.wait(lambda: views.alive() and pipeline.computed(loaded), "the first rows of the views", 300, 0.2)
         transfers(environment.database.dsn, transactions)
         target, log = pipeline.captured(), pipeline.log()
         cpu_meter.wait(lambda: views.alive() and pipeline.computed(target), "the views", 1800, 0.2)
         verdicts = {"total_balance": total_balance(log), "half_balances": half_balances(log)}
     finally:
-        views.end()
         pipeline.end()
     if not all(each.emitted for each in verdicts.values()):
         raise RuntimeError("a view emitted nothing")

@@ -32,6 +32,12 @@ class ViewPipeline(Pipeline):
 
     views: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
+    def end(self) -> None:
+        """Stop all processes. The views end before capture, which appends what they compute."""
+        if "views" in self._processes:
+            self._processes["views"].end()
+        Pipeline.end(self)
+
     def computed(self, target: int) -> bool:
         """Whether the log has the rows of every view as of an LSN. Raises RuntimeError if a view has failed."""
         facts = self._status("views").get("views", {})
