@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 
 from bench import cpu_meter
 from bench.comparison import RESULTS, machine, write
-from bench.views.place import PREFIX, ViewEnvironment, ViewPipeline, view_environment
+from bench.sinks.pipeline import SinkEnvironment
+from bench.views.place import ViewPipeline, view_environment
 from cdc.model import TableId
 from cdc.ports import LogReader
 
@@ -151,7 +152,7 @@ def accounts_by_commit(log: LogReader) -> dict[int, dict[int, int]]:
 # -- the two contenders
 
 
-def millrace(environment: ViewEnvironment, transactions: int) -> Figures:
+def millrace(environment: SinkEnvironment, transactions: int) -> Figures:
     """Both views, computed while the transfers go on."""
     pipeline = ViewPipeline(environment, "segments", environment.home / "segments", tables=(TABLE,), views=VIEWS)
     pipeline.start("capture")
@@ -170,7 +171,7 @@ def millrace(environment: ViewEnvironment, transactions: int) -> Figures:
     return {name: asdict(each) for name, each in verdicts.items()}
 
 
-def textbook(environment: ViewEnvironment, transactions: int) -> Figures:
+def textbook(environment: SinkEnvironment, transactions: int) -> Figures:
     """Both ways to write the query, over topics that were filled beforehand."""
     pipeline = ViewPipeline(environment, "kafka", environment.home / "kafka", tables=(TABLE,))
     pipeline.start("capture")
@@ -180,7 +181,7 @@ def textbook(environment: ViewEnvironment, transactions: int) -> Figures:
         pipeline.captured()
     finally:
         pipeline.end()
-    topic = {"bootstrap": environment.servers["kafka"].address, "topic": f"{PREFIX}.{TABLE}"}
+    topic = {"bootstrap": environment.servers["kafka"].address, "topic": pipeline.topics[TABLE]}
     found = {}
     for query in ("last_balances", "differences"):
         settings = {**topic, "query": query, "limit": OFFSETS_PER_TRIGGER}

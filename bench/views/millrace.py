@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench import cpu_meter
-from bench.sinks.pipeline import Process
+from bench.sinks.pipeline import Process, SinkEnvironment
 from bench.views.peers import Arrivals
-from bench.views.place import ViewEnvironment, ViewPipeline
+from bench.views.place import ViewPipeline
 from bench.views.workloads import Workload
 from cdc.model import Lsn, TableId
 from cdc.ports import LogReader, Offset
@@ -34,7 +34,7 @@ _INDEX_PREFIX = "bench-"
 Figures = dict[str, Any]
 
 
-def pipeline_of(environment: ViewEnvironment, workload: Workload) -> ViewPipeline:
+def pipeline_of(environment: SinkEnvironment, workload: Workload) -> ViewPipeline:
     """A pipeline over the segment log with the view of a workload, not started."""
     home = environment.home / f"millrace-{workload.name}"
     return ViewPipeline(environment, "segments", home, tables=workload.tables, views=(workload.view,))

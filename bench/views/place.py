@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bench.environment import benchmark_postgres, workspace
@@ -11,26 +11,19 @@ from cdc.service.views.view_run import consumer_of
 from deploy.local.kafka import Kafka
 from deploy.local.opensearch import OpenSearch
 
-PREFIX = "bench"
-"""Of the topics: `bench.public.orders`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ViewEnvironment(SinkEnvironment):
-    """Postgres, Kafka for the peers, and OpenSearch if it was asked for."""
-
-    def log(self, kind: str) -> dict[str, Any]:
-        """The log section of a pipeline; topics have as many partitions as by default."""
-        if kind == "segments":
-            return {"kind": "segments"}
-        return {"kind": "kafka", "bootstrap": self.servers["kafka"].address, "prefix": PREFIX}
-
 
 @dataclass(slots=True)
 class ViewPipeline(Pipeline):
     """A pipeline with views. Its process `views` computes them."""
 
-    views: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    views: Sequence[Mapping[str, Any]] = ()
+    prefix: str = "bench"
+    """Of the topics, if the log is Kafka: `bench.public.orders`. Two pipelines must not share it."""
+
+    @property
+    def topics(self) -> dict[str, str]:
+        """The topic of each table."""
+        return {table: f"{self.prefix}.{table}" for table in self.tables}
 
     def end(self) -> None:
         """Stop all processes. The views end before capture, which appends what they compute."""
@@ -51,13 +44,18 @@ class ViewPipeline(Pipeline):
         )
 
     def _sections(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"views": [dict(view) for view in self.views]} if self.views else {}
-        return {**Pipeline._sections(self), **own}
+        sections = Pipeline._sections(self)
+        if self.views:
+            sections["views"] = [dict(view) for view in self.views]
+        if self.kind == "kafka":
+            kafka = {"kind": "kafka", "bootstrap": self.environment.servers["kafka"].address}
+            sections["log"] = {**kafka, "prefix": self.prefix}  # partitions as by default
+        return sections
 
 
 @contextlib.contextmanager
-def view_environment(*, opensearch: bool = False) -> Iterator[ViewEnvironment]:
-    """Start the servers; stop and remove them at the end."""
+def view_environment(*, opensearch: bool = False) -> Iterator[SinkEnvironment]:
+    """Start Postgres, Kafka for the peers, and OpenSearch if it is asked for; stop and remove them at the end."""
     with workspace("views", benchmark_postgres(), Kafka(), OpenSearch()) as place:
         running = place.up("postgres", "kafka", *(("opensearch",) if opensearch else ()))
-        yield ViewEnvironment(place.home, place.database(), running)
+        yield SinkEnvironment(place.home, place.database(), running)

@@ -27,9 +27,10 @@ import pyarrow.compute as pc
 
 from bench import cpu_meter
 from bench.comparison import RESULTS, machine, write
+from bench.sinks.pipeline import SinkEnvironment
 from bench.views import consistency, millrace, quix, structured
 from bench.views.peers import PEERS, Arrivals, Peer, TopicArrivals, create_topic, figures
-from bench.views.place import PREFIX, ViewEnvironment, ViewPipeline, view_environment
+from bench.views.place import ViewPipeline, view_environment
 from bench.views.workloads import WORKLOADS, Workload
 from cdc.arrays import Ints
 from cdc.ports import LogReader
@@ -63,23 +64,23 @@ class Sizes:
         )
 
 
-def peers(environment: ViewEnvironment, workload: Workload, sizes: Sizes, names: Sequence[str]) -> Figures:
+def peers(environment: SinkEnvironment, workload: Workload, sizes: Sizes, names: Sequence[str]) -> Figures:
     """Each peer on the same topics."""
     dsn, bootstrap = environment.database.dsn, environment.servers["kafka"].address
     workload.create(dsn, sizes.scale)
     home = environment.home / f"peers-{workload.name}"
-    pipeline = ViewPipeline(environment, "kafka", home, tables=workload.tables)
+    pipeline = ViewPipeline(environment, "kafka", home, tables=workload.tables, prefix=f"bench_{workload.name}")
     pipeline.start("capture")
-    topics = {table: f"{PREFIX}.{table}" for table in workload.tables}
     with ExitStack() as stack:
         stack.callback(environment.database.drop_stream, "bench_kafka")
         stack.callback(pipeline.end)
         pipeline.captured()
         running = {}
         for name in names:
-            own = {"kind": workload.name, "bootstrap": bootstrap, "topics": topics, "out": f"{workload.name}-{name}",
-                   "home": str(home / name), "limit": max(1_000, sizes.changes // _BATCHES)}  # fmt: skip
-            create_topic(bootstrap, f"{workload.name}-{name}")
+            topic = f"{workload.name}-{name}"
+            create_topic(bootstrap, topic)
+            own = {"kind": workload.name, "bootstrap": bootstrap, "topics": pipeline.topics, "out": topic}
+            own |= {"home": str(home / name), "limit": str(max(1_000, sizes.changes // _BATCHES))}
             running[name] = stack.enter_context(Peer(name, own, home / f"{name}.log"))
             running[name].ask("catch_up")
         changes = _churned(pipeline, workload, dsn, sizes)
@@ -126,7 +127,7 @@ def latency(pipeline: ViewPipeline, workload: Workload, sizes: Sizes, arrivals: 
     return {"latency_ms": cpu_meter.percentiles(ages), "workload_late_s": round(late, 3)}
 
 
-def own_view(environment: ViewEnvironment, workload: Workload, sizes: Sizes) -> Figures:
+def own_view(environment: SinkEnvironment, workload: Workload, sizes: Sizes) -> Figures:
     """Millrace, over the segment log."""
     dsn = environment.database.dsn
     workload.create(dsn, sizes.scale)
