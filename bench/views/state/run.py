@@ -10,7 +10,7 @@ operators refuse or drop. `cost`: with KEYS rows of state, BATCHES batches of EV
 not count; then the first batch of a second process, which has only just run the same job on little data; the state read
 as of an earlier batch. `spread`: the same with the smallest of KEYS and one core. `history`: the cost of a batch as
 changes of few keys add up. Figures are medians of RUNS runs, with their range. CPU is that of the driver, its JVM and
-all Python processes. Parts that PARTS does not name keep their results.
+all Python processes. Parts and contenders that are not named keep their results.
 """
 
 import json
@@ -73,16 +73,14 @@ def measured(settings: Settings) -> Figures:
 # -- correctness
 
 
-def correctness(home: Path) -> Figures:
-    """By contender and job: whether the result is right, and whether it depends on cuts, a restart, a lost commit."""
-    found: dict[str, Figures] = {name: {} for name in chosen()}
+def correctness(home: Path, name: str) -> Figures:
+    """By job: whether the result is right, and whether it depends on cuts, a restart, a lost commit."""
+    found: Figures = {}
     for job in JOBS:
         source = _SOURCES[job](2_000)
         rows = pa.concat_tables([source.load(), *(source.changes(1_000) for _ in range(10))])
         right: Mapping[Any, Any] = source.totals() if isinstance(source, Amounts) else source.pairs()
-        for name, each in found.items():
-            each[job] = _compared(name, job, rows, right, home / f"{name}-{job}")
-            print(name, job, each[job], flush=True)
+        found[job] = _compared(name, job, rows, right, home / f"{name}-{job}")
     return found
 
 
@@ -139,33 +137,21 @@ def emitted(rows: Iterable[Mapping[str, Any]]) -> list[Any]:
 # -- cost
 
 
-def cost(home: Path) -> Figures:
-    """By contender, job and rows of state."""
-    return {
-        name: {job: {str(keys): _cost(home, name, job, keys, 2) for keys in _sizes_of(name)} for job in JOBS}
-        for name in chosen()
-    }
+def cost(home: Path, name: str) -> Figures:
+    """By job and rows of state."""
+    fitting = [keys for keys in sizes() if keys <= _MOST_KEYS.get(name, keys)]
+    return {job: {str(keys): _cost(home, name, job, keys, 2) for keys in fitting} for job in JOBS}
 
 
-def _sizes_of(name: str) -> list[int]:
-    return [keys for keys in sizes() if keys <= _MOST_KEYS.get(name, keys)]
-
-
-def spread(home: Path) -> Figures:
-    """By contender and job, with the smallest state: one core and two."""
-    keys = min(sizes())
-    return {
-        name: {job: {str(cores): _cost(home, name, job, keys, cores) for cores in (1, 2)} for job in JOBS}
-        for name in chosen()
-    }
+def spread(home: Path, name: str) -> Figures:
+    """By job, with the smallest state: one core and two."""
+    return {job: {str(cores): _cost(home, name, job, min(sizes()), cores) for cores in (1, 2)} for job in JOBS}
 
 
 def _cost(home: Path, name: str, job: str, keys: int, cores: int) -> Figures:
     made = _inputs(home, job, keys)
     runs = [_one_cost(Path(each), made, Settings(name, job, "", "", cores)) for each in _folders(home)]
-    found = spread_of(runs)
-    print(name, job, keys, f"{cores} cores", json.dumps(found), flush=True)
-    return found
+    return spread_of(runs)
 
 
 def _folders(home: Path) -> Iterable[str]:
@@ -225,24 +211,23 @@ def _loaded(made: Path) -> int:
     return events.read_batch(made / "main", 0).num_rows
 
 
-def history(home: Path) -> Figures:
-    """By contender and job: CPU per event of the first and of the last batches, while the keys stay the same."""
+def history(home: Path, name: str) -> Figures:
+    """By job: CPU per event of the first and of the last batches, while the keys stay the same."""
     count, size = _number("HISTORY_BATCHES", 60), 5_000
-    found: dict[str, Figures] = {name: {} for name in chosen()}
+    found: Figures = {}
     for job in JOBS:
         source = _SOURCES[job](_HISTORY_KEYS * 4)
-        rows = [source.load(), *(source.changes(size) for _ in range(count))]
-        for name, each in found.items():
-            with tempfile.TemporaryDirectory(dir=home) as own:
-                for number, batch in enumerate(rows):
-                    events.write_batch(Path(own) / "batches", number, batch)
-                marks = measured(Settings(name, job, f"{own}/batches", f"{own}/state"))["marks"]
-            each[job] = {
-                "changes": count * size,
-                "cpu_us_per_event_first": _between(marks, 1 + _UNCOUNTED, 11 + _UNCOUNTED, size),
-                "cpu_us_per_event_last": _between(marks, len(marks) - 11, len(marks) - 1, size),
-            }
-            print(name, job, each[job], flush=True)
+        with tempfile.TemporaryDirectory(dir=home) as own:
+            batches = Path(own) / "batches"
+            events.write_batch(batches, 0, source.load())
+            for number in range(1, count + 1):
+                events.write_batch(batches, number, source.changes(size))
+            marks = measured(Settings(name, job, str(batches), f"{own}/state"))["marks"]
+        found[job] = {
+            "changes": count * size,
+            "cpu_us_per_event_first": _between(marks, _UNCOUNTED, 10 + _UNCOUNTED, size),
+            "cpu_us_per_event_last": _between(marks, len(marks) - 11, len(marks) - 1, size),
+        }
     return found
 
 
@@ -277,13 +262,11 @@ def limits(home: Path) -> Figures:
     command = [sys.executable, "-m", "bench.views.state.limits", str(home / "limits")]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=1800)
     found: Figures = json.loads(done.stdout.splitlines()[-1])
-    print(json.dumps(found, indent=1), flush=True)
     return found
 
 
-PARTS: Mapping[str, Callable[[Path], Figures]] = {
+PARTS: Mapping[str, Callable[[Path, str], Figures]] = {
     "correctness": correctness,
-    "limits": limits,
     "spread": spread,
     "history": history,
     "cost": cost,
@@ -291,20 +274,29 @@ PARTS: Mapping[str, Callable[[Path], Figures]] = {
 
 
 def main() -> None:
-    """Measure the chosen parts, and write the results after each."""
+    """Measure the chosen parts of each chosen contender, and write the results after each."""
     path = Path(os.environ.get("OUT") or RESULTS / "view-state.json")
     results: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     with tempfile.TemporaryDirectory(prefix="state-", dir=bench_folder()) as home:
-        for name in os.environ.get("PARTS", " ".join(PARTS)).split():
-            results[name] = PARTS[name](Path(home))
-            told = {
-                **machine(),
-                "load": cpu_meter.load(),
-                "runs": _number("RUNS", 3),
-                "events": _number("EVENTS", 20_000),
-            }
-            results["measured"] = {**results.get("measured", {}), name: told}
-            write(path, results)
+        for part in os.environ.get("PARTS", " ".join(("limits", *PARTS))).split():
+            if part == "limits":
+                _keep(path, results, [part], limits(Path(home)))
+                continue
+            for name in chosen():
+                _keep(path, results, [part, name], PARTS[part](Path(home), name))
+
+
+def _keep(path: Path, results: Figures, place: Sequence[str], found: Figures) -> None:
+    """Put figures in their place, with how they were measured, and write all."""
+    *outer, last = place
+    told = {**machine(), "load": cpu_meter.load(), "runs": _number("RUNS", 3), "events": _number("EVENTS", 20_000)}
+    for root, value in ((results, found), (results.setdefault("measured", {}), told)):
+        inner = root
+        for each in outer:
+            inner = inner.setdefault(each, {})
+        inner[last] = value
+    write(path, results)
+    print(" ".join(place), json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
