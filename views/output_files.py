@@ -165,7 +165,8 @@ class OutputFolder:
             return ""
 
     def emitted_again(self, request: str) -> None:
-        """The whole content is in the log: call it once `mark` says so. A newer request stays: it began later."""
+        """The whole content is in the log: call it once `mark` is the mark after it or a later one (several files may
+        become one entry). A newer request stays: it began later."""
         if self.asked_to_emit_again() == request:
             remove(self._above / "emit-again")
 

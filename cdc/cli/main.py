@@ -13,6 +13,7 @@ from cdc.cli.data import backfill, fresh, refill, replay, resync, verify, why
 from cdc.cli.operate import control, dlq, log, run, tables
 from cdc.cli.output import ERR, OUT, JsonOption, print_json
 from cdc.cli.setup import doctor, pipeline_file
+from cdc.cli.views import view
 from cdc.errors import EnvironmentFault, MillraceError
 from cdc.service.daemon import footprint
 
@@ -47,7 +48,7 @@ for command in (
     completion.completion,
 ):
     app.command()(command)
-for name, group in {"config": pipeline_file.config_app, "log": log.app, "dlq": dlq.app}.items():
+for name, group in {"config": pipeline_file.config_app, "log": log.app, "dlq": dlq.app, "view": view.app}.items():
     app.add_typer(group, name=name)
 for extension in entry_points(group="millrace.commands"):
     loaded = extension.load()

@@ -47,6 +47,13 @@ def complete_sink(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def complete_view(context: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: the views of the pipeline file."""
+    settings = _settings(context)
+    names = [view.name for view in settings.views] if settings else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def complete_table(context: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: the tables of the pipeline file."""
     return [name for name in _tables(context) if name.startswith(incomplete)]
@@ -54,7 +61,7 @@ def complete_table(context: typer.Context, incomplete: str) -> list[str]:
 
 def _tables(context: typer.Context) -> list[str]:
     settings = _settings(context)
-    return [str(table.name) for table in settings.source.tables] if settings else []
+    return [str(table) for table in settings.tables] if settings else []
 
 
 def _settings(context: typer.Context) -> "Settings | None":

@@ -206,10 +206,11 @@ class Applier:
         finally:
             self.lock.release()
 
-    def recreate(self, schema: TableSchema) -> None:
-        """Replace a lost table by an empty one. Raises SinkError where that is impossible."""
+    def recreate(self, schema: TableSchema) -> bool:
+        """Replace a lost table by an empty one; False if this kind of sink cannot. Raises SinkError where that is
+        impossible now."""
         with self.lock:
-            self._store.recreate(schema)
+            return self._store.recreate(schema)
 
     def finish(self, deadline: float) -> None:
         """Wait at most `deadline` seconds for the current batch, then close the sink."""

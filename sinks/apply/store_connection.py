@@ -151,12 +151,15 @@ class StoreConnection:
         """Mark a table as prepared. Its next batch prepares it again: its schema may be an older one."""
         self._prepared[table] = -1
 
-    def recreate(self, schema: TableSchema) -> None:
-        """Replace a lost table by an empty one. Raises SinkError where that is impossible."""
+    def recreate(self, schema: TableSchema) -> bool:
+        """Replace a lost table by an empty one; False if this kind of sink cannot. Raises SinkError where that is
+        impossible now."""
         guard.require()
         sink = self.connect()
-        if isinstance(sink, Fingerprinted) and self.recorder is not None:
-            sink.recreate(schema)
-            self.prepare(sink, schema)
-            self.expect_older_schema(schema.table)
-            self.recorder.recreated(sink, schema)
+        if not isinstance(sink, Fingerprinted) or self.recorder is None:
+            return False
+        sink.recreate(schema)
+        self.prepare(sink, schema)
+        self.expect_older_schema(schema.table)
+        self.recorder.recreated(sink, schema)
+        return True

@@ -13,6 +13,7 @@ from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema
 from cdc.ports import Sink
 from cdc.service.apply.held_back_tables import HeldBackTables, TableRequests
 from cdc.service.apply.lost_tables import LostTables
+from cdc.service.apply.refill import TableRefill
 from cdc.service.observe.positions import Positions
 from cdc.service.state import status
 from cdc.service.state.skipped_tables import SkippedTables
@@ -25,6 +26,7 @@ from sinks.fold.folded import gather
 from tests.fix_log import FilledLog
 from tests.fix_processes import wait_until
 from tests.scenes.histories import Row, change, images, log_table, table
+from views.output_files import OutputFolder
 
 ITEMS, OTHERS = table(), table("others")
 BACKFILLED = 5
@@ -40,6 +42,20 @@ class NoRefill:
     def request(self, table: TableId) -> str:
         raise AssertionError(table)
 
+    def emit_again(self, view: TableId) -> str:
+        raise AssertionError(view)
+
+
+class _Asked(NoRefill):
+    """Asks the scene for backfills, and views by their files."""
+
+    def __init__(self, scene: "LossScene") -> None:
+        self._scene = scene
+        self.emit_again = TableRefill(scene.settings, scene.log.reader).emit_again  # type: ignore[method-assign]
+
+    def request(self, table: TableId) -> str:
+        return self._scene.ask(table)
+
 
 class LossScene:
     """`open_sink` connects to the store; with every look due, nothing waits for a clock."""
@@ -49,7 +65,9 @@ class LossScene:
         self.settings = settings
         self.open_sink = open_sink
         self.rows: dict[TableId, dict[str, str]] = {ITEMS.table: {}, OTHERS.table: {}}
+        self.versions: dict[TableId, dict[str, tuple[int, str]]] = {ITEMS.table: {}, OTHERS.table: {}}
         self.asked: list[TableId] = []
+        self.requests = TableRequests()
         for schema in (ITEMS, OTHERS):
             log.record(schema)
         self._version = 100
@@ -59,7 +77,8 @@ class LossScene:
     def start(self) -> None:
         """What a new process does."""
         sink = self.settings.sinks[0]
-        self.losses = LostTables(self.settings, sink, self.log.reader, self._ask)
+        self.losses = LostTables(self.settings, sink, self.log.reader, _Asked(self))
+        self.losses.follow(self.requests)
         self.applier = Applier(
             sink.name,
             open_sink=self.open_sink,
@@ -69,7 +88,7 @@ class LossScene:
             watch=self.losses,
         )
         skipped = SkippedTables(self.settings.state, sink.name)
-        self.held_back = HeldBackTables(self.log.reader, self.applier, skipped, NoRefill(), TableRequests())
+        self.held_back = HeldBackTables(self.log.reader, self.applier, skipped, _Asked(self), self.requests)
         self.held_back.restore()
         self.applier.open_store()
 
@@ -81,6 +100,7 @@ class LossScene:
         """A row goes: a batch of the stream."""
         self._version += 1
         self.rows[schema.table].pop(f'{{"id":{key}}}')
+        self.versions[schema.table].pop(f'{{"id":{key}}}')
         self._apply([change("d", f'{{"id":{key}}}', self._version, table=str(schema.table))])
 
     def both(self, *labels: str) -> None:
@@ -91,6 +111,7 @@ class LossScene:
         self._version += 1
         after = f'{{"id":{key},"label":"{label}"}}'
         self.rows[schema.table][f'{{"id":{key}}}'] = after
+        self.versions[schema.table][f'{{"id":{key}}}'] = (self._version, after)
         return change("u", f'{{"id":{key}}}', self._version, after, table=str(schema.table))
 
     def _apply(self, rows: list[Row]) -> None:
@@ -105,12 +126,23 @@ class LossScene:
         self.applier.check_losses()
         self.losses.repair(self.applier)
         with contextlib.suppress(TableLost):
-            self.held_back.follow(self.losses.with_lost(TableRequests()))
+            self.held_back.follow(self.losses.with_lost(self.requests))
 
-    def _ask(self, asked: TableId) -> str:
+    def ask(self, asked: TableId) -> str:
         self.asked.append(asked)
         self._requests += 1
         return f"{self._requests:X}"
+
+    def emit_again(self, table: TableId) -> None:
+        """What a view does with the request: its rows come through the log, each with the version that it had."""
+        folder = OutputFolder(self.settings.state, table.name)
+        request = folder.asked_to_emit_again()
+        assert request
+        rows = [
+            change("r", key, version, after, table=str(table)) for key, (version, after) in self.versions[table].items()
+        ]
+        self._apply([{**row, "commit_lsn": self.log.writer.progress().end} for row in rows])
+        folder.emitted_again(request)
 
     def read_again(self) -> None:
         """What capture does with the request: the table's rows come through the log, and the backfill is done."""

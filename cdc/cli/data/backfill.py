@@ -88,6 +88,12 @@ def _print_sql(settings: "Settings", asked: list[Request], actions: dict[str, st
 def _start(settings: "Settings", request: Request, wait: bool, as_json: bool) -> None:
     from snapshots.backfill.signing_key import control_key
 
+    if view := next((one.name for one in settings.views if one.table == request.table), ""):
+        raise ConfigError(
+            f"{request.table} is a view: its rows are computed from the log, not read from Postgres.",
+            f"To apply its rows in the log again: millrace replay --table {request.table}; to have it hand over all "
+            f"its rows again: millrace view emit {view}",
+        )
     if request.table not in {captured.name for captured in settings.source.tables}:
         known = ", ".join(str(captured.name) for captured in settings.source.tables)
         raise ConfigError(f"Table {request.table} is not captured.", f"Tables: {known}.")

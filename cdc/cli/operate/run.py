@@ -62,7 +62,7 @@ def _raise_final_error(config: Path, code: int) -> None:
     from cdc.service.state import status as files
 
     state = settings_from(config).state
-    for part in ("capture", "apply"):
+    for part in ("capture", "views", "apply"):
         facts = files.read(state, part)
         failure = nested(facts, "error")
         if facts.get("state") == "failed" and failure.get("message") and not failure.get("transient"):
@@ -99,11 +99,12 @@ def _facts(settings: "Settings") -> dict[str, Any]:
     from cdc.service.state import status as files
 
     daemon, capture, apply = (files.read(settings.state, part) for part in ("daemon", "capture", "apply"))
+    views = files.read(settings.state, "views") if settings.views else {}
     found = known_positions(settings)
     head, reached = found.head, found.reached
     dead_letters = DeadLetterCounts(settings.state, reached).read()
-    progress = PipelineProgress(capture, apply, found.positions, dead_letters=dead_letters)
-    troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC))
+    progress = PipelineProgress(capture, apply, found.positions, dead_letters=dead_letters, views=views)
+    troubles = reasons(capture, apply, tuple(reached), datetime.now(UTC), views=views, view_names=found.views)
     if daemon_pid(settings.state) is None and files.age(daemon, datetime.now(UTC)) > files.SILENT_AFTER:
         troubles = [Reason("daemon", "does not run.", "Start it: millrace run")]
     if found.trouble is not None:
@@ -116,10 +117,13 @@ def _facts(settings: "Settings") -> dict[str, Any]:
         "log": format_lsn(head),
         "reached": {name: format_lsn(lsn) for name, lsn in reached.items()},
         "behind_bytes": {name: max(0, head - lsn) if lsn else None for name, lsn in reached.items()},
+        "view_reached": {name: format_lsn(lsn) for name, lsn in found.views.items()},
+        "view_behind_bytes": {name: max(0, head - lsn) if lsn else None for name, lsn in found.views.items()},
         "paused": pauses.read(settings.state).facts(),
         "standbys": _standbys(settings),
         "daemon": daemon,
         "capture": capture,
+        "views": views,
         "apply": apply,
     }
 
@@ -147,7 +151,10 @@ def _print(facts: Mapping[str, Any]) -> None:
         sink = nested(facts["apply"], "sinks", name)
         started = "in the first snapshot" if sink.get("batches") else "not started"
         rows.append((name, sink.get("state", "not running"), started if behind is None else f"{behind:,} bytes behind"))
-    print_table(("sink", "state", "lag"), rows)
+    for name, behind in facts["view_behind_bytes"].items():
+        state = nested(facts["views"], "views", name).get("state", "not running")
+        rows.append((f"view {name}", state, "not started" if behind is None else f"{behind:,} bytes behind"))
+    print_table(("sink or view", "state", "lag"), rows)
     for name, part in nested(facts["daemon"], "parts").items():
         if isinstance(part, Mapping) and part.get("restarts"):
             OUT.print(f"{name}: {part['restarts']} restart(s), last reason: {part.get('last_exit')}", markup=False)
@@ -231,7 +238,7 @@ def _late(message: str, lacking: "Sequence[Excepted]", scope: "Scope") -> Millra
 
 
 def _tables(settings: "Settings", names: Sequence[str]) -> frozenset[str]:
-    known = {str(one.name) for one in settings.source.tables}
+    known = set(map(str, settings.tables))
     if unknown := sorted(set(names) - known):
         raise ConfigError(f"No table is called {unknown[0]}.", f"Tables: {', '.join(sorted(known))}.")
     return frozenset(names)

@@ -32,8 +32,12 @@ def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     settings = settings_from(config)
     capture, apply = status.read(settings.state, "capture"), status.read(settings.state, "apply")
+    views = {str(view.table): _view(settings, view.name) for view in settings.views}
     paused = pauses.read(settings.state).tables
-    found = [_facts(str(table.name), settings, capture, apply, paused) for table in settings.source.tables]
+    found = [_facts(str(table), settings, capture, apply, paused) for table in settings.tables]
+    for facts in found:
+        if (view := views.get(str(facts["table"]))) and facts["state"] == capture.get("state"):
+            facts["state"] = view
     if as_json:
         print_json(found)
         return
@@ -50,25 +54,39 @@ def tables(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
     print_table(("table", "state", "captured", *(sink.name for sink in settings.sinks), "last commit"), rows)
 
 
-def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show the lag of each sink, in seconds and bytes of WAL.
+def _view(settings: "Settings", name: str) -> str:
+    """The state of a view, by the process that runs it."""
+    from cdc.service.observe.health import nested
+    from cdc.service.state import status
 
-    First capture, from the source to the log; then each sink, and its tables that lag.
+    facts = status.read(settings.state, "views")
+    if status.age(facts, datetime.now(UTC)) > status.SILENT_AFTER:
+        return "view not running"
+    return f"view {nested(facts, 'views', name).get('state', 'starting')}"
+
+
+def lag(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show the lag of each sink and view, in seconds and bytes of WAL.
+
+    First capture, from the source to the log; then each sink, and its tables that lag. The lag of a view counts to its
+    rows in the log; a sink's table of a view lags at least as much.
 
     Example: millrace lag --json | jq '.sinks.redis.seconds'
     """
     from cdc.service.daemon.process import settings_from
 
-    lags, trouble = _lags(settings_from(config))
+    lags, trouble = lags_now(settings_from(config))
     if as_json:
         by_table: dict[str, dict[str, object]] = {}
         for (sink, table), one in lags.tables.items():
             by_table.setdefault(sink, {})[table] = asdict(one)
         sinks = {name: {**asdict(one), "tables": by_table.get(name, {})} for name, one in lags.sinks.items()}
-        print_json({"capture": asdict(lags.capture), "sinks": sinks, "trouble": str(trouble or "")})
+        views = {name: asdict(one) for name, one in lags.views.items()}
+        print_json({"capture": asdict(lags.capture), "views": views, "sinks": sinks, "trouble": str(trouble or "")})
         _exit_if_stale(trouble)
         return
     rows = [("source to log", "", *_shown(lags.capture))]
+    rows += [(f"view {name}", "", *_shown(one)) for name, one in lags.views.items()]
     for name, one in lags.sinks.items():
         rows.append((name, "", *_shown(one)))
         rows += [("", table, *_shown(own)) for (sink, table), own in lags.tables.items() if sink == name and own.bytes]
@@ -87,7 +105,7 @@ def _exit_if_stale(trouble: LogLost | None) -> None:
         raise typer.Exit(1)
 
 
-def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
+def lags_now(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     """The lags now, from a single observation."""
     from cdc.service.observe.lag import LagInputs, Lags
     from cdc.service.observe.positions import known_positions
@@ -98,7 +116,7 @@ def _lags(settings: "Settings") -> "tuple[Lags, LogLost | None]":
     if not capture:
         raise MillraceError(f"No pipeline has run yet on {settings.state}.", "Start it: millrace run")
     lags, found = Lags(), known_positions(settings)
-    lags.update(LagInputs(time.time(), capture, found.head, found.reached, sinks, found.positions))
+    lags.update(LagInputs(time.time(), capture, found.head, found.reached, sinks, found.positions, found.views))
     return lags, found.trouble
 
 

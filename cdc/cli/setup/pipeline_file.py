@@ -79,11 +79,13 @@ def validate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 
     settings = settings_from(config)
     _check_runnable(settings, config)
+    tables, sinks = len(settings.source.tables), [sink.name for sink in settings.sinks]
+    views = [view.name for view in settings.views]
     if as_json:
-        print_json({"valid": True, "tables": len(settings.source.tables), "sinks": [s.name for s in settings.sinks]})
+        print_json({"valid": True, "tables": tables, "views": views, "sinks": sinks})
     else:
-        sinks = ", ".join(sink.name for sink in settings.sinks) or "none"
-        OUT.print(f"{config} is valid: {len(settings.source.tables)} table(s), sinks: {sinks}.", markup=False)
+        derived = f"views: {', '.join(views)}, " if views else ""
+        OUT.print(f"{config} is valid: {tables} table(s), {derived}sinks: {', '.join(sinks) or 'none'}.", markup=False)
 
 
 def _check_runnable(settings: Settings, config: Path) -> None:
@@ -95,6 +97,24 @@ def _check_runnable(settings: Settings, config: Path) -> None:
         raise ConfigError(f"{config}: source.tables is empty; nothing would be captured.", "Name one: - public.orders")
     masking_of(settings.source)  # raises where a hash has no key
     guard(settings.http)
+    _check_shapes(settings)
+
+
+def _check_shapes(settings: Settings) -> None:
+    """Check shapes against the schemas of a log in the state folder, if there is one yet; others need `doctor`."""
+    if not any(sink.shape for sink in settings.sinks):
+        return
+    import cdc.log
+    from cdc.capture.source.doctor import Verdict
+    from sinks.shape.check import examine
+
+    here = (
+        settings.log.kind == "segments" and not getattr(settings.log, "uri", "") and (settings.state / "log").exists()
+    )
+    schemas = cdc.log.open_reader(settings).schemas.newest() if here else ()
+    for finding in examine(settings, schemas):
+        if finding.verdict is Verdict.FAIL:
+            raise ConfigError(finding.message, finding.remedy)
 
 
 @config_app.command("show")

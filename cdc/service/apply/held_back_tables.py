@@ -5,7 +5,7 @@ keeps the changes, and a crash loses none. Once released, the changes are applie
 the table must wait until the last held-back change is applied, or a partial row would keep columns that are too old.
 
 A skipped table, or one that left the pipeline while it was held back, has no consumer: its changes are dropped. When it
-comes back, its rows are removed from this store only, and a backfill reads the present ones.
+comes back, its rows are removed from this store only, and a backfill reads the present ones, or the view emits them.
 """
 
 import logging
@@ -39,12 +39,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TableRequests:
-    """What users request of one sink's tables: `tables` of the sink (empty: all), paused ones, skipped ones. `resumed`
-    grows with each resume request."""
+    """What users request of one sink's tables: `tables` of the sink (empty: all), paused ones, skipped ones.
+    `resumed` grows with each resume request."""
 
     tables: frozenset[TableId] = frozenset()
     paused: frozenset[TableId] = frozenset()
     skipped: frozenset[TableId] = frozenset()
+    views: frozenset[TableId] = frozenset()
+    """Those of the pipeline's tables that are views."""
     resumed: int = 0
 
     def has(self, table: TableId) -> bool:
@@ -187,24 +189,29 @@ class HeldBackTables:
         """
         since = self.skipped.all()[table].since
         try:
-            if not self._refill.reads_newer_than(since):
+            if table not in self.requests.views and not self._refill.reads_newer_than(since):
                 raise MillraceError(
                     f"{table} was skipped, and a transaction that began before that is still open in the source.",
                     "The table is refilled when that transaction has ended.",
                 )
             if consumer_name(self._sink, table) not in self._consumers():
                 self._hold_back(table)
-            self.skipped.refilling(table, self._refill.request(table))
+            request = self._refill.emit_again if table in self.requests.views else self._refill.request
+            self.skipped.refilling(table, request(table))
         except MillraceError as error:
             raise TableRefused(str(table), error) from error
 
     def _remove_rows(self, table: TableId) -> None:
-        """Remove the rows that this store had when the table was skipped, once, before anything newer is applied."""
+        """Remove the rows that this store had when the table was skipped, once, before anything newer is applied.
+
+        Rows that a view hands over again may be older than that: its table is recreated.
+        """
         skipped = self.skipped.all().get(table)
         if skipped is None or skipped.emptied:
             return
         schema = next((one for one in self._log.schemas.newest() if one.table == table), None)
-        if schema is not None:
+        recreated = schema is not None and table in self.requests.views and self._applier.recreate(schema)
+        if schema is not None and not recreated:
             batch = Batch(schema, FOLDED.empty_table(), skipped.since + 1)
             self._applier.catch_up(Folded(ZERO_LSN, None, [batch]))
         self.skipped.emptied(table)

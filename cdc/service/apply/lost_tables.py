@@ -10,7 +10,7 @@ An older copy of a table that knows its own LSN lacks only the changes since: th
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cdc.config.settings import Settings, SinkSettings
@@ -18,6 +18,7 @@ from cdc.errors import MillraceError
 from cdc.model import ZERO_LSN, Lsn, TableId, TableSchema, parse_lsn
 from cdc.ports import LogReader
 from cdc.service.apply.held_back_tables import TableRequests
+from cdc.service.apply.refill import Refill, emitted_again
 from cdc.service.state import status
 from cdc.service.state.sink_positions import by_name, consumer_name
 from cdc.service.state.store_files import LogPosition, Loss, StoredMark, StoreFiles
@@ -28,19 +29,17 @@ LOOK_SECONDS = 5.0
 """Between two comparisons: each takes a request or two, not measurable beside the batches."""
 _ENDED = {"failed": "failed", "cancelled": "was cancelled"}
 _log = logging.getLogger(__name__)
-RequestBackfill = Callable[[TableId], str]
-"""Requests a backfill of a whole table; returns the backfill's id."""
 
 
 class LostTables:
     """One sink's fingerprints and losses: a `FingerprintRecorder`. The applier calls it during batches, the worker
     calls `repair` from another thread: each changes a loss only if the other has not changed it meanwhile."""
 
-    def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, request: RequestBackfill) -> None:
+    def __init__(self, settings: Settings, sink: SinkSettings, log: LogReader, refill: Refill) -> None:
         self._settings = settings
         self._sink = sink
         self._log = log
-        self._request_backfill = request
+        self._refill = refill
         self._files = StoreFiles(settings.state, sink.name)
         self._marks, self._losses = self._files.marks(), self._files.losses()
         self._reached = ZERO_LSN
@@ -144,14 +143,20 @@ class LostTables:
         return self._change(table, loss, replace(loss, state="asking"))
 
     def _start_refill(self, table: TableId, loss: Loss) -> Loss | None:
-        """Request a backfill. With a Debezium log, Millrace does not read the source: the log is read again instead."""
+        """Request a backfill, or the whole content of a view. With a Debezium log, Millrace does not read the source:
+        the log is read again instead."""
         if self._settings.log.kind == "debezium":
             offset, head = self._log.head()
             self._hold_back(table, LogPosition(ZERO_LSN, self._log.start()), replace_newer=True)
             message = "lost its rows; what the topics still have of them is applied again"
             until = LogPosition(head, offset)
             return self._change(table, loss, replace(loss, state="rewinding", message=message, until=until))
-        identity = self._request_backfill(table)
+        if table in self._requests.views:
+            identity = self._refill.emit_again(table)
+            message, remedy = "lost its rows; the view hands them over again", "Wait; see: millrace view list"
+            refilling = replace(loss, state="refilling", backfill=identity, until=None, message=message, remedy=remedy)
+            return self._change(table, loss, refilling)
+        identity = self._refill.request(table)
         message = f"lost its rows; backfill {identity} reads them again"
         refilling = replace(loss, state="refilling", backfill=identity, until=None, message=message)
         return self._change(table, loss, replace(refilling, remedy="Wait; its progress: millrace backfill"))
@@ -167,7 +172,11 @@ class LostTables:
             _log.warning("sink %s: %s has all its rows again", self._sink.name, table)
 
     def _check_backfill(self, table: TableId, loss: Loss) -> Loss | None:
-        """The loss, updated if the backfill has ended."""
+        """The loss, updated if the backfill has ended, or the view has handed over its rows."""
+        if table in self._requests.views:
+            offset, head = self._log.head()
+            done = emitted_again(self._settings.state, table)
+            return self._change(table, loss, replace(loss, until=LogPosition(head, offset))) if done else loss
         facts = status.read(self._settings.state, "capture")
         exact, jobs = facts.get("history_exact_from"), facts.get("backfills")
         states = {job["id"]: job["state"] for job in jobs} if isinstance(jobs, list) else {}

@@ -14,7 +14,7 @@ from cdc.ports import Consumer, LogReader
 from cdc.service.apply.driver import applier_of, stop_aware
 from cdc.service.apply.held_back_tables import HeldBackTables, TableRequests
 from cdc.service.apply.lost_tables import LostTables
-from cdc.service.apply.refill import SourceRefill
+from cdc.service.apply.refill import TableRefill, emitted_again
 from cdc.service.apply.reselect import SourceRows
 from cdc.service.apply.runner import SinkRunner
 from cdc.service.state import status
@@ -26,6 +26,7 @@ from sinks.apply.errors import Stopped, TableLost
 from sinks.context import SinkContext
 from sinks.spark.query import SinkQuery
 from sinks.spark.shared_query import SharedQuerySink
+from views.dropped import dropped_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,8 +56,8 @@ class SinkWorker:
         self._gap = GapFile(settings, sink, log)  # before the query registers the sink as a consumer
         context = SinkContext(settings.state, spark, stop_aware(self.stop))
         self._rows = SourceRows(settings.source)
-        refill = SourceRefill(settings)
-        self._losses = LostTables(settings, sink, log, refill.request)
+        refill = TableRefill(settings, log)
+        self._losses = LostTables(settings, sink, log, refill)
         self._losses.follow(requests)
         self._on_cluster = settings.spark.on_cluster
         self.applier = applier_of(
@@ -186,7 +187,7 @@ class SinkWorker:
             "held": _names(tables.paused_now() & self._requests.paused),
             "tables_waiting": waiting,
             "tables_skipped": _names(tables.skipped_now()),
-            "tables_refilling": {str(table): _refilling(table, one) for table, one in skipped if one.refill},
+            "tables_refilling": {str(table): self._refilling(table, one) for table, one in skipped if one.refill},
         }
 
     # -- in a thread of its own
@@ -219,27 +220,34 @@ class SinkWorker:
         self._end_refills()
 
     def _end_refills(self) -> None:
-        """Forget the skipped tables that a backfill has read again."""
+        """Forget the skipped tables whose rows are complete again."""
         refilling = {table: one for table, one in self._held_back.skipped.all().items() if one.refill}
         capture = status.read(self._state, "capture") if refilling else {}
         for table, one in refilling.items():
-            if one.emptied and one.refilled(table, capture):
+            view = table in self._requests.views
+            if one.emptied and (emitted_again(self._state, table) if view else one.refilled(table, capture)):
                 self._held_back.skipped.remove(table)
+
+    def _refilling(self, table: TableId, one: Skipped) -> dict[str, str]:
+        lacks = f"lacks rows of {table}, which was skipped, until"
+        if table in self._requests.views:
+            return {"message": f"{lacks} the view has handed them over again", "remedy": "See: millrace view list"}
+        remedy = f"See: millrace backfill (to request it again: millrace backfill {table})"
+        return {"message": f"{lacks} backfill {one.refill} has ended", "remedy": remedy}
 
 
 def requests_of(settings: Settings, sink: SinkSettings, paused: Paused) -> TableRequests:
-    """What is requested of a sink's tables. A table that left the source does not belong to the sink any more."""
-    captured = {table.name for table in settings.source.tables}
-    tables = frozenset(table for table in settings.tables_of(sink) if not captured or table in captured)
+    """What is requested of a sink's tables. A table that left the pipeline does not belong to the sink any more, but
+    the truncate of a view that was dropped does."""
+    known = set(settings.tables) if settings.captured else set()
+    tables = frozenset(table for table in settings.tables_of(sink) if not known or table in known)
+    if tables and not sink.tables:
+        tables |= dropped_tables(settings.state)
     paused_tables = frozenset(table for table in map(TableId.parse, paused.tables) if not tables or table in tables)
     skipped = frozenset(map(TableId.parse, paused.skipped.get(sink.name, ())))
-    return TableRequests(tables, paused_tables, skipped, paused.resumed)
+    views = frozenset(view.table for view in settings.views)
+    return TableRequests(tables, paused_tables, skipped, views, paused.resumed)
 
 
 def _names(tables: Iterable[TableId]) -> list[str]:
     return sorted(map(str, tables))
-
-
-def _refilling(table: TableId, one: Skipped) -> dict[str, str]:
-    message = f"lacks rows of {table}, which was skipped, until backfill {one.refill} has ended"
-    return {"message": message, "remedy": f"See: millrace backfill (to request it again: millrace backfill {table})"}

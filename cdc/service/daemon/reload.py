@@ -83,7 +83,7 @@ def _sinks(before: Settings, after: Settings) -> list[str]:
 
 
 def _views(before: Settings, after: Settings) -> list[str]:
-    old, new = ({str(view.table): view for view in settings.views} for settings in (before, after))
+    old, new = ({view.name: view for view in settings.views} for settings in (before, after))
     rows = "(its rows stay in the stores; remove them with: millrace view drop)"
     return [f"{line} {rows}" if line.endswith(" removed") else line for line in _differences("view", old, new)]
 

@@ -116,7 +116,7 @@ class Endpoint:
         """The status of each part, and each sink's position."""
         seen = self.observer.seen
         reached = {name: format_lsn(lsn) for name, lsn in seen.reached.items()}
-        parts = {"capture": seen.capture, "apply": seen.apply, "daemon": seen.daemon}
+        parts = {"capture": seen.capture, "views": seen.views, "apply": seen.apply, "daemon": seen.daemon}
         return JSONResponse({**parts, "log": {"head": format_lsn(seen.head)}, "reached": reached})
 
     async def wait(self, request: Request) -> Response:
@@ -143,7 +143,7 @@ class Endpoint:
         if unknown:
             raise ConfigError(f"No sink is called {unknown[0]}. Sinks: {', '.join(self.observer.sinks)}.")
         tables = frozenset(_table(name) for name in query.getlist("table"))
-        known = {str(table.name) for table in self.observer.settings.source.tables}
+        known = set(map(str, self.observer.settings.tables))
         if unknown := sorted(tables - known):
             raise ConfigError(f"No table is called {unknown[0]}. Tables: {', '.join(sorted(known))}.")
         return Scope(sinks, tables, query.get("except_waiting", "").lower() in ("1", "true", "yes"))

@@ -3,7 +3,7 @@
 Promise: a part that has not reported lately is not ready, whatever it reported last.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,15 +27,40 @@ class Reason:
             object.__setattr__(self, "message", f"{self.message}.")
 
 
-def reasons(capture: Facts, apply: Facts, sinks: tuple[str, ...], now: datetime) -> list[Reason]:
-    """Everything that keeps the pipeline from being ready; empty means ready."""
+def reasons(
+    capture: Facts,
+    apply: Facts,
+    sinks: tuple[str, ...],
+    now: datetime,
+    *,
+    views: Facts | None = None,
+    view_names: Iterable[str] = (),
+) -> list[Reason]:
+    """Everything that keeps the pipeline from being ready; empty means ready. `views` is the status of that process."""
     return [
         *_part("capture", capture, now, {"streaming"}),
         *_tables("capture", capture),
         *_first_rows(capture),
+        *_views(capture, views or {}, tuple(view_names), now),
         *_part("apply", apply, now, {"running"}),
         *(reason for name in sinks for reason in _sink(name, nested(apply, "sinks", name))),
     ]
+
+
+def _views(capture: Facts, views: Facts, names: tuple[str, ...], now: datetime) -> Iterator[Reason]:
+    if not names:
+        return
+    if trouble := capture.get("views_trouble"):
+        yield Reason("capture", f"cannot append the rows of views: {trouble}")
+    yield from _part("views", views, now, {"running"})
+    for name in names:
+        facts = nested(views, "views", name)
+        error, state = nested(facts, "error"), facts.get("state", "starting")
+        if error:
+            again = " It is tried again automatically." if error.get("transient") else ""
+            yield Reason(f"view {name}", f"failed: {error.get('message')}", f"{error.get('remedy', '')}{again}".strip())
+        elif state not in ("live", "dropped"):
+            yield Reason(f"view {name}", str(facts.get("message") or f"is {state}"), "See: millrace view list")
 
 
 def _part(name: str, facts: Facts, now: datetime, good: set[str]) -> Iterator[Reason]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from cdc.config.settings import VIEW_SCHEMA
 from cdc.model import ZERO_LSN, Lsn
 from cdc.service.observe.health import has_reached, nested
 from cdc.service.state.sink_positions import SinkPosition
@@ -72,6 +73,8 @@ class LagInputs:
     reached: Mapping[str, Lsn]
     sinks: Mapping[str, Sequence[str]]
     positions: Mapping[str, SinkPosition] = field(default_factory=dict)
+    views: Mapping[str, Lsn] = field(default_factory=dict)
+    """By view: the LSN that its rows in the log reflect."""
 
     def table_reached(self, sink: str, table: str) -> Lsn:
         """The LSN up to which a sink has one table: another table that is held back does not count."""
@@ -85,6 +88,7 @@ class Lags:
     capture: SinkLag = NO_LAG
     sinks: Mapping[str, SinkLag] = field(default_factory=dict)
     tables: Mapping[tuple[str, str], SinkLag] = field(default_factory=dict)
+    views: Mapping[str, SinkLag] = field(default_factory=dict)
     _current_at: float = 0.0
     _head: PositionHistory = field(default_factory=PositionHistory)
     _tables: dict[str, PositionHistory] = field(default_factory=dict)
@@ -95,6 +99,7 @@ class Lags:
         self.capture = self._of_capture(inputs)
         self._record(inputs)
         self.sinks = {name: self._of(inputs, at, self._head) for name, at in inputs.reached.items()}
+        self.views = {name: self._of(inputs, at, self._head) for name, at in inputs.views.items()}
         self.tables = {
             (sink, table): self._of_table(inputs, sink, table)
             for sink, tables in inputs.sinks.items()
@@ -109,7 +114,7 @@ class Lags:
         self._last_commit = committed
         for table, (lsn, at) in _newest(inputs).items():
             self._tables.setdefault(table, PositionHistory()).add(Lsn(lsn + 1), at)
-        lowest = min(inputs.reached.values(), default=ZERO_LSN)
+        lowest = min([*inputs.reached.values(), *inputs.views.values()], default=ZERO_LSN)
         for history in (self._head, *self._tables.values()):
             history.forget(lowest)
 
@@ -124,9 +129,12 @@ class Lags:
         return SinkLag(max(0, source - watermark), max(0.0, inputs.now - self._current_at))
 
     def _of_table(self, inputs: LagInputs, sink: str, table: str) -> SinkLag:
-        """A table whose changes capture has not reported yet counts with the head: the sink may lack some of it."""
+        """A table whose changes capture has not reported yet counts with the head: the sink may lack some of it. That
+        of a view is at least as far behind as the view."""
         reached = inputs.table_reached(sink, table)
-        return self._of(inputs, reached, self._tables.get(table, self._head))
+        own = self._of(inputs, reached, self._tables.get(table, self._head))
+        view = self.views.get(table.removeprefix(f"{VIEW_SCHEMA}."), NO_LAG) if inputs.views else NO_LAG
+        return SinkLag(max(own.bytes, view.bytes), max(own.seconds, view.seconds))
 
     def _of(self, inputs: LagInputs, reached: Lsn, history: PositionHistory) -> SinkLag:
         since = history.first_commit_after(reached)

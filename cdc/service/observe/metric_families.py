@@ -81,6 +81,21 @@ def _table_lag(seen: Observation, unit: str) -> Iterator[Sample]:
         yield labels, getattr(lag, unit)
 
 
+def _view_lag(seen: Observation, unit: str) -> Iterator[Sample]:
+    for view, lag in sorted(seen.view_lags.items()):
+        yield (view,), getattr(lag, unit)
+
+
+def _of_views(seen: Observation, name: str) -> Iterator[Sample]:
+    for view in sorted(nested(seen.views, "views")):
+        yield (view,), _number(nested(seen.views, "views", view).get(name)) or 0
+
+
+def _views_live(seen: Observation) -> Iterator[Sample]:
+    for view in sorted(nested(seen.views, "views")):
+        yield (view,), float(nested(seen.views, "views", view).get("state") == "live")
+
+
 def _waiting(seen: Observation) -> Iterator[Sample]:
     for table in sorted(nested(seen.capture, "tables_waiting")):
         yield ("", table), 1.0
@@ -121,9 +136,9 @@ FAMILIES = (
     Family("millrace_standbys", "gauge", (), "Daemons that wait to take over, as the active one sees them.", _standbys),
     Family("millrace_takeovers_total", "counter", (), "Times that a standby took over this pipeline.",
            _status("daemon", "lease", "takeovers")),
-    Family("millrace_part_restarts_total", "counter", ("part",), "Restarts of capture or apply.",
+    Family("millrace_part_restarts_total", "counter", ("part",), "Restarts of capture, views or apply.",
            partial(_of_parts, name="restarts")),
-    Family("millrace_part_memory_bytes", "gauge", ("part",), "Resident memory of capture or apply.",
+    Family("millrace_part_memory_bytes", "gauge", ("part",), "Resident memory of capture, views or apply.",
            partial(_of_parts, name="rss_bytes")),
     Family("millrace_source_lsn", "gauge", (), "End of the source's WAL when capture last read it, as a number.",
            _status("capture", "source_lsn")),
@@ -156,6 +171,17 @@ FAMILIES = (
            lambda seen: _one(seen.disk_free)),
     Family("millrace_disk_seconds_to_full", "gauge", (), "Seconds until that disk is full at the present rate.",
            lambda seen: _one(seen.disk_seconds)),
+    Family("millrace_view_live", "gauge", ("view",), "1 while the view follows the log.", _views_live),
+    Family("millrace_view_lag_bytes", "gauge", ("view",),
+           "WAL from what the view's rows in the log reflect to the newest known change.",
+           partial(_view_lag, unit="bytes")),
+    Family("millrace_view_lag_seconds", "gauge", ("view",), "Age of the oldest change that they do not reflect.",
+           partial(_view_lag, unit="seconds")),
+    Family("millrace_view_rows", "gauge", ("view",), "Rows of the view.", partial(_of_views, name="rows")),
+    Family("millrace_view_state_bytes", "gauge", ("view",), "Size of the view's state on disk.",
+           partial(_of_views, name="state_bytes")),
+    Family("millrace_view_restarts_total", "counter", ("view",), "Times that the view failed and was opened again.",
+           partial(_of_views, name="restarts")),
     Family("millrace_sink_running", "gauge", ("sink",), "1 while the sink applies or waits for changes.",
            partial(_states, state="running")),
     Family("millrace_sink_paused", "gauge", ("sink",), "1 while the sink is paused.",

@@ -38,13 +38,16 @@ class Observation:
     at: float = 0.0
     capture: status.Facts = field(default_factory=dict)
     apply: status.Facts = field(default_factory=dict)
+    views: status.Facts = field(default_factory=dict)
     daemon: status.Facts = field(default_factory=dict)
     head: Lsn = ZERO_LSN
     positions: Mapping[str, SinkPosition] = field(default_factory=dict)
+    view_reached: Mapping[str, Lsn] = field(default_factory=dict)
     dead_letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     capture_lag: SinkLag = NO_LAG
     sink_lags: Mapping[str, SinkLag] = field(default_factory=dict)
     table_lags: Mapping[tuple[str, str], SinkLag] = field(default_factory=dict)
+    view_lags: Mapping[str, SinkLag] = field(default_factory=dict)
     slot_room: int | None = None
     slot_seconds: float = float("inf")
     disk_free: int = 0
@@ -66,14 +69,16 @@ class Observation:
     @property
     def progress(self) -> PipelineProgress:
         """How far the pipeline is."""
-        return PipelineProgress(self.capture, self.apply, self.positions, self.head, self.watermark, self.dead_letters)
+        positions, letters = self.positions, self.dead_letters
+        return PipelineProgress(self.capture, self.apply, positions, self.head, self.watermark, letters, self.views)
 
     def reasons(self, sinks: Sequence[str]) -> list[Reason]:
         """Why the pipeline is not ready now. An old observation is a reason of its own."""
         old = time.time() - self.at
         if self.at and old > status.SILENT_AFTER:  # a poll takes that long only if the log or the disk hangs
             return [Reason("log", f"has not answered for {old:.0f} s; the figures shown are that old", _HANGS)]
-        found = reasons(self.capture, self.apply, tuple(sinks), datetime.now(UTC))
+        now, views = datetime.now(UTC), self.view_reached
+        found = reasons(self.capture, self.apply, tuple(sinks), now, views=self.views, view_names=views)
         if self.trouble:
             found.append(Reason("log", self.trouble))
         return found
@@ -132,7 +137,8 @@ class Observer:
         """Read everything once."""
         self._poll_positions()
         now, seen = time.time(), self.seen
-        self._lags.update(LagInputs(now, seen.capture, seen.head, seen.reached, self._tables(), seen.positions))
+        positions, views = seen.positions, seen.view_reached
+        self._lags.update(LagInputs(now, seen.capture, seen.head, seen.reached, self._tables(), positions, views))
         free = shutil.disk_usage(self.settings.state).free if self.settings.state.exists() else 0
         self._disk.add(now, free)
         room = self._slot_room(seen.capture)
@@ -142,6 +148,7 @@ class Observer:
             capture_lag=self._lags.capture,
             sink_lags=self._lags.sinks,
             table_lags=self._lags.tables,
+            view_lags=self._lags.views,
             slot_room=room,
             slot_seconds=self._slot.seconds() if room is not None else float("inf"),
             disk_free=free,
@@ -159,17 +166,20 @@ class Observer:
                 self._positions = Positions(self.settings, self.reader)
             now, trouble = self._positions.progress(), ""
         except LogError as error:
-            capture, apply = (status.read(state, part) for part in ("capture", "apply"))
-            now, trouble = replace(seen.progress, capture=capture, apply=apply), str(error)
+            capture, apply, views = (status.read(state, part) for part in ("capture", "apply", "views"))
+            views = views if self.settings.views else {}
+            now, trouble = replace(seen.progress, capture=capture, apply=apply, views=views), str(error)
         moved = (now.positions, now.head, now.watermark) != (seen.positions, seen.head, seen.watermark)
         self.seen = replace(
             seen,
             at=time.time(),
             capture=now.capture,
             apply=now.apply,
+            views=now.views,
             daemon=daemon,
             head=now.head,
             positions=now.positions,
+            view_reached=self._positions.views.reached if self._positions is not None else seen.view_reached,
             dead_letters=now.dead_letters,
             trouble=trouble,
         )

@@ -40,6 +40,21 @@ class SinkView:
 
 
 @dataclass(frozen=True, slots=True)
+class DerivedView:
+    """One view of the pipeline file. `lsn` is what its rows in the log reflect."""
+
+    name: str
+    kind: str
+    state: str
+    message: str
+    lsn: str
+    lag_bytes: int
+    lag_seconds: float
+    rows: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableView:
     """One table: changes captured by operation, changes applied by sink, and lag by sink."""
 
@@ -68,6 +83,7 @@ class PageModel:
     waiting: Mapping[str, object]
     sinks: tuple[SinkView, ...]
     tables: Mapping[str, TableView]
+    views: tuple[DerivedView, ...] = ()
 
 
 def page_model(seen: Observation) -> PageModel:
@@ -89,6 +105,22 @@ def page_model(seen: Observation) -> PageModel:
         nested(capture, "tables_waiting"),
         tuple(_sink(seen, name) for name in seen.positions),
         _tables(seen),
+        tuple(_view(seen, name) for name in seen.view_reached),
+    )
+
+
+def _view(seen: Observation, name: str) -> DerivedView:
+    facts, lag = nested(seen.views, "views", name), seen.view_lags.get(name, NO_LAG)
+    return DerivedView(
+        name,
+        str(facts.get("kind", "")),
+        str(facts.get("state", "not running")),
+        str(nested(facts, "error").get("message") or facts.get("message") or ""),
+        format_lsn(seen.view_reached[name]),
+        lag.bytes,
+        round(lag.seconds, 1),
+        count(facts.get("rows")),
+        count(facts.get("state_bytes")),
     )
 
 

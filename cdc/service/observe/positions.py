@@ -2,19 +2,20 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import cdc.log
 from cdc.config.settings import Settings
 from cdc.errors import ConfigError, LogLost, MillraceError
-from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
+from cdc.model import ZERO_LSN, Lsn, TableId, format_lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service.daemon.process import LOG_SECONDS
 from cdc.service.observe.dead_letter_counts import DeadLetterCounts
 from cdc.service.observe.health import nested
 from cdc.service.observe.uncovered import PipelineProgress, Scope
+from cdc.service.observe.view_positions import ViewPositions
 from cdc.service.state import status
-from cdc.service.state.sink_positions import NO_POSITION, SinkPosition, position_of
+from cdc.service.state.sink_positions import NO_POSITION, SinkPosition, by_name, position_of
 from cdc.service.state.store_files import StoreFiles
 
 
@@ -32,6 +33,7 @@ class Positions:
         self._reader = reader or open_log(settings)
         self._sinks = {sink.name: settings.tables_of(sink) for sink in settings.sinks}
         self._dead_letters = DeadLetterCounts(settings.state, self._sinks)
+        self.views = ViewPositions(settings.views, settings.state)
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
         """These sinks, or all if none is named; raises ConfigError for a name that does not exist."""
@@ -45,6 +47,10 @@ class Positions:
         it. A lost table counts as held back at 0."""
         consumers, exact = self._reader.consumers(), exact_from(status.read(self._state, "capture"))
         found = {name: position_of(name, tables, consumers) for name, tables in self._sinks.items()}
+        if self.views.views:
+            known = by_name(consumers)
+            self.views.note(consumers, self._reader.head())
+            found = {name: replace(one, views=self.views.of_sink(known.get(name))) for name, one in found.items()}
         return {name: self._with_losses(name, _after_snapshot(one, exact)) for name, one in found.items()}
 
     def _with_losses(self, sink: str, position: SinkPosition) -> SinkPosition:
@@ -66,17 +72,21 @@ class Positions:
     def progress(self) -> PipelineProgress:
         """How far the pipeline is. Reads capture's watermark first, then the positions, then the head and the dead
         letters: in this order no sink seems further than it is."""
-        capture, apply = (status.read(self._state, part) for part in ("capture", "apply"))
+        capture, apply, views = (status.read(self._state, part) for part in ("capture", "apply", "views"))
         positions, head = self.by_sink(), self.head()
-        return PipelineProgress(capture, apply, positions, head, watermark_of(capture), self._dead_letters.read())
+        letters = self._dead_letters.read()
+        views = views if self.views.views else {}
+        return PipelineProgress(capture, apply, positions, head, watermark_of(capture), letters, views)
 
-    def wait_for(self, sink: str, timeout: float, wanted: Lsn) -> None:
-        """Return when a sink holds everything up to an LSN; raises MillraceError when out of time."""
+    def wait_for(self, sink: str, table: TableId, timeout: float, wanted: Lsn) -> None:
+        """Return when a sink holds everything of a table up to an LSN; raises MillraceError when out of time."""
         deadline = time.monotonic() + timeout
-        while self.behind(wanted, [sink]):
+        scope = Scope(self.chosen([sink]), frozenset({str(table)}))
+        while self.progress().behind(wanted, scope):
             if time.monotonic() > deadline:
                 raise MillraceError(
-                    f"Sink {sink} did not reach {format_lsn(wanted)} in {timeout:g} s.", "See: millrace status"
+                    f"Sink {sink} did not reach {format_lsn(wanted)} in {timeout:g} s with {table}.",
+                    "See: millrace status",
                 )
             time.sleep(0.02)
 
@@ -89,6 +99,8 @@ class KnownPositions:
     head: Lsn
     positions: Mapping[str, SinkPosition]
     trouble: LogLost | None = None
+    views: Mapping[str, Lsn] = field(default_factory=dict)
+    """By view: the LSN that its rows in the log reflect."""
 
     @property
     def reached(self) -> dict[str, Lsn]:
@@ -100,7 +112,8 @@ def known_positions(settings: Settings) -> KnownPositions:
     """What can be known within seconds, whether or not the log's server answers."""
     try:
         positions = Positions(settings)
-        return KnownPositions(positions.head(), positions.by_sink())
+        by_sink = positions.by_sink()
+        return KnownPositions(positions.head(), by_sink, views=positions.views.reached)
     except LogLost as error:
         return last_reported(settings, error)
 
@@ -115,7 +128,10 @@ def last_reported(settings: Settings, trouble: LogLost) -> KnownPositions:
         name: SinkPosition(parse_lsn(text)) if isinstance(text := whole.get(name), str) else NO_POSITION
         for name in reached
     }
-    return KnownPositions(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, positions, trouble)
+    said = status.read(settings.state, "views")
+    lsns = {view.name: nested(said, "views", view.name).get("lsn") for view in settings.views}
+    views = {name: parse_lsn(text) if isinstance(text, str) else ZERO_LSN for name, text in lsns.items()}
+    return KnownPositions(Lsn(durable) if isinstance(durable, int) else ZERO_LSN, positions, trouble, views)
 
 
 def exact_from(capture: Mapping[str, object]) -> Lsn | None:

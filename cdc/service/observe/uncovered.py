@@ -7,7 +7,8 @@ reaching an LSN, unless the question leaves such tables out; the other kinds are
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc.model import ZERO_LSN, Lsn
+from cdc.config.settings import VIEW_SCHEMA
+from cdc.model import ZERO_LSN, Lsn, TableId
 from cdc.service.observe.health import has_reached, nested
 from cdc.service.state.sink_positions import NO_POSITION, SinkPosition
 from cdc.service.state.status import Facts
@@ -49,6 +50,8 @@ class PipelineProgress:
     head: Lsn = ZERO_LSN
     watermark: Lsn = ZERO_LSN
     dead_letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    views: Facts = field(default_factory=dict)
+    """The status of the views process."""
 
     def behind(self, wanted: Lsn, scope: Scope) -> list[str]:
         """The sinks in question that do not yet hold everything up to an LSN."""
@@ -62,14 +65,26 @@ class PipelineProgress:
         not_followed = [table for table in waiting if position.has_table(table) and scope.includes(table)]
         if not_followed and not scope.except_waiting:
             return False
-        reached = position.reached_for(scope.tables, scope.except_waiting)
-        return has_reached(wanted, reached, self.head, self.watermark)
+        reached = [position.reached_for(scope.tables, scope.except_waiting)]
+        reached += [
+            lsn
+            for table, lsn in position.views.items()
+            if position.has_table(table)
+            and scope.includes(table)
+            and not (scope.except_waiting and self._failed(table))
+        ]
+        return all(has_reached(wanted, lsn, self.head, self.watermark) for lsn in reached)
+
+    def _failed(self, table: str) -> bool:
+        """Whether this is the table of a view that has failed."""
+        return bool(nested(self.views, "views", TableId.parse(table).name, "error"))
 
     def excepted(self, scope: Scope) -> list[Excepted]:
         """Everything that the sinks in question lack, whatever their positions are."""
         found = [
             *_not_followed(self.capture),
             *_unread(self.capture),
+            *_failed_views(self.views),
             *(item for name in scope.sinks for item in self._lacking(name)),
         ]
         return [item for item in found if not item.table or scope.includes(item.table)]
@@ -110,6 +125,13 @@ def _not_followed(capture: Facts) -> Iterator[Excepted]:
         reason = nested(capture, "tables_waiting", table)
         message = f"{table} is not followed: {reason.get('message', '')}".rstrip(".")
         yield Excepted("waiting", "", table, message, str(reason.get("remedy", "")))
+
+
+def _failed_views(views: Facts) -> Iterator[Excepted]:
+    for name in sorted(nested(views, "views")):
+        if error := nested(views, "views", name, "error"):
+            table, message = f"{VIEW_SCHEMA}.{name}", f"view {name} has failed: {error.get('message', '')}".rstrip(".")
+            yield Excepted("view", "", table, message, str(error.get("remedy", "")))
 
 
 def _unread(capture: Facts) -> Iterator[Excepted]:

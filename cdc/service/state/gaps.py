@@ -2,7 +2,7 @@
 
 Retention removes what every registered sink has read. A sink that is added later starts at the oldest entry left, and
 never sees a row that has not changed since. Its status and health name these tables until a backfill or a resync has
-read each of them whole.
+read each of them whole. Views are asked to hand over all their rows again.
 """
 
 import json
@@ -16,6 +16,7 @@ from cdc.config.settings import Settings, SinkSettings
 from cdc.model import Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader
 from cdc.service.state import status
+from views.output_files import OutputFolder
 
 _log = logging.getLogger(__name__)
 _HEX = re.compile("[0-9A-F]+")
@@ -67,9 +68,12 @@ class GapFile:
         self._state = settings.state
         folder = settings.state / "checkpoints"
         self._path = folder / f"{sink.name}.gap"
+        self._views = {view.table for view in settings.views}
         started = any((folder / name).exists() for name in (sink.name, f"{sink.name}.shared"))
         known = self._path.exists() or any(consumer.name == sink.name for consumer in log.consumers())
         if not started and not known and (removed := log.removed()):
+            for view in self._views & set(settings.tables_of(sink)):
+                OutputFolder(settings.state, view.name).ask_to_emit_again()
             gap = Gap(removed, log.head()[1], tuple(map(str, settings.tables_of(sink))))
             self._write(gap)
             _log.warning("sink %s is new and %s. %s", sink.name, *gap.explain())
@@ -81,13 +85,18 @@ class GapFile:
         except FileNotFoundError:
             return None
         recorded = Gap(parse_lsn(facts["removed"]), parse_lsn(facts["noted"]), tuple(facts["tables"]))
-        left = recorded.remaining(status.read(self._state, "capture"))
+        left = self._without_views(recorded.remaining(status.read(self._state, "capture")))
         if not left.tables:
             self._path.unlink()
             return None
         if left != recorded:
             self._write(left)
         return left
+
+    def _without_views(self, gap: Gap) -> Gap:
+        """Without the views that have handed over their rows."""
+        views = {str(view): OutputFolder(self._state, view.name).asked_to_emit_again() for view in self._views}
+        return replace(gap, tables=tuple(table for table in gap.tables if views.get(table, "asked")))
 
     def _write(self, gap: Gap) -> None:
         durable_files.make_folder(self._path.parent)

@@ -15,6 +15,7 @@ from cdc import durable_files
 from cdc.config.settings import Settings
 from cdc.errors import ConfigError, EnvironmentFault
 from cdc.model import TableId
+from views.dropped import restore
 
 _FILE = "paused.json"
 
@@ -76,7 +77,8 @@ def skip(settings: Settings, table: str, sink: str) -> Paused:
 
 
 def resume(settings: Settings, target: str, sink: str = "") -> Paused:
-    """Resume a sink, or a table that is paused, skipped or waiting; with `sink`, only there.
+    """Resume a sink, or a table that is paused, skipped or waiting; with `sink`, only there. A view that has failed is
+    tried again, one that was dropped begins again.
 
     A name that has left the pipeline can still be resumed.
     """
@@ -86,6 +88,9 @@ def resume(settings: Settings, target: str, sink: str = "") -> Paused:
     if sink and sink not in _sinks(settings, now):
         raise ConfigError(f"No sink is called {sink}.", f"Sinks: {', '.join(one.name for one in settings.sinks)}.")
     table = _table(settings, target, now)
+    for view in settings.views:
+        if str(view.table) == table and not sink:
+            restore(settings.state, view.name)
     for name in (sink,) if sink else tuple(now.skipped):
         now = now.with_skipped(name, now.skipped.get(name, frozenset()) - {table})
     return _write(settings, now if sink else replace(now, tables=now.tables - {table}))
@@ -96,7 +101,7 @@ def _sinks(settings: Settings, now: Paused) -> set[str]:
 
 
 def _table(settings: Settings, target: str, now: Paused) -> str:
-    known = {str(table.name) for table in settings.source.tables}
+    known = set(map(str, settings.tables))
     try:
         name = str(TableId.parse(target))
     except ValueError:

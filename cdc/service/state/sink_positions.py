@@ -22,6 +22,8 @@ class SinkPosition:
     applied: Lsn
     held_back: Mapping[str, Lsn] = field(default_factory=dict)
     tables: frozenset[str] = frozenset()
+    views: Mapping[str, Lsn] = field(default_factory=dict)
+    """By table of a view: the LSN that the sink's rows of it reflect, at least; `applied` says nothing of views."""
 
     @property
     def reached(self) -> Lsn:

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def run(settings: Settings, stop: threading.Event, news: process.SettingsChange) -> None:
     """Run the views until `stop` is set, then finish the present steps."""
-    workers = ViewWorkers(cdc.log.open_reader(settings), _engine())
+    workers = ViewWorkers(cdc.log.open_reader(settings), engine())
     _publish(settings, workers, "starting")
     try:
         while True:
@@ -38,7 +38,8 @@ def run(settings: Settings, stop: threading.Event, news: process.SettingsChange)
         _publish(settings, workers, "stopped")
 
 
-def _engine() -> OpenView:
+def engine() -> OpenView:
+    """What opens views of every kind."""
     try:
         module = importlib.import_module("cdc.service.views.engine")
     except ModuleNotFoundError as error:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from cdc.config.settings import Settings, ViewSettings
+from cdc.errors import ConfigError
 from cdc.ports import LogReader
 
 
@@ -36,6 +37,15 @@ class ViewRun(Protocol):
 
 OpenView = Callable[[Settings, ViewSettings, LogReader, threading.Event], ViewRun]
 """Opens a view; `stop` is set when it is to end. Raises MillraceError."""
+
+
+def view_named(settings: Settings, name: str) -> ViewSettings:
+    """The view with this name, or of this table. Raises ConfigError."""
+    found = next((view for view in settings.views if name in (view.name, str(view.table))), None)
+    if found is None:
+        names = ", ".join(view.name for view in settings.views)
+        raise ConfigError(f"The pipeline has no view {name}.", f"Views: {names or 'none'}.")
+    return found
 
 
 def consumer_of(view: str) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from cdc.config.settings import Settings
 from cdc.ports import LogReader
 from cdc.service.state.pauses import Paused
-from cdc.service.views.view_run import OpenView
+from cdc.service.views.view_run import OpenView, consumer_of
 from cdc.service.views.view_worker import ViewWorker
+from views.dropped import is_dropped, remove_state
 from views.output_files import OutputFolder
 
 GRACE = 20.0
@@ -23,16 +24,22 @@ class ViewWorkers:
     open_view: OpenView
     _workers: dict[str, ViewWorker] = field(default_factory=dict)
     _ending: dict[str, ViewWorker] = field(default_factory=dict)
+    _dropped: dict[str, str] = field(default_factory=dict)
     _resumed: int | None = None
 
     def follow(self, settings: Settings, paused: Paused) -> None:
         """End views that were removed or changed, start missing ones, and try failed ones again if a user asked."""
-        wanted = {view.name: view for view in settings.views}
+        self._dropped = {view.name: view.kind for view in settings.views if is_dropped(settings.state, view.name)}
+        wanted = {view.name: view for view in settings.views if view.name not in self._dropped}
         for name, worker in list(self._workers.items()):
             worker.follow(settings)
             if wanted.get(name) != worker.view:
                 self._end(settings, name)
-        self._ending = {name: worker for name, worker in self._ending.items() if not worker.join(0.0)}
+        for name in [name for name, worker in self._ending.items() if worker.join(0.0)]:
+            del self._ending[name]
+            if name in self._dropped:
+                self.log.forget(consumer_of(name))
+                remove_state(settings.state, name)
         for name, view in wanted.items():
             if name not in self._workers and name not in self._ending:
                 _log.info("view %s starts", name)
@@ -44,7 +51,8 @@ class ViewWorkers:
 
     def facts(self) -> Mapping[str, Mapping[str, object]]:
         """By view, for the status."""
-        return {name: worker.facts() for name, worker in sorted(self._workers.items())}
+        gone = {name: {"state": "dropped", "kind": kind, "error": {}} for name, kind in self._dropped.items()}
+        return {**{name: worker.facts() for name, worker in sorted(self._workers.items())}, **gone}
 
     def close(self) -> None:
         """End all views; each finishes its step."""

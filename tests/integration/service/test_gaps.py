@@ -20,6 +20,7 @@ from tests.fix_log import FilledLog
 from tests.fix_servers import LocalServer
 from tests.scenes import kafka_rows
 from tests.scenes.histories import change, table
+from views.output_files import OutputFolder
 
 ITEMS = table()
 
@@ -68,6 +69,22 @@ def test_a_new_sink_on_a_log_without_its_beginning_names_tables_and_remedy(
     assert gap.removed == trimmed.reader.removed() > 0
     assert "is new and lacks the rows of public.items, public.other" in caplog.text
     assert "millrace backfill public.items; millrace backfill public.other" in caplog.text
+
+
+@pytest.mark.usefixtures("copy_engine")
+def test_the_views_of_a_new_sink_are_asked_for_all_their_rows(
+    settings_of: Callable[..., Settings], trimmed: FilledLog
+) -> None:
+    views = [{"kind": "copied", "name": "copy", "source": "public.items"}]
+    settings = settings_of(source={"tables": ["public.items"]}, views=views, sinks=[{"kind": "memory"}])
+    folder = OutputFolder(settings.state, "copy")
+    assert gap_of(settings, trimmed).tables == ("public.items", "view.copy")
+    request = folder.asked_to_emit_again()
+    assert request
+    assert gap_of(settings, trimmed).tables == ("public.items", "view.copy")
+    assert folder.asked_to_emit_again() == request
+    folder.emitted_again(request)
+    assert gap_of(settings, trimmed).tables == ("public.items",)
 
 
 def test_health_says_so_until_it_is_made_good(pipeline: Settings, trimmed: FilledLog) -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,39 @@ def test_a_loss_during_a_refill_begins_it_again(make: Make) -> None:
     scene.asked.pop()
     scene.refilled()
     assert scene.equal() and scene.counts()
+
+
+def test_a_lost_table_of_a_view_is_filled_again_by_the_view(make: Make) -> None:
+    scene = make(kind="memory", on_loss="refill")
+    scene.requests = TableRequests(views=frozenset({ITEMS.table}))
+    scene.start()
+    scene.both("one", "two", "three")
+    scene.delete(1)
+    del memory._STORES["memory"]["public.items"]
+    scene.attend()
+    assert "the view hands them over again" in scene.said()["public.items"] and not scene.counts()
+    scene.start()
+    scene.attend()
+    scene.emit_again(ITEMS.table)
+    scene.refilled()
+    assert scene.asked == []
+    assert scene.equal() and scene.counts()
+
+
+def test_a_skipped_table_of_a_view_is_filled_again_by_the_view_also_with_rows_of_before(make: Make) -> None:
+    """They keep their versions, which are older than the moment of the skip."""
+    scene = make(kind="memory")
+    view = TableRequests(views=frozenset({ITEMS.table}))
+    scene.both("one", "two", "three")
+    scene.requests = replace(view, skipped=frozenset({ITEMS.table}))
+    scene.attend()
+    scene.delete(1)
+    scene.requests = view
+    scene.attend()
+    scene.emit_again(ITEMS.table)
+    scene.attend()
+    assert scene.asked == []
+    assert scene.labels() == ["one", "three"]
 
 
 def test_a_cancelled_refill_is_said_and_nothing_counts(make: Make) -> None:

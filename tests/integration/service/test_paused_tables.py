@@ -65,6 +65,9 @@ class Source:
         self.asked.append(table)
         return f"{self.restart_lsn:X}"
 
+    def emit_again(self, view: TableId) -> str:
+        raise AssertionError(view)
+
 
 class Scene:
     """A sink with its applier and its held-back tables; batches are given by hand, as a query would."""

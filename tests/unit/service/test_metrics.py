@@ -52,16 +52,19 @@ def full(tables: int = 2) -> Observation:
         "parts": {"capture": {"restarts": 1, "rss_bytes": 5}},
         "lease": {"takeovers": 1, "standbys": ["standby-b-7"]},
     }
+    view = {"state": "live", "rows": 7, "state_bytes": 100, "restarts": 1}
     lags = {("redis", name): SinkLag(1, 2.5) for name in names}
     return Observation(
         at=1.0,
         capture=capture,
         apply={"sinks": {"redis": sink}},
+        views={"views": {"totals": view}},
         daemon=parts,
         head=Lsn(800),
         positions={"redis": SinkPosition(Lsn(500))},
         sink_lags={"redis": SinkLag(300, 2.5)},
         table_lags=lags,
+        view_lags={"totals": SinkLag(10, 0.5)},
         slot_room=5,
     )
 

@@ -81,6 +81,7 @@ def test_the_dashboard_shows_every_family_that_a_person_looks_at() -> None:
         "millrace_sink_running",
         "millrace_sink_paused",
         "millrace_table_lag_bytes",
+        "millrace_view_lag_bytes",
     }
 
 

@@ -97,3 +97,21 @@ def test_a_reload_reaches_the_daemon_that_holds_the_folder(state_dir: Path, monk
     assert sent == [(os.getpid(), signal.SIGHUP)]
     with pytest.raises(EnvironmentFault, match="No millrace runs"):
         reload.request(state_dir)
+
+
+@pytest.mark.usefixtures("copy_engine")
+def test_a_view_concerns_its_process_and_the_sinks_and_leaves_its_rows(settings_of: Make) -> None:
+    one = {"kind": "copied", "name": "one", "source": "a.b"}
+    added = changed(settings_of, {}, {"views": [one]})
+    assert added == Plan(reload=frozenset({"apply", "views"}), changes=("view one added",))
+    removed = changed(settings_of, {"views": [one]}, {})
+    assert removed.reload == {"apply"}
+    assert "millrace view drop" in removed.changes[0]
+    other = changed(settings_of, {"views": [one]}, {"views": [{**one, "source": "a.c"}]})
+    assert other.changes == ("view one changed",)
+    tables = changed(
+        settings_of,
+        {"views": [one], "source": {"tables": ["a.b"]}},
+        {"views": [one], "source": {"tables": ["a.b", "a.c"]}},
+    )
+    assert "views" in tables.reload

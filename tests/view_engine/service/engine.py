@@ -69,9 +69,13 @@ class _Copy:
     def _commit(self) -> None:
         """Follow the log's mark. One that is not ours: capture was restarted, or the output discarded."""
         mark = self._folder.mark() or ""
-        if mark == self._emission[1] and self._emission[0]:
-            self._folder.emitted_again(self._emission[0])
+        self._forget_appended(mark)
+        request, after = self._emission
+        if request and after not in {one[0] for one in self._put}:
+            self._folder.emitted_again(request)
             self._emission = ("", "")
+
+    def _forget_appended(self, mark: str) -> None:
         for number, (after, offset, reached) in enumerate(self._put):
             if after == mark:
                 self._log.commit(f"view.{self._view.name}", reached, offset)

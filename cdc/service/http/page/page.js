@@ -177,6 +177,18 @@ function tableButton(verb, label, target, sink) {
   return button;
 }
 
+function drawViews(flow) {
+  $("views").hidden = !flow.views.length;
+  const table = $("view-list");
+  table.tHead.replaceChildren(headRow([["view", ""], ["kind", ""], ["state", ""], ["rows", "number"], ["state size", "number"], ["reflects", ""], ["lag", "number"], ["why", ""]]));
+  refill(table.tBodies[0], ...flow.views.map((view) => make("tr", {},
+    make("th", { scope: "row" }, view.name), make("td", {}, view.kind),
+    make("td", { class: view.state === "live" ? "good" : view.state === "failed" ? "bad" : "slow" }, view.state),
+    make("td", { class: "number" }, number(view.rows)), make("td", { class: "number" }, bytes(view.state_bytes)),
+    make("td", {}, view.lsn), make("td", { class: `number ${view.lag_seconds > 30 ? "slow" : ""}` }, view.lag_seconds > 0.5 ? duration(view.lag_seconds) : "–"),
+    make("td", { class: "long" }, view.message))));
+}
+
 function drawProgress(flow) {
   const lines = [];
   if (flow.capture === "snapshot" && flow.snapshot.table) {
@@ -301,6 +313,7 @@ async function refresh() {
     drawReasons(ready.body.reasons, flow.body.sinks);
     drawFlow(flow.body);
     drawWaiting(flow.body);
+    drawViews(flow.body);
     drawProgress(flow.body);
     drawTables(flow.body);
     drawPlots(history.body);
