@@ -1,7 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-shaping bench-scale clean
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-scale bench-view-state bench-views clean
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-shaping bench-scale bench-view-state bench-views clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.

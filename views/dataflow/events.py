@@ -19,7 +19,7 @@ from views.time.clock import NEVER, Clock, LogRows
 
 TIME, SEEN, NOW = "_time", "_seen", "_now"
 """Microseconds: the event time of the row, the clock when the row came, the clock at the change."""
-_OWN = [pa.field(TIME, pa.int64()), pa.field(SEEN, pa.int64()), pa.field(NOW, pa.int64())]
+_STORED: list[tuple[str, pa.DataType]] = [(TIME, pa.int64()), (SEEN, pa.int64())]
 _CLOCK = pa.schema([pa.field("greatest", pa.int64()), pa.field("newest", pa.int64())])
 _ONE = pa.array(["clock"])
 
@@ -31,9 +31,8 @@ class Events(InputTable):
         self, table: TableId, columns: Sequence[str], time: Callable[[pa.Table], AnyArray] | None, idle: int
     ) -> None:
         """`time` computes event times (microseconds) from rows of cells; None: the time of the commit."""
-        fields = [pa.field(name, pa.string()) for name in (ID, *columns)]
-        fields += [pa.field(TIME, pa.int64()), pa.field(SEEN, pa.int64())]
-        super().__init__(table, columns, StateTable(pa.schema(fields)))
+        cells: list[tuple[str, pa.DataType]] = [(name, pa.string()) for name in columns]
+        super().__init__(table, columns, StateTable(pa.schema([(ID, pa.string()), *cells, *_STORED])))
         self.clock = StateTable(_CLOCK)
         self.exact_from = 2**63 - 1
         """Changes below this LSN are the initial snapshot: never late, because their order is not that of time."""
@@ -42,7 +41,7 @@ class Events(InputTable):
         self._clock = Clock()
         self._time = time
         self._idle = idle
-        self._legs_schema = delta_schema(pa.schema([*(pa.field(name, pa.string()) for name in columns), *_OWN]))
+        self._legs_schema = delta_schema(pa.schema([*cells, *_STORED, (NOW, pa.int64())]))
 
     @property
     def greatest(self) -> int:
