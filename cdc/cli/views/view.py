@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_view, print_json, print_table
-from cdc.cli.views import foreground
+from cdc.cli.views import foreground, plans
 from cdc.errors import ConfigError, MillraceError
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show, check and run views (tables derived from captured tables).", no_args_is_help=True)
 app.command("run")(foreground.run)
+app.command("check")(plans.check)
+app.command("explain")(plans.explain)
 
 _ANSWER_SECONDS = 30.0
 NameArgument = Annotated[str, typer.Argument(help="The view's name.", autocompletion=complete_view)]

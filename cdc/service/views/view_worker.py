@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from cdc import backoff
 from cdc.config.settings import Settings, ViewSettings
-from cdc.errors import MillraceError
+from cdc.errors import MillraceError, ViewWaits
 from cdc.ports import LogReader
 from cdc.service.daemon.restarts import Attempts
 from cdc.service.views.view_run import OpenView, ViewRun
@@ -94,7 +94,8 @@ class ViewWorker:
         """Show the error, and wait until it is time to try again."""
         if isinstance(error, MillraceError):
             message, remedy, final = error.message, error.remedy, not error.transient
-            _log.error("view %s failed: %s", self.view.name, error)
+            level = logging.INFO if isinstance(error, ViewWaits) else logging.ERROR
+            _log.log(level, "view %s %s: %s", self.view.name, "waits" if level == logging.INFO else "failed", error)
         else:
             message, remedy, final = f"unexpected {type(error).__name__}", "See the log lines of views.", False
             _log.exception("view %s failed unexpectedly", self.view.name)
