@@ -54,8 +54,10 @@ class Join:
     def tables(self) -> dict[str, StateTable]:
         """The state."""
         found = {"left": self._left.rows, "right": self._right.rows}
-        if self.kind != "inner":
-            found |= {"left_counts": self._left.counts, "right_counts": self._right.counts}
+        if self._keeps["right"]:
+            found["left_counts"] = self._left.counts
+        if self._keeps["left"]:
+            found["right_counts"] = self._right.counts
         return found
 
     def step(self, left: pa.Table, right: pa.Table) -> pa.Table:
@@ -78,7 +80,7 @@ class Join:
             found.append(self._joined(name, delta.filter(pa.array(alone)), None))
         if self._keeps["right" if name == "left" else "left"]:
             found.append(self._flipped(name, matches, other.side.key, own.flips(delta)))
-        own.put(delta, counted=self.kind != "inner")
+        own.put(delta, counted=self._keeps["right" if name == "left" else "left"])
         return found
 
     def _flipped(
