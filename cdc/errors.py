@@ -17,6 +17,8 @@
     │   ├── LogLost               transient: the log's server does not answer
     │   ├── LogCorrupt            a segment or record that cannot be read
     │   └── LogFenced             another writer took over: stop at once
+    ├── ViewError                 a view cannot be computed: it stops, the others continue
+    │   └── ViewWaits             transient: a table that a view needs is not in the log yet
     └── SinkError                 a store
         ├── Busy                  transient: retry after `retry_after` seconds
         ├── Lost                  transient: reconnect and apply again
@@ -127,6 +129,16 @@ class LogCorrupt(LogError):
 
 class LogFenced(LogError):
     """A newer writer owns the log."""
+
+
+class ViewError(MillraceError):
+    """A view cannot be computed any further."""
+
+
+class ViewWaits(ViewError):
+    """What a view needs is not there yet."""
+
+    transient = True
 
 
 class SinkError(MillraceError):

@@ -149,6 +149,16 @@ class TableSchema:
         return not self.key or (self.identity == "f" and len(self.key) == len(self.columns))
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """Columns of a table that name a row of another table, its parent."""
+
+    table: TableId
+    columns: tuple[str, ...]
+    parent: TableId
+    parent_columns: tuple[str, ...]
+
+
 LOG_SCHEMA = pa.schema(
     [
         pa.field("table", pa.string(), nullable=False),

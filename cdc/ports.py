@@ -1,6 +1,6 @@
 """The interfaces of a log, a sink and a clock. The docstrings of their methods are the contract."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
@@ -141,6 +141,9 @@ class LogReader(Protocol):
 
     def head(self) -> tuple[Offset, Lsn]:
         """The offset after the newest visible entry, and the LSN up to which the log is complete there."""
+
+    def marks(self) -> Mapping[str, str]:
+        """The marks that are durable now. The trap: they may be newer than what this reader has read."""
 
     def seek(self, point: Lsn | datetime) -> Offset:
         """An offset before every transaction that ends after that LSN, or that committed at or after that time."""

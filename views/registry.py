@@ -6,16 +6,39 @@
 No kind is listed here: a new module is enough.
 """
 
+import importlib
 from collections.abc import Mapping
-from typing import cast
+from typing import Protocol, cast
 
 from cdc.config.settings import ViewSettings
 from cdc.discovery import Kinds, modules_that_define
+from cdc.errors import ConfigError
 from views import kinds
+from views.catalog import Catalog
+from views.plan import Plan
+
+
+class ViewModule(Protocol):
+    """What the module of a kind defines."""
+
+    def plan(self, settings: ViewSettings, catalog: Catalog) -> Plan:
+        """The plan of a view. Raises ConfigError, which names the view and the place."""
 
 
 def settings_kinds() -> Mapping[str, type[ViewSettings]]:
     """Every kind's settings, by the name used in the pipeline file."""
-    return Kinds(
-        modules_that_define("SETTINGS", kinds, "settings"), lambda module: cast("type[ViewSettings]", module.SETTINGS)
-    )
+    return Kinds(_modules(), lambda module: cast("type[ViewSettings]", module.SETTINGS))
+
+
+def plan_of(settings: ViewSettings, catalog: Catalog) -> Plan:
+    """The plan of a view of any kind, checked against the captured tables."""
+    modules = _modules()
+    if settings.kind not in modules:
+        raise ConfigError(
+            f"view {settings.name}: unknown kind {settings.kind!r}.", f"Known kinds: {', '.join(sorted(modules))}."
+        )
+    return cast("ViewModule", importlib.import_module(modules[settings.kind])).plan(settings, catalog)
+
+
+def _modules() -> Mapping[str, str]:
+    return modules_that_define("SETTINGS", kinds, "settings")

@@ -103,6 +103,14 @@ def members(texts: AnyArray) -> dict[str, RawColumn]:
     return found
 
 
+def raw_column(cells: AnyArray) -> RawColumn:
+    """JSON texts of values as a column; a null text is an absent value."""
+    array: AnyArray = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+    data, bounds = _joined(array)
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    return RawColumn(data, bounds[:-1], bounds[1:], present, np.flatnonzero(data == _BACKSLASH))
+
+
 def _name(quoted: str) -> str:
     name = orjson.loads(quoted)
     if not isinstance(name, str):

@@ -18,11 +18,11 @@ from deltalake import DeltaTable
 
 from cdc.arrays import AnyArray
 from cdc.errors import ConfigError, SinkError
+from cdc.json_text.typed import no_values
 from cdc.key_range import Removal
 from cdc.model import LOG_SCHEMA, Lsn, TableId, TableSchema
 from cdc.ports import Batch, LogReader, Offset
 from sinks.delta.rows.changes import TypedChanges, changes
-from sinks.delta.rows.images import no_values
 from sinks.delta.rows.range_deletes import deletes, is_removed
 from sinks.delta.rows.rewrite import decide, matching_rows, new_rows
 from sinks.delta.schema.layout import DELETED, VERSION, Evolution, TableLayout

@@ -15,11 +15,12 @@ import redis
 
 from cdc.arrays import AnyArray
 from cdc.json_text.columns import members
+from cdc.json_text.quoted import all_quoted
 from cdc.model import TableSchema
 from sinks.redis.keys import Names
 from sinks.redis.row_formats import RowFormat
 from sinks.rows.read_sizes import PageSize
-from sinks.rows.stored_images import all_arranged, all_quoted, as_texts, images_table, json_objects
+from sinks.rows.stored_images import all_arranged, as_texts, images_table, json_objects
 
 _SCAN = 2000
 _CALL_ROWS = 2000

@@ -92,13 +92,3 @@ def json_objects(count: int, columns: "dict[str, AnyArray | None]") -> AnyArray:
         parts += [f"{',' if number else ''}{quote(name)}:", "null" if values is None else values]
     joined: AnyArray = pc.binary_join_element_wise(*parts, pa.repeat("}", count), "")
     return joined
-
-
-def all_quoted(texts: AnyArray) -> AnyArray:
-    """`cdc.json_text.members.quote` of many texts; a null stays null."""
-    wrapped = pc.binary_join_element_wise('"', texts, '"', "")
-    special: AnyArray = pc.fill_null(pc.match_substring_regex(texts, r'["\\\x00-\x1f]'), pa.scalar(False))
-    if not pc.any(special).as_py():
-        return wrapped
-    escaped = pa.array([quote(text) for text in texts.filter(special).to_pylist()], pa.string())
-    return pc.replace_with_mask(wrapped, special, escaped)

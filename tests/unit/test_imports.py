@@ -15,6 +15,7 @@ LEVELS = [
         "cdc.failpoint",
         "cdc.fence",
         "cdc.clock",
+        "cdc.expressions",
         "cdc.object_store",
     ],
     ["cdc.ports", "cdc.config", "cdc.log_output", "cdc.client"],

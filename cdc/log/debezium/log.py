@@ -69,6 +69,10 @@ class DebeziumReader(TopicReader):
         """1 if Kafka has removed the connector's first messages (the LSN up to which is unknown), else 0."""
         return removed_until(self._cluster, self.newest(), ())
 
+    def marks(self) -> Mapping[str, str]:
+        """None: a connector writes none."""
+        return {}
+
     def newest(self) -> KafkaPosition:
         """The end of every partition. `end` is the last commit before the newest change read."""
         with self._lock:

@@ -5,7 +5,7 @@ If a merge removes a file during a read, the reader finds the rows in the merged
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from cdc.log.segments import segment_file
 from cdc.log.segments.bucket.storage import BucketStorage
 from cdc.log.segments.consumers import ConsumerPosition, Consumers
 from cdc.log.segments.folder.storage import FolderStorage
+from cdc.log.segments.merge import recover_marks
 from cdc.log.segments.segment_names import Segment
 from cdc.log.segments.segment_names import after as after_sequence
 from cdc.log.segments.storage import LogLocation, LogStorage, StoredSegment, View
@@ -79,6 +80,10 @@ class SegmentReader(SparkReader):
         """The offset after the newest entry, and the LSN up to which the log is complete there."""
         chain = self.view().chain
         return offset_of(chain.head), chain.end
+
+    def marks(self) -> Mapping[str, str]:
+        """The newest value of every mark."""
+        return recover_marks(self.view())
 
     def seek(self, point: Lsn | datetime) -> Offset:
         """The last offset that is before every change at or after the given time, or after the given LSN."""

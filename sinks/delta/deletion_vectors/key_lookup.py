@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.arrays import AnyArray, Ints
+from cdc.json_text.typed import no_values
 from sinks.delta.deletion_vectors.key_cache import KeyCache, SortedKeys
 from sinks.delta.files.storage import TableStorage
 from sinks.delta.files.transaction_log import Action
 from sinks.delta.rows.changes import TypedChanges
-from sinks.delta.rows.images import no_values
 from sinks.delta.schema.layout import DELETED, VERSION
 from sinks.delta.write.region import Files
 

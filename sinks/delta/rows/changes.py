@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
 from cdc.errors import RejectedItem, SinkError
+from cdc.json_text.typed import no_values
 from cdc.model import TableSchema
 from cdc.ports import Batch
-from sinks.delta.rows.images import no_values, typed
+from sinks.delta.rows.images import typed
 from sinks.delta.schema.layout import COMMITTED, DELETED, KEY_TEXT, PREFIX, UNCHANGED, VERSION, TableLayout
 
 PARTIAL = PREFIX + "partial"

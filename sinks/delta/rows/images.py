@@ -1,50 +1,27 @@
-"""Row images to typed Arrow columns, exactly or not at all. Pure.
+"""Row images to typed Arrow columns of a Delta table. Pure. See `cdc.json_text.typed`."""
 
-A value that does not fit the column's type is never clamped or rounded: its row is reported as a misfit, and the caller
-rejects the row. Other rows are not affected.
-"""
-
-import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
-from cdc.json_text.columns import RawColumn, members
+from cdc.json_text import typed as json_objects
+from cdc.json_text.typed import NO_OBJECT, Typed
 from cdc.model import Column
-from sinks.delta.schema.types import ValueForm, form
+from sinks.delta.schema.types import form
 
 NOT_AN_OBJECT = "the row image is not a JSON object"
 
 
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """The columns of the images; `misfits` are the numbers of rows that must not be written, each with its reason.
-
-    The trap: a misfit's value is null in its column, so check `misfits` before using a row.
-    """
-
-    columns: dict[str, AnyArray]
-    misfits: dict[int, str]
-
-
 def typed(columns: Mapping[Column, pa.DataType], images: AnyArray) -> Typed:
-    """Read JSON objects as columns of these types. A missing member is null; so is every column of a null image."""
-    raw, misfits = _objects(images)
-    read: dict[str, AnyArray] = {}
-    for column, type_ in columns.items():
-        values = raw.get(column.name)
-        if values is None:
-            read[column.name] = no_values(len(images), type_)
-            continue
-        read[column.name], unfit = _column(values, type_, form(column, type_))
-        for row in unfit:
-            misfits.setdefault(row, f"column {column.name}: value does not fit {type_name(type_)}")
-    return Typed(read, misfits)
+    """Read JSON objects as columns of these types; `misfits` has the reason of each row that must not be written."""
+    read = json_objects.typed({one.name: (type_, form(one, type_)) for one, type_ in columns.items()}, images)
+    types = {one.name: type_ for one, type_ in columns.items()}
+    return Typed(read.columns, {row: _reason(name, types) for row, name in read.misfits.items()})
+
+
+def _reason(name: str, types: Mapping[str, pa.DataType]) -> str:
+    return NOT_AN_OBJECT if name == NO_OBJECT else f"column {name}: value does not fit {type_name(types[name])}"
 
 
 def type_name(type_: pa.DataType) -> str:
@@ -65,89 +42,3 @@ _NAMES = {
     pa.bool_(): "boolean",
     pa.date32(): "date",
 }
-
-
-def _objects(images: AnyArray) -> tuple[dict[str, RawColumn], dict[int, str]]:
-    """The members of the images; tests each row only if one of them is not a JSON object."""
-    try:
-        return members(images), {}
-    except ValueError:
-        broken = [row for row in range(len(images)) if not _is_object(images.slice(row, 1))]
-    mask = np.zeros(len(images), np.bool_)
-    mask[broken] = True
-    whole = pc.if_else(pa.array(mask), pa.scalar(None, images.type), images)
-    return members(whole), dict.fromkeys(broken, NOT_AN_OBJECT)
-
-
-def _is_object(image: AnyArray) -> bool:
-    try:
-        members(image)
-    except ValueError:
-        return False
-    return True
-
-
-def _column(values: RawColumn, type_: pa.DataType, how: ValueForm) -> tuple[AnyArray, list[int]]:
-    if how is ValueForm.JSON:
-        return values.json().cast(pa.string()), []
-    texts = values.text()
-    if how is ValueForm.BASE64:
-        return _decoded(texts)
-    if type_ == pa.string():
-        return texts.cast(pa.string()), []
-    return exact_cast(texts, type_)
-
-
-def exact_cast(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]]:
-    """Cast texts; those that do not fit the type become null. Returns the numbers of their rows."""
-    try:
-        cast = texts.cast(type_)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return _bisected(texts, type_)
-    overflowed = _overflowed(texts, cast)
-    if not overflowed:
-        return cast, []
-    mask = np.zeros(len(texts), np.bool_)
-    mask[overflowed] = True
-    return pc.if_else(pa.array(mask), pa.scalar(None, type_), cast), overflowed
-
-
-def no_values(count: int, type_: pa.DataType) -> AnyArray:
-    """`count` nulls of a type."""
-    return pa.array([], type_).take(pa.array([None] * count, pa.int64()))
-
-
-def _bisected(texts: AnyArray, type_: pa.DataType) -> tuple[AnyArray, list[int]]:
-    """Arrow does not say which row makes a cast fail: halve the rows until each misfit is found."""
-    if len(texts) == 1:
-        return no_values(1, type_), [0]
-    half = len(texts) // 2
-    left, unfit_left = exact_cast(texts.slice(0, half), type_)
-    right, unfit_right = exact_cast(texts.slice(half), type_)
-    return pa.concat_arrays([left, right]), unfit_left + [half + row for row in unfit_right]
-
-
-def _overflowed(texts: AnyArray, cast: AnyArray) -> list[int]:
-    """The rows whose finite number is too large for the float: Arrow silently makes it infinite."""
-    if not pa.types.is_floating(cast.type):
-        return []
-    infinite = np.flatnonzero(_flags(pc.is_inf(cast)))
-    return [row for row in infinite.tolist() if "inf" not in str(texts[row].as_py()).lower()]
-
-
-def _flags(array: AnyArray) -> npt.NDArray[np.bool_]:
-    filled: AnyArray = array.fill_null(False)
-    flags: npt.NDArray[np.bool_] = filled.to_numpy(zero_copy_only=False)
-    return flags
-
-
-def _decoded(texts: AnyArray) -> tuple[AnyArray, list[int]]:
-    decoded: list[bytes | None] = []
-    unfit = []
-    for row, text in enumerate(texts.to_pylist()):
-        try:
-            decoded.append(None if text is None else binascii.a2b_base64(text, strict_mode=True))
-        except (binascii.Error, ValueError):
-            decoded.append(None)
-            unfit.append(row)
-    return pa.array(decoded, pa.binary()), unfit

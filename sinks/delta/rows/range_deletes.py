@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.arrays import AnyArray
+from cdc.json_text.typed import no_values
 from cdc.key_range import Level, Removal
 from sinks.delta.changelog import newest
 from sinks.delta.rows.changes import PARTIAL, TypedChanges
-from sinks.delta.rows.images import no_values
 from sinks.delta.schema.layout import COMMITTED, DELETED, VERSION, TableLayout
 from sinks.delta.write.region import quoted
 

@@ -16,31 +16,19 @@
 | everything else, also numeric without precision | string: Postgres's text | string |
 
 A value that does not fit never changes the type of its column: rows with `infinity`, BC dates, years beyond 9999 or NaN
-in a decimal are rejected (see sinks.delta.rows.images), because a reader of Delta could not distinguish them from
+in a decimal are rejected (see cdc.json_text.typed), because a reader of Delta could not distinguish them from
 other values.
 """
 
-from enum import StrEnum
-
 import pyarrow as pa
 
+from cdc.json_text.typed import ValueForm
 from cdc.model import Column, PgType, TypeKind
 
 MAX_PRECISION = 38
 """The limit of Delta, Spark and Arrow's decimal128."""
 
 INSTANT = pa.timestamp("us", tz="UTC")
-
-
-class ValueForm(StrEnum):
-    """How a JSON value becomes a value of the column's type."""
-
-    CAST = "cast"
-    """The text of the value, cast by Arrow: exactly, or the row is rejected."""
-    JSON = "json"
-    """The JSON text itself."""
-    BASE64 = "base64"
-    """The bytes that the base64 text encodes."""
 
 
 _PLAIN: dict[str, pa.DataType] = {

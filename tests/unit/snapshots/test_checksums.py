@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.json_text.members import build, quote
+from cdc.json_text.quoted import all_quoted
 from cdc.model import Column, PgType, TableId, TableSchema
 from sinks.rows.images import arranged
-from sinks.rows.stored_images import all_arranged, all_quoted
+from sinks.rows.stored_images import all_arranged
 from snapshots.verify.checksums import Checksums
 
 ROWS = pa.table(

@@ -1,7 +1,7 @@
 """Reads a Kafka log in whole transactions, by the markers of the position topic."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.log.kafka.consumers import lag_of
-from cdc.log.kafka.position import EPOCH, MARKER_KEY, KafkaPosition, TopicExtent
+from cdc.log.kafka.position import EPOCH, MARK_KEY, MARKER_KEY, KafkaPosition, TopicExtent
 from cdc.log.kafka.read.ranges import RangeRows, check_topics, decode_envelopes, messages_between, ranges_between
 from cdc.log.kafka.read.topic_reader import TopicReader
 from cdc.log.kafka.retention import removed_until
@@ -33,6 +33,7 @@ class KafkaReader(TopicReader):
         self._tail = TopicTail(self._cluster, settings.system_topic("position"))
         self._schemas = KafkaSchemas(TopicTail(self._cluster, settings.system_topic("schemas")))
         self._positions: list[KafkaPosition] = []
+        self._marks: dict[str, str] = {}
         self._lock = threading.RLock()
 
     @property
@@ -43,6 +44,11 @@ class KafkaReader(TopicReader):
     def removed(self) -> Lsn:
         """The LSN up to which Kafka has removed changes."""
         return removed_until(self._cluster, self.newest(), self.positions())
+
+    def marks(self) -> Mapping[str, str]:
+        """The newest value of every mark."""
+        self.positions()
+        return dict(self._marks)
 
     def newest(self) -> KafkaPosition:
         """The newest marker."""
@@ -110,8 +116,12 @@ class KafkaReader(TopicReader):
         """Every retained marker, oldest first."""
         with self._lock:
             for message in self._tail.drain():
-                if message.key.startswith(MARKER_KEY) and message.value is not None:
+                if message.value is None:
+                    continue
+                if message.key.startswith(MARKER_KEY):
                     self._positions.append(KafkaPosition.decoded(message.offset, message.value))
+                elif message.key.startswith(MARK_KEY):
+                    self._marks[message.key.removeprefix(MARK_KEY).decode()] = message.value.decode()
             if len(self._positions) > _KEPT_MARKERS:
                 half = _KEPT_MARKERS // 2
                 self._positions = self._positions[:half:2] + self._positions[half:]

@@ -1,0 +1,180 @@
+"""Groups of rows, each reduced to one row, kept right as rows come and go.
+
+`RunningTotals` keeps counts and sums: a change costs the same however many rows its group has. `GroupedRows` keeps the rows
+themselves and computes a group anew when it changes, for what cannot be taken back (a minimum, a percentile): a change
+costs as much as its group has rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.arrays import AnyArray
+from cdc.errors import ViewError
+from cdc.expressions import engine
+from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.state.key_hash import hashes
+from views.state.runs import KEY as HASH
+from views.state.table import StateTable, own_columns
+
+GROUP = "_group"
+"""The text of the group's key, a column of the input."""
+_COUNT = "_count"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An aggregate: the name of its column, and SQL that computes it from the rows of a group."""
+
+    name: str
+    type: pa.DataType
+    rows_sql: str
+    totals_sql: str = ""
+    """The same from the totals; empty: it cannot be computed from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A column whose values are counted (those that are not null), and summed if they are numbers."""
+
+    column: str
+    digits: int | None
+    """Decimals of the sum; None: only counted."""
+
+    @property
+    def count(self) -> str:
+        """The name of the count."""
+        return f"n_{self.column}"
+
+    @property
+    def sum(self) -> str:
+        """The name of the sum."""
+        return f"s_{self.column}"
+
+
+class _Groups:
+    """What both have in common: the groups of a delta, and the rows of the result."""
+
+    def __init__(self, keys: pa.Schema, calls: Sequence[Call], view: str) -> None:
+        self._keys = keys
+        self._calls = tuple(calls)
+        self._view = view
+        self.schema = pa.schema([*keys, *((call.name, call.type) for call in calls)])
+        self._connection = engine.cursor()
+
+    def _run(self, query: str, **tables: pa.Table) -> pa.Table:
+        for name, table in tables.items():
+            self._connection.register(name, table)
+        try:
+            found: pa.Table = self._connection.sql(query).to_arrow_table()
+        except engine.duckdb.Error as error:
+            raise ViewError(
+                f"View {self._view}: an aggregate cannot be computed: {str(error).splitlines()[0][:120]}",
+                "Cast its argument, for instance to numeric(18,2).",
+            ) from None
+        finally:
+            for name in tables:
+                self._connection.unregister(name)
+        return found
+
+    def _result(self, before: pa.Table, after: pa.Table) -> pa.Table:
+        """The net delta; both tables have GROUP and the columns of `schema`, in any order of rows."""
+        parts = []
+        for rows, sign in ((before, -1), (after, 1)):
+            group = rows.column(GROUP).combine_chunks()
+            own: list[AnyArray] = [group, pa.array(np.full(len(group), sign, np.int8))]
+            columns = [rows.column(field.name).cast(field.type) for field in self.schema]
+            parts.append(pa.table([*own, *columns], delta_schema(self.schema)))
+        return net(pa.concat_tables(parts).combine_chunks())
+
+    def _nothing(self) -> pa.Table:
+        return delta_schema(self.schema).empty_table()
+
+
+class RunningTotals(_Groups):
+    """Counts, sums and averages."""
+
+    def __init__(self, keys: pa.Schema, calls: Sequence[Call], totals: Sequence[Total], view: str) -> None:
+        super().__init__(keys, calls, view)
+        self._totals = tuple(totals)
+        fields = [pa.field(total.count, pa.int64()) for total in totals]
+        fields += [pa.field(each.sum, pa.decimal128(38, each.digits)) for each in totals if each.digits is not None]
+        columns = [pa.field(GROUP, pa.string()), *keys, pa.field(_COUNT, pa.int64()), *fields]
+        self.totals = StateTable(pa.schema(columns))
+
+    @property
+    def tables(self) -> dict[str, StateTable]:
+        """The state."""
+        return {"totals": self.totals}
+
+    def step(self, delta: pa.Table) -> pa.Table:
+        """The net delta of the groups."""
+        if not delta.num_rows:
+            return self._nothing()
+        names = pc.unique(delta.column(GROUP).combine_chunks())
+        stored = own_columns(self.totals.lookup(hashes(names)))
+        stored = stored.filter(pc.is_in(stored.column(GROUP), value_set=names))
+        after = self._run(self._sum_query(), given=delta, stored=stored).cast(self.totals.columns)
+        group = after.column(GROUP)
+        live = pc.greater(after.column(_COUNT), pa.scalar(0))
+        self.totals.put(group, group, live.to_numpy(), after)
+        return self._result(self._shown(stored), self._shown(after.filter(live)))
+
+    def _sum_query(self) -> str:
+        """The totals after the delta, of its groups."""
+        keys = ", ".join(f'any_value("{name}") as "{name}"' for name in self._keys.names)
+        own = "".join(f', "{name}"' for name in self._keys.names)
+        changed, stored, summed = ["_sign as c"], [f"{_COUNT} as c"], [f"sum(c)::bigint as {_COUNT}"]
+        for number, total in enumerate(self._totals):
+            column = f'"{total.column}"'
+            changed.append(f"case when {column} is null then 0 else _sign end as n{number}")
+            stored.append(f'"{total.count}" as n{number}')
+            summed.append(f'sum(n{number})::bigint as "{total.count}"')
+        for number, total in enumerate(self._totals):
+            if total.digits is not None:
+                value = f'cast("{total.column}" as decimal(38,{total.digits}))'
+                changed.append(f"case when _sign > 0 then {value} else -{value} end as s{number}")
+                stored.append(f'"{total.sum}" as s{number}')
+                summed.append(f'coalesce(sum(s{number}), 0)::decimal(38,{total.digits}) as "{total.sum}"')
+        return (
+            f"select {GROUP}, {keys + ', ' if keys else ''}{', '.join(summed)} from ("
+            f"select {GROUP}{own}, {', '.join(changed)} from given"
+            f" union all select {GROUP}{own}, {', '.join(stored)} from stored) group by {GROUP}"
+        )
+
+    def _shown(self, totals: pa.Table) -> pa.Table:
+        own = "".join(f', "{name}"' for name in self._keys.names)
+        values = "".join(f', {call.totals_sql} as "{call.name}"' for call in self._calls)
+        return self._run(f"select {GROUP}{own}{values} from totals", totals=totals)
+
+
+class GroupedRows(_Groups):
+    """Any aggregate."""
+
+    def __init__(self, keys: pa.Schema, calls: Sequence[Call], arguments: pa.Schema, view: str) -> None:
+        super().__init__(keys, calls, view)
+        self.rows = StateTable(pa.schema([(ID, pa.string()), (GROUP, pa.string()), *keys, *arguments]))
+
+    @property
+    def tables(self) -> dict[str, StateTable]:
+        """The state."""
+        return {"rows": self.rows}
+
+    def step(self, delta: pa.Table) -> pa.Table:
+        """The net delta of the groups."""
+        if not delta.num_rows:
+            return self._nothing()
+        names = pc.unique(delta.column(GROUP).combine_chunks())
+        wanted = hashes(names)
+        before = self._reduced(self.rows.lookup(wanted), names)
+        self.rows.put(delta.column(GROUP), delta.column(ID), delta.column(SIGN).to_numpy() > 0, delta)
+        return self._result(before, self._reduced(self.rows.lookup(wanted), names))
+
+    def _reduced(self, rows: pa.Table, names: AnyArray) -> pa.Table:
+        known = rows.filter(pc.is_in(rows.column(GROUP), value_set=names)).drop_columns([HASH])
+        keys = "".join(f', any_value("{name}") as "{name}"' for name in self._keys.names)
+        values = "".join(f', {call.rows_sql} as "{call.name}"' for call in self._calls)
+        return self._run(f"select {GROUP}{keys}{values} from given group by {GROUP}", given=known)

@@ -1,0 +1,197 @@
+"""Changes of one table from the log as a delta of its rows. Pure but for the table's state.
+
+A row's columns are JSON texts, byte by byte as captured. Columns that the server did not send (unchanged TOAST) are
+filled from the row before, which is in the batch or in the state.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.arrays import AnyArray, Bools, Ints
+from cdc.errors import ViewError
+from cdc.json_text.columns import members
+from cdc.key_range import KeyRange
+from cdc.model import TableId
+from views.dataflow.delta import ID, codes, delta_schema, net, union
+from views.state.key_hash import hashes
+from views.state.table import StateTable
+
+_WHOLE_TABLE = ("t", "p")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chains:
+    """The rows of each key one after the other: the stored row first, then the changes in log order."""
+
+    ids: AnyArray
+    alive: Bools
+    stored: Bools
+    first: Bools
+    """The first row of a key."""
+    last: Bools
+    columns: pa.Table
+
+
+class TableChanges:
+    """The rows of one captured table, reduced to the columns that views need."""
+
+    def __init__(self, table: TableId, columns: Sequence[str], state: StateTable | None = None) -> None:
+        self.table = table
+        self.columns = tuple(columns)
+        self.state = state or StateTable(pa.schema([(ID, pa.string()), *((name, pa.string()) for name in columns)]))
+        self._schema = delta_schema(pa.schema([(name, pa.string()) for name in columns]))
+
+    def step(self, rows: pa.Table) -> pa.Table:
+        """The net delta of these changes, which are of this table and in log order; the state has them afterwards."""
+        return net(union([self._schema.empty_table(), *self._parts(rows)]))
+
+    def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Truncates and removed ranges concern every row before them, so changes are taken in runs between them."""
+        ops = rows.column("op")
+        rows = rows.filter(pc.not_equal(ops, pa.scalar("m")))
+        whole = np.flatnonzero(pc.is_in(rows.column("op"), value_set=pa.array(_WHOLE_TABLE)).to_numpy())
+        start = 0
+        for place in whole.tolist():
+            yield self._changed(rows.slice(start, place - start))
+            yield self._removed(rows.slice(place, 1).to_pylist()[0])
+            start = place + 1
+        yield self._changed(rows.slice(start))
+
+    def _removed(self, change: dict[str, object]) -> pa.Table:
+        """The rows that a truncate or a removed range takes."""
+        found = list(self.state.scan())
+        rows = pa.concat_tables(found) if found else self.state.lookup(np.zeros(0, np.uint64))
+        if change["op"] == "p":
+            rows = rows.filter(pa.array(KeyRange.parse(str(change["key"])).contains_keys(rows.column(ID))))
+        gone = np.zeros(rows.num_rows, np.bool_)
+        self.state.put(rows.column(ID), rows.column(ID), gone, rows)
+        return self._delta(rows, np.full(rows.num_rows, -1, np.int8))
+
+    def _changed(self, rows: pa.Table) -> pa.Table:
+        if not rows.num_rows:
+            return self._schema.empty_table()
+        chains = self._filled(rows.combine_chunks())
+        final = np.flatnonzero(chains.last)
+        values = chains.columns.take(final)
+        ids = chains.ids.take(pa.array(final))
+        self.state.put(ids, ids, chains.alive[final], values.add_column(0, ID, ids))
+        return self._legs(chains)
+
+    def _legs(self, chains: _Chains) -> pa.Table:
+        """Every change as the row before it and the row after it, in the order of each key."""
+        changed = np.flatnonzero(~chains.stored)
+        before = changed - 1
+        had = ~chains.first[changed] & chains.alive[np.maximum(before, 0)]
+        has = chains.alive[changed]
+        kept = np.stack([had, has], axis=1).ravel()
+        places = np.stack([np.maximum(before, 0), changed], axis=1).ravel()[kept]
+        sign = np.tile(np.array([-1, 1], np.int8), len(changed))[kept]
+        rows = chains.columns.add_column(0, ID, chains.ids).take(places)
+        return self._delta(rows, sign)
+
+    def _delta(self, rows: pa.Table, sign: AnyArray) -> pa.Table:
+        own = [rows.column(ID), pa.array(sign, pa.int8())]
+        return pa.table([*own, *(rows.column(name) for name in self.columns)], self._schema)
+
+    def _filled(self, rows: pa.Table) -> _Chains:
+        """The chains of all keys, with every column filled."""
+        known = self.state.lookup(hashes(rows.column("key")))
+        count, stored_count = rows.num_rows, known.num_rows
+        ids = pa.concat_arrays([known.column(ID).combine_chunks(), rows.column("key").combine_chunks()])
+        group = codes(ids)
+        touched = np.isin(group[:stored_count], group[stored_count:])  # not a row whose hash is merely the same
+        order = np.argsort(group, kind="stable")
+        order = order[np.concatenate([touched, np.ones(count, np.bool_)])[order]]
+        ordered = group[order]
+        first = np.diff(ordered, prepend=-1) != 0
+        last = np.append(first[1:], True)
+        stored = order < stored_count
+        gone = pc.equal(rows.column("op"), pa.scalar("d")).to_numpy(zero_copy_only=False)
+        alive = np.concatenate([np.ones(stored_count, np.bool_), ~gone])[order]
+        columns = self._columns(rows, known, gone, order, first)
+        return _Chains(ids.take(pa.array(order)), alive, stored, first, last, columns)
+
+    def _columns(self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools) -> pa.Table:
+        images = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks())
+        raw = members(images)
+        unsent = _unsent(rows)
+        links = _Links.of(rows, gone, order - known.num_rows, first)
+        found = []
+        for name in self.columns:
+            new = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(rows.num_rows, pa.string())
+            values = pa.concat_arrays([known.column(name).combine_chunks(), new]).take(pa.array(order))
+            if name in unsent:
+                missing = np.concatenate([np.zeros(known.num_rows, np.bool_), unsent[name]])[order]
+                values = values.take(pa.array(self._sources(name, missing, links)))
+            found.append(values)
+        return pa.table(found, list(self.columns))
+
+    def _sources(self, name: str, missing: Bools, links: "_Links") -> Ints:
+        """For each row of the chains, the row that has its value: itself, or the nearest one before it."""
+        places = np.maximum.accumulate(np.where(missing, 0, np.arange(len(missing))))
+        unknown = np.flatnonzero((places < links.start) | (missing & links.gone[places]))
+        if not len(unknown):
+            return places
+        former = links.former_of(unknown)
+        if (former < 0).any():
+            raise ViewError(
+                f"Column {name} of a row of {self.table} was not sent, and no earlier value of it is known.",
+                f"Have Postgres send it: alter table {self.table} replica identity full",
+            )
+        places[unknown] = former
+        while (places[places] != places).any():  # the former row may lack it too: its key was changed as well
+            places = places[places]
+        return places
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """Where the rows of the chains have their earlier values."""
+
+    start: Ints
+    """The first row of the row's key."""
+    gone: Bools
+    former: Ints
+    """The row under its former key, of a row whose key was changed: a delete is directly before it in its transaction.
+    -1 if there is none."""
+
+    def former_of(self, places: Ints) -> Ints:
+        """The row under the former key, of the row or of an earlier one of its key; -1 if there is none."""
+        linked = np.maximum.accumulate(np.where(self.former >= 0, np.arange(len(self.former)), 0))[places]
+        return np.where(linked >= self.start[places], self.former[linked], -1)
+
+    @classmethod
+    def of(cls, rows: pa.Table, gone: Bools, change: Ints, first: Bools) -> "_Links":
+        """`change` has the number of each row's change, negative for a stored row."""
+        size, mine = len(change), change >= 0
+        start = np.maximum.accumulate(np.where(first, np.arange(size), 0))
+        place_of = np.zeros(rows.num_rows, np.int64)
+        place_of[change[mine]] = np.flatnonzero(mine)
+        commits, ordinals = (rows.column(name).to_numpy() for name in ("commit_lsn", "ordinal"))
+        moved = np.zeros(rows.num_rows, np.bool_)
+        moved[1:] = gone[:-1] & ~gone[1:] & (commits[1:] == commits[:-1]) & (ordinals[1:] == ordinals[:-1] + 1)
+        before = place_of[np.maximum(np.arange(rows.num_rows) - 1, 0)]
+        former, ended = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
+        former[mine] = np.where(moved & ~first[before], before - 1, -1)[change[mine]]
+        ended[mine] = gone[change[mine]]
+        return cls(start, ended, former)
+
+
+def _unsent(rows: pa.Table) -> dict[str, Bools]:
+    """For each column that any change lacks: which changes lack it."""
+    lists = rows.column("unchanged").combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(lists), pa.scalar(0)).to_numpy()
+    if not lengths.any():
+        return {}
+    names = pc.list_flatten(lists)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    found = {}
+    for name in pc.unique(names).to_pylist():
+        mask = np.zeros(len(lengths), np.bool_)
+        mask[owners[pc.equal(names, pa.scalar(name)).to_numpy(zero_copy_only=False)]] = True
+        found[name] = mask
+    return found

@@ -1,0 +1,61 @@
+"""The rows of each key as one JSON array: the children of a parent in a document."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.arrays import AnyArray
+from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.state.key_hash import hashes
+from views.state.table import StateTable
+
+KEY, ORDER, ITEM, LIST = "_parent", "_order", "_item", "_list"
+"""The columns of the input: the parent's key, what orders the items (a number that sorts, then the id), the item's JSON
+text; and the column of the result."""
+INPUT = pa.schema([(KEY, pa.string()), (ORDER, pa.float64()), (ITEM, pa.string())])
+OUTPUT = pa.schema([(KEY, pa.string()), (LIST, pa.string())])
+
+
+class Collect:
+    """Keeps the items of each key. A key without items has no row in the result."""
+
+    def __init__(self) -> None:
+        self.items = StateTable(pa.schema([(ID, pa.string()), *INPUT]))
+
+    @property
+    def tables(self) -> dict[str, StateTable]:
+        """The state."""
+        return {"items": self.items}
+
+    def step(self, delta: pa.Table) -> pa.Table:
+        """The net delta of the lists. Only the lists of the delta's keys are looked up."""
+        known = delta.filter(delta.column(KEY).is_valid())
+        if not known.num_rows:
+            return delta_schema(OUTPUT).empty_table()
+        keys = pc.unique(known.column(KEY).combine_chunks())
+        wanted = hashes(keys)
+        before = _lists(self.items.lookup(wanted), keys)
+        self.items.put(known.column(KEY), known.column(ID), known.column(SIGN).to_numpy() > 0, known)
+        after = _lists(self.items.lookup(wanted), keys)
+        return net(pa.concat_tables([_rows(keys, before, -1), _rows(keys, after, 1)]))
+
+
+def _rows(keys: AnyArray, lists: AnyArray, sign: int) -> pa.Table:
+    signs = pa.array(np.full(len(keys), sign, np.int8))
+    rows = pa.table([keys, signs, keys, lists], delta_schema(OUTPUT))
+    return rows.filter(lists.is_valid())
+
+
+def _lists(items: pa.Table, keys: AnyArray) -> AnyArray:
+    """The array of each key's items, ordered; null for a key without items."""
+    owner = pc.index_in(items.column(KEY), value_set=keys)
+    owner = owner.combine_chunks() if isinstance(owner, pa.ChunkedArray) else owner
+    rows = items.select([ORDER, ID, ITEM]).append_column("owner", owner).filter(owner.is_valid())
+    rows = rows.sort_by([("owner", "ascending"), (ORDER, "ascending"), (ID, "ascending")]).combine_chunks()
+    counts = np.bincount(rows.column("owner").to_numpy(), minlength=len(keys))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    texts = rows.column(ITEM).combine_chunks() if rows.num_rows else pa.array([], pa.string())
+    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts), ",")
+    framed = pc.binary_join_element_wise(pa.scalar("["), joined, pa.scalar("]"), "")
+    return pc.if_else(pa.array(counts > 0), framed, pa.scalar(None, pa.string()))

@@ -1,0 +1,91 @@
+"""The rows of a view as they were emitted, and the changes that follow from a delta. Pure but for the table's state."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model import LOG_SCHEMA, TableId
+from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.state.table import StateTable
+
+ROW = "_json"
+"""The row as a JSON object; `_id` is its key as a JSON object."""
+OUTPUT = pa.schema([(ROW, pa.string())])
+
+
+class Output:
+    """A view's rows by key."""
+
+    def __init__(self, view: TableId) -> None:
+        self.view = view
+        self.rows = StateTable(pa.schema([(ID, pa.string()), *OUTPUT]))
+
+    @property
+    def tables(self) -> dict[str, StateTable]:
+        """The state."""
+        return {"rows": self.rows}
+
+    def step(self, delta: pa.Table) -> pa.Table:
+        """The changes of the view, for `changes`. The state has them afterwards."""
+        delta = net(delta)
+        self.rows.put(delta.column(ID), delta.column(ID), delta.column(SIGN).to_numpy() > 0, delta)
+        return delta
+
+    def content(self) -> Iterator[pa.Table]:
+        """Every row as a delta, in pieces."""
+        for rows in self.rows.scan():
+            signs = pa.array(np.ones(rows.num_rows, np.int8))
+            yield pa.table([rows.column(ID), signs, rows.column(ROW)], delta_schema(OUTPUT))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the changes of a batch reflect: everything up to this commit."""
+
+    lsn: int
+    committed: datetime
+
+
+def changes(view: TableId, delta: pa.Table, moment: Moment, *, read: bool = False) -> pa.Table:
+    """A net delta as rows of LOG_SCHEMA. An old row directly before the new one of its key is an update.
+
+    `read`: rows that are there have op `r`, as those of a snapshot.
+    """
+    if not delta.num_rows:
+        return LOG_SCHEMA.empty_table()
+    ids = delta.column(ID).combine_chunks()
+    sign = delta.column(SIGN).to_numpy()
+    count = len(sign)
+    updated = np.zeros(count, np.bool_)
+    same = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    updated[1:] = same & (sign[1:] > 0) & (sign[:-1] < 0)
+    kept = ~np.append(updated[1:], False)
+    ops = np.where(updated, "u", np.where(sign > 0, "r" if read else "c", "d"))
+    rows = delta.column(ROW).combine_chunks()
+    nothing = pa.scalar(None, pa.string())
+    previous = rows.take(pa.array(np.maximum(np.arange(count) - 1, 0)))
+    before = pc.if_else(pa.array(updated), previous, pc.if_else(pa.array(sign < 0), rows, nothing))
+    after = pc.if_else(pa.array(sign > 0), rows, nothing)
+    images = pa.table({"op": pa.array(ops.tolist(), pa.string()), "key": ids, "after": after, "before": before})
+    return _log_rows(view, images.filter(pa.array(kept)), moment)
+
+
+def _log_rows(view: TableId, images: pa.Table, moment: Moment) -> pa.Table:
+    count = images.num_rows
+    lsns = pa.array(np.full(count, moment.lsn, np.int64))
+    columns = {
+        "table": pa.repeat(str(view), count),
+        "unchanged": pa.nulls(count, LOG_SCHEMA.field("unchanged").type),
+        "version": lsns,
+        "commit_lsn": lsns,
+        "ordinal": pa.array(np.arange(count)),
+        "xid": pa.array(np.zeros(count, np.int64)),
+        "commit_ts": pa.repeat(pa.scalar(moment.committed, LOG_SCHEMA.field("commit_ts").type), count),
+        "schema_id": pa.array(np.zeros(count, np.int32)),
+    }
+    own = images.column_names
+    return pa.table([images.column(name) if name in own else columns[name] for name in LOG_SCHEMA.names], LOG_SCHEMA)
