@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_view, print_json, print_table
-from cdc.cli.views import foreground
+from cdc.cli.views import definitions, foreground
 from cdc.errors import ConfigError, MillraceError
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
 
 app = typer.Typer(help="Show, check and run views (tables derived from captured tables).", no_args_is_help=True)
+app.command("check")(definitions.check)
+app.command("explain")(definitions.explain)
 app.command("run")(foreground.run)
 
 _ANSWER_SECONDS = 30.0

@@ -12,13 +12,15 @@ from datetime import UTC, datetime
 
 from cdc import backoff
 from cdc.config.settings import Settings, ViewSettings
-from cdc.errors import MillraceError
+from cdc.errors import MillraceError, ViewWaits
 from cdc.ports import LogReader
 from cdc.service.daemon.restarts import Attempts
 from cdc.service.views.view_run import OpenView, ViewRun
 from views.output_files import OutputFolder
 
 _LONGEST_PAUSE = 0.05
+_WAITING_SECONDS = 0.5
+"""Between two looks whether the log has a table that the view needs: as soon as capture has begun with it."""
 _log = logging.getLogger(__name__)
 
 
@@ -92,6 +94,10 @@ class ViewWorker:
 
     def _fail(self, error: Exception, delay: float) -> None:
         """Show the error, and wait until it is time to try again."""
+        if isinstance(error, ViewWaits):
+            self._failure = {"state": "waiting", "message": str(error)}
+            self._stop.wait(_WAITING_SECONDS)
+            return
         if isinstance(error, MillraceError):
             message, remedy, final = error.message, error.remedy, not error.transient
             _log.error("view %s failed: %s", self.view.name, error)
