@@ -3,16 +3,13 @@
 Each view has its own position in the log and fails on its own.
 """
 
-import importlib
 import logging
 import sys
 import threading
 from contextlib import suppress
-from typing import cast
 
 import cdc.log
 from cdc.config.settings import Settings
-from cdc.errors import EnvironmentFault
 from cdc.service.daemon import footprint, process
 from cdc.service.state import pauses, status
 from cdc.service.views.view_run import OpenView
@@ -39,14 +36,10 @@ def run(settings: Settings, stop: threading.Event, news: process.SettingsChange)
 
 
 def engine() -> OpenView:
-    """What opens views of every kind."""
-    try:
-        module = importlib.import_module("cdc.service.views.engine")
-    except ModuleNotFoundError as error:
-        if error.name != "cdc.service.views.engine":
-            raise
-        raise EnvironmentFault("This installation has no engine for views.", "Install Millrace again.") from None
-    return cast("OpenView", module.open_view)
+    """What opens views of every kind. Imported when it is needed: it brings DuckDB."""
+    from cdc.service.views.engine import open_view
+
+    return open_view
 
 
 def _publish(settings: Settings, workers: ViewWorkers, state: str) -> None:
