@@ -161,7 +161,8 @@ def _one_table_waits_alone_is_skipped_and_comes_back(pipeline: Pipeline, millrac
 def _dashboard_and_alerts_find_what_they_ask_for(pipeline: Pipeline, before: set[str]) -> None:
     """Every name is answered by a real daemon, with a sample and not only a heading; a snapshot while it is known."""
     asked = set(re.findall(r"\bmillrace_\w+", "".join((_DEPLOY / path).read_text() for path in _MONITORING)))
-    assert asked - before - _sampled(pipeline) == {"millrace_table_lost"}  # tests/e2e/test_lost_stores.py samples that
+    left = {name for name in asked - before - _sampled(pipeline) if not name.startswith("millrace_view_")}
+    assert left == {"millrace_table_lost"}  # tests/e2e/test_lost_stores.py samples that, test_views.py those of views
 
 
 def _sampled(pipeline: Pipeline) -> set[str]:

@@ -1,6 +1,7 @@
 """A view in a store as any table: applied, waited for, paused, lost and filled again, dropped."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import redis
 import yaml
 
 from cdc.service.daemon.process import settings_from
+from cdc.service.observe.metric_families import FAMILIES
 from cdc.service.state import status
 from cdc.service.views.view_run import OpenView
 from deploy.local import ports
@@ -102,10 +104,17 @@ def test_a_view_is_a_table_in_the_store(shop: Shop) -> None:
         assert shop.label(2) == f"changed {number}", "what was waited for is there"
     assert "view.copy" in shop.said("why", "view.copy", '{"id":2}', "--json")
     assert json.loads(shop.said("lag", "--json"))["views"]["copy"]["seconds"] < 30
+    _metrics_of_views_have_samples(shop)
     _a_paused_view_stands_still(shop)
     _a_lost_view_is_filled_again(shop)
     _a_dropped_view_leaves_the_store(shop)
     assert daemon.terminate(60) == 0
+
+
+def _metrics_of_views_have_samples(shop: Shop) -> None:
+    answer = httpx.get(f"http://127.0.0.1:{shop.port}/metrics", trust_env=False).raise_for_status()
+    sampled = set(re.findall(r"^(millrace_view_\w+)[{ ]", answer.text, re.MULTILINE))
+    assert sampled == {one.name for one in FAMILIES if one.name.startswith("millrace_view_")}
 
 
 def _a_paused_view_stands_still(shop: Shop) -> None:

@@ -219,8 +219,9 @@ def tick(end: Lsn, at: datetime) -> pa.Table:
 
 
 def _truncation(schema: TableSchema, end: Lsn, at: datetime) -> pa.Table:
-    """Greater than every version of the view's rows, also after the fold has taken one off."""
-    row = {"table": str(schema.table), "op": Op.TRUNCATE.value, "version": end + 2, "schema_id": schema.id}
+    """Greater than every version of the view's rows, which are below the log's end, also after the fold has taken one
+    off. Rows of a view that is resumed later need the log's end of then as version: older ones would be ignored."""
+    row = {"table": str(schema.table), "op": Op.TRUNCATE.value, "version": end + 1, "schema_id": schema.id}
     return _one_row(row, end, at)
 
 

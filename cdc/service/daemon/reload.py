@@ -51,7 +51,7 @@ def plan(before: Settings, after: Settings) -> Plan:
         changes += _changed_fields("http", before.http, after.http)
     if _connection(before.source) != _connection(after.source):
         changes += _changed_fields("source", before.source, after.source, skip=("tables",))
-        restart |= {"capture", "apply"}
+        restart |= {"capture", "apply", "views"}
     if not after.views:
         restart, reload = restart - {"views"}, reload - {"views"}
     return Plan(frozenset(restart), frozenset(reload - restart), tuple(changes))

@@ -25,6 +25,8 @@ class ViewWorkers:
     _workers: dict[str, ViewWorker] = field(default_factory=dict)
     _ending: dict[str, ViewWorker] = field(default_factory=dict)
     _dropped: dict[str, str] = field(default_factory=dict)
+    """Dropped views by name, with their kinds."""
+    _removed: set[str] = field(default_factory=set)
     _resumed: int | None = None
 
     def follow(self, settings: Settings, paused: Paused) -> None:
@@ -35,11 +37,8 @@ class ViewWorkers:
             worker.follow(settings)
             if wanted.get(name) != worker.view:
                 self._end(settings, name)
-        for name in [name for name, worker in self._ending.items() if worker.join(0.0)]:
-            del self._ending[name]
-            if name in self._dropped:
-                self.log.forget(consumer_of(name))
-                remove_state(settings.state, name)
+        self._ending = {name: worker for name, worker in self._ending.items() if not worker.join(0.0)}
+        self._remove_dropped(settings)
         for name, view in wanted.items():
             if name not in self._workers and name not in self._ending:
                 _log.info("view %s starts", name)
@@ -48,6 +47,14 @@ class ViewWorkers:
             for worker in self._workers.values():
                 worker.resume()
         self._resumed = paused.resumed
+
+    def _remove_dropped(self, settings: Settings) -> None:
+        """Once each dropped view has ended: the log need not keep anything for it, and its state is of no use."""
+        self._removed &= self._dropped.keys()
+        for name in self._dropped.keys() - self._workers.keys() - self._ending.keys() - self._removed:
+            self.log.forget(consumer_of(name))
+            remove_state(settings.state, name)
+            self._removed.add(name)
 
     def facts(self) -> Mapping[str, Mapping[str, object]]:
         """By view, for the status."""

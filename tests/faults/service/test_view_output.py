@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.model import TICKS_TABLE
 from tests.contract.logs import LOGS, Bench, open_reader, read_all, settings_of
 from tests.fix_processes import Program, RunProgram, wait_until
 from tests.scenes.view_rows import TABLE, output
@@ -85,3 +86,18 @@ _put(OutputFolder(Path({str(state)!r}), "totals"), [{number}])
         [sys.executable, "-c", code], env={"MILLRACE_FAIL": "views.after_put:kill", "PYTHONPATH": "."}, check=False
     )
     assert ended.returncode == -signal.SIGKILL
+
+
+def test_ticks_come_back_from_either_log_in_order(bench: Bench, run_program: RunProgram) -> None:
+    OutputFolder(settings_of(bench.data()).state, "totals").ask_for_ticks(0.05)
+    program = _start(run_program, bench)
+    wait_until(lambda: len(_ticks(bench)) >= 3, 60, "ticks")
+    program.kill()
+    found = _ticks(bench)
+    assert found == sorted(set(found))
+
+
+def _ticks(bench: Bench) -> list[str]:
+    """The times of all ticks, in the order of the log."""
+    found = read_all(open_reader(bench)).to_pylist()
+    return [json.loads(row["after"])["at"] for row in found if row["table"] == TICKS_TABLE and row["op"] == "m"]
