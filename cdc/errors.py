@@ -16,6 +16,8 @@
     │   ├── LogFull               transient: no disk space; reading stops until there is some
     │   ├── LogLost               transient: the log's server does not answer
     │   ├── LogCorrupt            a segment or record that cannot be read
+    │   │   └── ChangesRemoved    retention removed changes that a reader has not read
+    │   ├── ChangeRefused         a change that a reader's options do not allow
     │   └── LogFenced             another writer took over: stop at once
     ├── ViewError                 a view cannot be computed: it stops, the others continue
     │   └── ViewWaits             transient: a table that a view needs is not in the log yet
@@ -125,6 +127,14 @@ class LogLost(LogError):
 
 class LogCorrupt(LogError):
     """A part of the log cannot be read."""
+
+
+class ChangesRemoved(LogCorrupt):
+    """Retention removed changes that a reader has not read: reading on would skip them silently."""
+
+
+class ChangeRefused(LogError):
+    """A reader met a change that its options do not allow it to pass on."""
 
 
 class LogFenced(LogError):

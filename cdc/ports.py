@@ -274,6 +274,14 @@ class StoredPieces(Protocol):
 
 
 @runtime_checkable
+class ShapesTables(Protocol):
+    """A sink whose tables have other columns than the source's: `stored` and `expected` give rows of these."""
+
+    def stored_schema(self, schema: TableSchema) -> TableSchema:
+        """The store's columns for a schema of the source."""
+
+
+@runtime_checkable
 class StagingSink(Protocol):
     """A sink whose rows are written by several tasks at once, invisible until one commit of the driver."""
 

@@ -32,13 +32,18 @@ def settings_kinds() -> Mapping[str, type[SinkSettings]]:
 
 
 def open_sink(settings: SinkSettings, context: SinkContext) -> Sink:
-    """Open the sink that these settings describe."""
+    """Open the sink that these settings describe. Only one with a shape needs DuckDB and sqlglot."""
     modules = _modules()
     if settings.kind not in modules:
         raise ConfigError(
             f"sink {settings.name!r}: unknown kind {settings.kind!r}.", f"Known kinds: {', '.join(sorted(modules))}."
         )
-    return cast("SinkModule", importlib.import_module(module_of(settings.kind))).open_sink(settings, context)
+    opened = cast("SinkModule", importlib.import_module(module_of(settings.kind))).open_sink(settings, context)
+    if not settings.shape:
+        return opened
+    from sinks.shape.sink import ShapedSink
+
+    return ShapedSink(opened, settings)
 
 
 def module_of(kind: str) -> str:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("cdc", "sinks", "snapshots", "views", "deploy")
+PACKAGES = ("cdc", "sinks", "snapshots", "views", "pyspark_millrace", "deploy")
 FULL_FOLDER = 12
 """Modules in a folder. A reader takes in about a dozen names at a glance."""
 PLUGIN_CONSTANTS = frozenset({"SETTINGS", "KIND"})
 """A module that assigns one is found by cdc.discovery: a kind of sink or of log."""
 PLUGIN_FUNCTION = "open_sink"
 COMMAND_FOLDERS = frozenset({"cli", "commands"})
-LIBRARIES = frozenset({"cdc.client"})
+LIBRARIES = frozenset({"cdc.client", "pyspark_millrace"})
 """Modules for programs of users."""
 
 

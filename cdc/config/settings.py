@@ -4,15 +4,16 @@ Each kind of log or sink extends LogSettings or SinkSettings in its own module. 
 settings from YAML and the environment.
 """
 
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from cdc.config.secret import Secret
+from cdc.errors import ConfigError
 from cdc.model import TableId
 
 SecretField = Annotated[
@@ -147,8 +148,58 @@ class RetrySettings(Section):
     changes as dead letters and continue. A truncate is never a dead letter: the sink keeps retrying it."""
 
 
+class TableShape(Section):
+    """How a sink's copy of a table differs from the table. Columns are named as in the source; see docs/shaping.md."""
+
+    where: str = ""
+    """Only rows that meet this SQL condition are stored."""
+    rename: dict[str, str] = Field(default_factory=dict)
+    """New names of columns; key columns may be renamed too."""
+    drop: tuple[str, ...] = ()
+    """Columns that are not stored. Expressions may still read them."""
+    cast: dict[str, str] = Field(default_factory=dict)
+    """Columns to store as another type, by the type's name in Postgres: `amount: double precision`."""
+    compute: dict[str, str] = Field(default_factory=dict)
+    """New columns, each an SQL expression over the row's columns: `total: price * quantity`."""
+    mask: dict[str, Literal["drop", "hash", "mask"]] = Field(default_factory=dict)
+    """Columns to mask in this sink: drop the column, or replace its values by a keyed hash (`mask_key`) or by ***."""
+    target: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._:/{}-]{0,150})?$")
+    """Name in the store: of the OpenSearch index, of the Delta table's folder, of Redis keys up to the row's key."""
+
+    def expressions(self) -> Iterator[tuple[str, str]]:
+        """Every expression and its place: `where`, `cast.<column>`, `compute.<column>`."""
+        if self.where:
+            yield "where", self.where
+        for column, type_ in self.cast.items():
+            yield f"cast.{column}", '"' + column.replace('"', '""') + f'"::{type_}'
+        for column, expression in self.compute.items():
+            yield f"compute.{column}", expression
+
+    @model_validator(mode="after")
+    def _parses(self) -> "TableShape":
+        """Only a sink with a shape pays for the import of the parser."""
+        from cdc.expressions.expression import parse
+
+        for place, text in self.expressions():
+            try:
+                parse(text, place)
+            except ConfigError as error:
+                raise ValueError(str(error).rstrip(".")) from None
+        dropped = {*self.drop, *(column for column, rule in self.mask.items() if rule == "drop")}
+        for column in (*self.rename, *self.cast, *(name for name, rule in self.mask.items() if rule != "drop")):
+            if column in dropped:
+                raise ValueError(f"column {column} is dropped, so it cannot be renamed, cast or masked")
+        for column in self.mask:
+            if column in self.cast:
+                raise ValueError(f"column {column} is masked, so it cannot be cast; compute a new column of it instead")
+        return self
+
+
 class SinkSettings(Section):
     """A sink. Each kind of sink extends this."""
+
+    shares_targets: ClassVar[bool] = False
+    """Whether several tables may have one target."""
 
     kind: str
     name: str = Field("", pattern=r"^[a-z0-9_-]{0,40}$")
@@ -164,9 +215,35 @@ class SinkSettings(Section):
     on_loss: Literal["stop", "refill"] = "stop"
     """When the store has lost data of a table (an index deleted, a cache flushed, a table restored to an older
     version): stop the table until `millrace refill`, or recreate it and read its rows again at once."""
+    shape: dict[TableField, TableShape] = Field(default_factory=dict)
+    """By table, how the copy in this sink differs: `public.orders: {where: "status <> 'draft'", drop: [note]}`."""
+    mask_key: SecretField = Secret("")
+    """Key of the `hash` masks in `shape`."""
     query: Literal["shared", "own"] = "shared"
     """`shared`: sinks that keep up share one Spark query; one that falls behind gets its own query until it has caught
     up. `own` (or a trigger_seconds): this sink always has its own query."""
+
+    def target(self, table: TableId) -> str:
+        """The name in the store that `shape` gives to a table; empty: the sink's own name for it."""
+        return self.shape[table].target if table in self.shape else ""
+
+    def sharing(self, table: TableId) -> tuple[TableId, ...]:
+        """The tables with the same target as this one, itself included; none unless there are several."""
+        target = self.target(table)
+        found = tuple(sorted(one for one, shape in self.shape.items() if target and shape.target == target))
+        return found if len(found) > 1 else ()
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> "SinkSettings":
+        for table, shape in self.shape.items():
+            if "hash" in shape.mask.values() and not self.mask_key:
+                raise ValueError(f"shape.{table}: a column is hashed without a key; set mask_key of this sink")
+            if self.tables and table not in self.tables:
+                raise ValueError(f"shape.{table}: the sink does not have this table; add it to its tables")
+            if self.sharing(table) and not self.shares_targets:
+                names = ", ".join(map(str, self.sharing(table)))
+                raise ValueError(f"shape: {names} have one target, {shape.target}; give each its own")
+        return self
 
     @model_validator(mode="after")
     def _name_defaults_to_kind(self) -> "SinkSettings":
@@ -319,9 +396,22 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _shaped_tables_are_captured(self) -> "Settings":
+        captured = {*map(str, self.captured), *(str(view.table) for view in self.views)}
+        for sink in self.sinks:
+            for table in sink.shape if captured else ():
+                if str(table) not in captured:
+                    near = get_close_matches(str(table), captured, 1)
+                    hint = f"did you mean {near[0]}?" if near else f"tables: {', '.join(sorted(captured))}"
+                    raise ValueError(f"sink {sink.name!r}: shape names {table}, which is not in source.tables; {hint}")
+                if sink.target(table) in captured - {str(table)}:
+                    raise ValueError(f"sink {sink.name!r}: the target of {table} is the name of another table")
+        return self
+
 
 def _near(table: TableId, known: Iterable[TableId]) -> str:
-    close = difflib.get_close_matches(str(table), list(map(str, known)), n=1, cutoff=0.5)
+    close = get_close_matches(str(table), list(map(str, known)), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -1,7 +1,6 @@
 """Named expressions and a condition, compiled for columns of known types and evaluated over Arrow tables by DuckDB."""
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -15,8 +14,11 @@ from cdc.expressions import engine
 from cdc.expressions.column_types import is_opaque
 from cdc.expressions.expression import Expression
 from cdc.expressions.translation import Inputs, Translated, translate
+from cdc.expressions.values import json_value, text_cells
 
-_ROWS = "given"
+_NO_VALUE = "it has no value"
+_REASONS = 100
+"""Failures whose reason is found out, each by a query of its own, in one batch."""
 _AS_TEXT = ("UUID", "JSON", "TIME", "VARCHAR", "BPCHAR", "NUMERIC")
 
 
@@ -46,36 +48,53 @@ class Program:
     _inputs: Inputs = field(repr=False)
     _select: Mapping[str, tuple[Expression, Translated]] = field(repr=False)
     _where: tuple[Expression, Translated] | None = field(repr=False)
-    _connection: duckdb.DuckDBPyConnection = field(repr=False, compare=False)
-    _lock: threading.Lock = field(repr=False, compare=False, default_factory=threading.Lock)
+    _statements: engine.Statements = field(repr=False, compare=False)
 
     def run(self, rows: pa.Table) -> pa.Table:
         """The values of the rows that meet the condition, in their order, then the columns of `rows` that are none of
         the program's. Raises ExpressionFailed if an expression has no value for some row."""
         passed = [name for name in rows.column_names if name not in self.columns and name not in self.types]
         try:
-            return self._run(rows, passed, [_output(one) for _, one in self._select.values()], self._condition())
+            outputs = [_output(one) for _, one in self._select.values()]
+            return self._run(rows, passed, outputs, self._condition()).rename_columns([*self._select, *passed])
         except duckdb.Error:
             failed = self.run_each(rows).failed
             reason = next(iter(failed.values()), "the condition has no value for a row")
             raise ExpressionFailed(reason, "Change the expression, or the row in the source.") from None
 
-    def run_each(self, rows: pa.Table) -> Evaluated:
-        """The values of every row, whether it meets the condition or not, and the rows for which there are none."""
-        outputs = [_output(one) for _, one in self._select.values()]
+    def run_each(self, rows: pa.Table, only: Collection[str] | None = None, *, as_json: bool = False) -> Evaluated:
+        """The values of every row, whether it meets the condition or not, and the rows for which there are none.
+
+        `only` names the expressions to evaluate. `as_json`: their JSON texts, as `json_cells` makes them, at no further
+        cost. A row with several failures has the reason of the first.
+        """
+        select = {name: one for name, one in self._select.items() if only is None or name in only}
+        outputs = [_json(one) if as_json else _output(one) for _, one in select.values()]
+        failed: dict[int, str] = {}
         try:
-            return Evaluated(self._run(rows, [], outputs, ""), {})
+            found: dict[str, AnyArray] = dict(zip(select, self._run(rows, [], outputs, "").columns, strict=True))
         except duckdb.Error:
-            tried = self._run(rows, [], [f"TRY({{'value': {output}}})" for output in outputs], "")
+            found, failed = self._tried(rows, select, outputs)
+        if as_json:
+            found = {name: text_cells(cells.combine_chunks(), self.types[name]) for name, cells in found.items()}
+        return Evaluated(pa.table(found), failed)
+
+    def _tried(
+        self, rows: pa.Table, select: Mapping[str, tuple[Expression, Translated]], outputs: Sequence[str]
+    ) -> tuple[dict[str, AnyArray], dict[int, str]]:
+        """The values where there are some. The struct tells a failure from NULL."""
+        tried = self._run(rows, [], [f"TRY({{'value': {output}}})" for output in outputs], "")
         failed: dict[int, str] = {}
         values: dict[str, AnyArray] = {}
-        for name, (expression, one) in self._select.items():
-            wrapped: AnyArray = tried[name].combine_chunks()
+        for column, (name, (expression, one)) in zip(tried.columns, select.items(), strict=True):
+            wrapped: AnyArray = column.combine_chunks()
             for number in np.flatnonzero(wrapped.is_null().to_numpy(zero_copy_only=False)).tolist():
                 if number not in failed:
-                    failed[number] = f"{expression.place}: {self._failure(rows.slice(number, 1), one)}"
-            values[name] = pc.struct_field(wrapped, "value")
-        return Evaluated(pa.table(values), failed)
+                    known = len(failed) < _REASONS
+                    reason = self._failure(rows.slice(number, 1), one) if known else _NO_VALUE
+                    failed[number] = f"{expression.place}: {reason}"
+            values[name] = pa.chunked_array([pc.struct_field(wrapped, "value")])
+        return values, failed
 
     def _condition(self) -> str:
         return f" WHERE {self._where[1].sql}" if self._where is not None else ""
@@ -87,23 +106,20 @@ class Program:
         given |= {f"p{number}": rows[name] for number, name in enumerate(passed)}
         selected = [f"{output} AS o{number}" for number, output in enumerate(outputs)]
         selected += [f"p{number}" for number in range(len(passed))]
-        query = f"SELECT {', '.join(selected) or '1 AS none'} FROM {_ROWS}{condition}"  # noqa: S608  SQL of `translate`
-        with self._lock:
-            self._connection.register(_ROWS, pa.table(given) if given else pa.table({"none": pa.nulls(rows.num_rows)}))
-            found: pa.Table = self._connection.sql(query).to_arrow_table()
-            self._connection.unregister(_ROWS)
-        return found.rename_columns([*self._select, *passed]) if selected else found.select([])
+        given_rows = pa.table(given) if given else pa.table({"none": pa.nulls(rows.num_rows)})
+        found = self._statements.run(", ".join(selected) or "1 AS none", given_rows, condition)
+        return found if selected else found.select([])
 
     def _failure(self, row: pa.Table, one: Translated) -> str:
         try:
-            self._run(row, [], [_output(one)] * len(self._select), "")
+            self._run(row, [], [_output(one)], "")
         except duckdb.OutOfRangeException:
             return "a number is out of range"
         except duckdb.ConversionException:
             return "a value cannot be converted"
         except duckdb.Error as error:
-            return "division by zero" if "ivision by zero" in str(error) else "it cannot be computed"
-        return "it cannot be computed"
+            return "division by zero" if "ivision by zero" in str(error) else _NO_VALUE
+        return _NO_VALUE
 
 
 def compile_program(select: Mapping[str, Expression], where: Expression | None, columns: Mapping[str, str]) -> Program:
@@ -113,12 +129,14 @@ def compile_program(select: Mapping[str, Expression], where: Expression | None, 
     condition = (where, translate(where, inputs)) if where is not None else None
     if condition is not None and condition[1].type != "BOOLEAN":
         raise condition[0].error(
-            f"the condition is {condition[1].type.lower()}, not boolean.", "Compare it, for instance: status = 'paid'"
+            f"the condition is {condition[1].type.lower()}, not boolean.",
+            "Compare it, for instance: status = 'paid'",
+            condition[0].tree,
         )
     used = set(_columns(select, where))
     types = {name: one.type for name, (_, one) in translated.items()}
     read = tuple(name for name in columns if name in used)
-    return Program(types, read, inputs, translated, condition, engine.cursor())
+    return Program(types, read, inputs, translated, condition, engine.statements())
 
 
 def _columns(select: Mapping[str, Expression], where: Expression | None) -> Iterator[str]:
@@ -126,8 +144,12 @@ def _columns(select: Mapping[str, Expression], where: Expression | None) -> Iter
         yield from expression.columns
 
 
+def _json(one: Translated) -> str:
+    return _output(one) if one.as_text else json_value(one.sql, one.type)
+
+
 def _output(one: Translated) -> str:
     """Values as Arrow has them: some types as their text, a sum as a decimal."""
-    if one.type in _AS_TEXT or is_opaque(one.type):
+    if one.type in _AS_TEXT or is_opaque(one.type) or one.as_text:
         return f"CAST({one.sql} AS VARCHAR)"
     return f"CAST({one.sql} AS {one.type})"

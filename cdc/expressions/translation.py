@@ -78,6 +78,8 @@ class Translated:
 
     sql: str
     type: str
+    as_text: bool = False
+    """Whether the SQL gives the value's text, as `cdc.expressions.values` reads it: a column that is passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,12 @@ class Inputs:
 
     def empty(self) -> str:
         """A relation without rows, to ask DuckDB for the type of an expression."""
-        casts = [f"CAST(NULL AS {self._arrives_as(type_)}) AS c{at}" for at, type_ in enumerate(self.types.values())]
+        casts = [f"CAST(NULL AS {self.arrives_as(type_)}) AS c{at}" for at, type_ in enumerate(self.types.values())]
         return f"(SELECT {', '.join(casts) or '1 AS none'})"
 
     @staticmethod
-    def _arrives_as(type_: str) -> str:
+    def arrives_as(type_: str) -> str:
+        """The type that DuckDB gets for a column of this type: texts, for some."""
         return "VARCHAR" if type_.endswith("[]") or type_ in _READ_FROM_TEXT else duckdb_name(type_)
 
 
@@ -112,7 +115,8 @@ def translate(expression: Expression, inputs: Inputs) -> Translated:
     """Raises ConfigError for unknown columns, and for types for which DuckDB's value would not be Postgres's."""
     if expression.column is not None:
         _known(expression, expression.tree, inputs)
-        return Translated(inputs.place(expression.column), inputs.types[expression.column])
+        type_ = inputs.types[expression.column]
+        return Translated(inputs.place(expression.column), type_, Inputs.arrives_as(type_) != type_)
     work = _Translation(expression, inputs)
     root = exp.Paren(this=expression.tree.copy())
     for node in reversed(list(root.walk())):  # parts before the whole
@@ -142,7 +146,7 @@ class _Translation:
         rule = _RULES.get(type(node))
         new = rule(self, node) if rule is not None else node
         if new is not node:
-            new.meta.update(node.meta)
+            new.meta.update(next((part.meta for part in node.walk(bfs=False) if "start" in part.meta), {}))
             node.replace(new)
 
     def type_of(self, node: exp.Expr) -> str:

@@ -14,6 +14,7 @@ from cdc.arrays import AnyArray
 from cdc.expressions import engine
 from cdc.expressions.column_types import NUMERIC, duckdb_name, is_opaque
 from cdc.json_text import typed as json_objects
+from cdc.json_text.columns import RawColumn
 from cdc.json_text.quoted import all_quoted
 from cdc.json_text.typed import Typed, ValueForm
 
@@ -65,6 +66,12 @@ def typed_cells(cells: AnyArray, type_: str) -> AnyArray:
     return found
 
 
+def typed_members(raw: Mapping[str, RawColumn], count: int, columns: Mapping[str, str]) -> Typed:
+    """The same for objects whose members are known already."""
+    wanted = {name: (arrow_type(type_), _form(type_)) for name, type_ in columns.items()}
+    return json_objects.typed_members(wanted, raw, count)
+
+
 def _form(type_: str) -> ValueForm:
     if type_ == "JSON" or type_.endswith("[]"):
         return ValueForm.JSON
@@ -75,7 +82,7 @@ def json_cells(column: AnyArray, type_: str) -> AnyArray:
     """The JSON text of each value of this type, null for null. Values come from `typed` or from a program."""
     values: AnyArray = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_string(values.type):
-        return _text_cells(values, type_)
+        return text_cells(values, type_)
     connection = engine.cursor()
     connection.register("given", pa.table({"x": values}))
     query = f"SELECT {cell_sql('x', type_)} AS cell FROM given"  # noqa: S608  SQL of this module
@@ -83,7 +90,19 @@ def json_cells(column: AnyArray, type_: str) -> AnyArray:
     return cells.cast(pa.string())
 
 
-def _text_cells(values: AnyArray, type_: str) -> AnyArray:
+def json_value(sql: str, type_: str) -> str:
+    """SQL for the JSON text of a value; for the value itself where that is a text: `text_cells` quotes it."""
+    return f"CAST({sql} AS VARCHAR)" if _is_text(type_) else cell_sql(f"({sql})", type_)
+
+
+def _is_text(type_: str) -> bool:
+    return type_ in (*_QUOTED, "JSON") or duckdb_name(type_) == "VARCHAR"
+
+
+def text_cells(values: AnyArray, type_: str) -> AnyArray:
+    """JSON texts of what `json_value` gives."""
+    if not _is_text(type_) and not type_.endswith("[]"):
+        return values
     if type_ == "JSON" or type_.endswith("[]"):
         return values
     if type_ == NUMERIC:

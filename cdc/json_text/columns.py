@@ -47,6 +47,10 @@ class RawColumn:
     present: Bools
     escapes: Ints
 
+    def take(self, rows: Ints) -> "RawColumn":
+        """The member of some of the objects."""
+        return RawColumn(self.data, self.starts[rows], self.ends[rows], self.present[rows], self.escapes)
+
     def nulls(self) -> Bools:
         """Absent, or JSON null."""
         found: Bools = ~self.present

@@ -33,28 +33,41 @@ class ValueForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The columns; `misfits` has the number of each row with a value that does not fit, and the name of its column.
+    """The columns; `misfits` has the number of each row with a value that does not fit, and the name of its column;
+    `absent` flags for each column the rows whose object lacks it.
 
     The trap: a misfit's value is null in its column, so check `misfits` before using a row.
     """
 
     columns: dict[str, AnyArray]
     misfits: dict[int, str]
+    absent: dict[str, Bools]
 
 
 def typed(columns: Mapping[str, tuple[pa.DataType, ValueForm]], images: AnyArray) -> Typed:
     """Read JSON objects as columns of these types. A missing member is null; so is every column of a null image."""
-    raw, misfits = _objects(images)
+    raw, broken = objects(images)
+    read = typed_members(columns, raw, len(images))
+    return Typed(read.columns, {**read.misfits, **dict.fromkeys(broken, NO_OBJECT)}, read.absent)
+
+
+def typed_members(
+    columns: Mapping[str, tuple[pa.DataType, ValueForm]], raw: Mapping[str, RawColumn], count: int
+) -> Typed:
+    """The same for objects whose members are known already."""
     read: dict[str, AnyArray] = {}
+    misfits: dict[int, str] = {}
+    absent: dict[str, Bools] = {}
     for name, (type_, form) in columns.items():
         values = raw.get(name)
         if values is None:
-            read[name] = no_values(len(images), type_)
+            read[name], absent[name] = no_values(count, type_), np.ones(count, np.bool_)
             continue
+        absent[name] = ~values.present
         read[name], unfit = _column(values, type_, form)
         for row in unfit:
             misfits.setdefault(row, name)
-    return Typed(read, misfits)
+    return Typed(read, misfits, absent)
 
 
 def typed_cells(cells: AnyArray, type_: pa.DataType, form: ValueForm) -> tuple[AnyArray, list[int]]:
@@ -67,16 +80,17 @@ def no_values(count: int, type_: pa.DataType) -> AnyArray:
     return pa.array([], type_).take(pa.array([None] * count, pa.int64()))
 
 
-def _objects(images: AnyArray) -> tuple[dict[str, RawColumn], dict[int, str]]:
-    """The members of the images; tests each row only if one of them is not a JSON object."""
+def objects(images: AnyArray) -> tuple[dict[str, RawColumn], list[int]]:
+    """The members of JSON objects, and the numbers of the texts that are none: those have no members. Each is tested
+    only if one of them is none."""
     try:
-        return members(images), {}
+        return members(images), []
     except ValueError:
         broken = [row for row in range(len(images)) if not _is_object(images.slice(row, 1))]
     mask = np.zeros(len(images), np.bool_)
     mask[broken] = True
     whole = pc.if_else(pa.array(mask), pa.scalar(None, images.type), images)
-    return members(whole), dict.fromkeys(broken, NO_OBJECT)
+    return members(whole), broken
 
 
 def _is_object(image: AnyArray) -> bool:

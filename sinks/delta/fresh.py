@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sinks.delta.sink import DeltaSink
+    from sinks.shape.sink import ShapedSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,14 @@ class Fresh:
         return unchanged.unionByName(live, allowMissingColumns=True).select(*self.layout.arrow.names)
 
 
-def fresh_view(sink: "DeltaSink", log: LogReader, table: TableId, consumer: str = "") -> Fresh:
+def fresh_view(
+    sink: "DeltaSink", log: LogReader, table: TableId, consumer: str = "", shape: "ShapedSink | None" = None
+) -> Fresh:
     """The table as of the head of the log. Raises ConfigError for sinks that do not store current rows (type 1).
 
-    `consumer` is the name under which the log has the position of this table while it is paused or lost.
+    `shape` is the sink that shapes the tables, if one does. A change that it would read from the source again is shown
+    as the table has it. `consumer` is the name under which the log has the position of this table while it is paused or
+    lost.
     """
     if not sink.plain:
         raise ConfigError(
@@ -103,8 +108,11 @@ def fresh_view(sink: "DeltaSink", log: LogReader, table: TableId, consumer: str 
     after = known.get(consumer) or known.get(sink.name) or log.start()
     delta = sink.pinned(table)
     rows, reached = _changes_after(log, table, after)
-    newest = sink.layout_in(delta, _schema(log, table))
+    schema = _schema(log, table)
+    newest = sink.layout_in(delta, schema if shape is None else shape.stored_schema(schema))
     batches = gather(ranked(rows), log.schemas).batches
+    if shape is not None:
+        batches = [shape.shaped(batch).batch for batch in batches]
     truncated = max([batch.truncated for batch in batches] + [last_truncate(delta) if delta else 0])
     parts = [_changed(delta, sink.layout_in(delta, batch.schema), batch, truncated) for batch in batches]
     fitted = [_fitted(part, newest.layout) for part in parts]

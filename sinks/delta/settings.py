@@ -1,5 +1,6 @@
 """The settings of a Delta sink, and which of them cannot be combined."""
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from sinks.delta.schema.soft_deletes import DeleteCondition
 TypeChange = Literal["stop", "new_column"]
 Dropped = Literal["keep", "remove"]
 SequenceBy = Literal["version", "commit_ts"]
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 Engine = Literal["auto", "native", "spark"]
 
 
@@ -56,6 +58,15 @@ class DeltaSettings(SinkSettings):
     renamed_columns: dict[TableField, dict[str, str]] = Field(default_factory=dict)
     """By table, old names of columns to new ones. Without it a rename is a dropped column and a new one: Postgres does
     not say which it was, and a guess could store values under the wrong name."""
+
+    @model_validator(mode="after")
+    def _targets_are_folders(self) -> "DeltaSettings":
+        for shape in self.shape.values():
+            if shape.target and not _FOLDER.fullmatch(shape.target):
+                raise ValueError(
+                    f"shape: {shape.target!r} is no name of a folder below path, like sales or shop/orders"
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_form(self) -> "DeltaSettings":

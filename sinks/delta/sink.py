@@ -234,7 +234,7 @@ class DeltaSink:
         return self._stores[table]
 
     def _new_store(self, table: TableId) -> DeltaStore:
-        uri = f"{self._settings.path.rstrip('/')}/{folder(table)}"
+        uri = f"{self._settings.path.rstrip('/')}/{self._settings.target(table) or folder(table)}"
         options = {name: secret.reveal() for name, secret in self._settings.storage_options.items()}
         return DeltaStore(table, uri, options, self._context.wait)
 

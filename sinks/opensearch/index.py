@@ -14,13 +14,15 @@ from typing import Any
 import orjson
 
 from cdc.errors import SinkError
-from cdc.model import TableSchema
+from cdc.model import TableId, TableSchema
 from sinks.fingerprints import new_id
 from sinks.opensearch.client import Client, RequestRefused, path_of
 from sinks.opensearch.mapping import column_problem, index_name, mapping
 from sinks.opensearch.settings import OpenSearchSettings
 
 _POLL = 0.2
+_FORGOTTEN = 1.0
+"""Seconds after a delete until a refresh forgets its version: OpenSearch reads the time every 200 ms."""
 _PRIORITY = 200  # above the templates of OpenSearch and its plugins
 
 
@@ -37,6 +39,8 @@ class Index:
     """Chosen by Millrace; empty in an index that an older version of Millrace created."""
     replaces: str = ""
     """The id of the index that this one replaced in a rebuild."""
+    table: str = ""
+    """The table, if the index has several: truncate and schema are those of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +60,66 @@ class Indexes:
         for column in schema.columns:
             if problem := column_problem(column, self.settings.metadata):
                 raise SinkError(f"sink {self._sink!r}: column {column.name!r} of {schema.table} {problem}.")
-        alias = index_name(self.settings.prefix, schema.table)
+        alias = self.alias(schema.table)
         routing = self.settings.routing.get(str(schema.table), "")
         name = self.index_of(alias)
         if name is None:
             self._put_template(schema, alias)
-            return self._create(schema, Index(alias, f"{alias}-000001", 0, schema.id, routing, new_id()))
-        found = self._read(alias, name)
+            new = Index(alias, f"{alias}-000001", 0, schema.id, routing, new_id(), table=self._shared(schema.table))
+            return self._create(schema, new)
+        found = self._read(alias, name, schema.table)
         self._refuse_other_routing(found, routing)
         if found.schema_id > schema.id:
             return found
-        self._put_template(schema, alias)
+        self._put_template(schema, alias, name)
         index = replace(found, schema_id=schema.id)
         self._update_settings(index)
         try:
-            self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, _meta(index)))
+            self.client.json("PUT", path_of(name, "_mapping"), self._mappings(schema, self._meta(index)))
         except RequestRefused as refused:
             if refused.status != 400:
                 raise self._failed(alias, refused) from None
+            if index.table:
+                raise self._other_types(schema, index) from None
             return self._rebuild(schema, index)
         return index
+
+    def alias(self, table: TableId) -> str:
+        """The alias of a table's index; several tables may have the same."""
+        target = self.settings.target(table)
+        return f"{self.settings.prefix}{target}" if target else index_name(self.settings.prefix, table)
+
+    def _shared(self, table: TableId) -> str:
+        return str(table) if self.settings.sharing(table) else ""
+
+    def _other_types(self, schema: TableSchema, index: Index) -> SinkError:
+        """An index of several tables is not rebuilt: its other documents are another table's."""
+        stored, wanted = self._properties(index.name), self._mappings(schema, {})["properties"]
+        wrong = [name for name, field in wanted.items() if name in stored and stored[name] != field]
+        types = ", ".join(f"{name} is {stored[name].get('type')}, not {wanted[name].get('type')}" for name in wrong)
+        return SinkError(
+            f"sink {self._sink!r}: {schema.table} does not fit the index {index.alias} that it shares with other tables"
+            f" ({types or 'see the OpenSearch log'}).",
+            "Cast or rename the column in `shape`, or give the table a target of its own.",
+        )
+
+    def _properties(self, name: str) -> dict[str, Any]:
+        answer = self.client.json("GET", path_of(name, "_mapping"))
+        return dict(answer[name]["mappings"].get("properties", {}))
+
+    def _meta(self, index: Index) -> dict[str, Any]:
+        """The mapping's `_meta`. Where tables share the index, the entries of the others are read and kept."""
+        ids = {name: value for name, value in (("id", index.id), ("replaces", index.replaces)) if value}
+        own = {"truncated": index.truncated, "schema_id": index.schema_id}
+        if not index.table:
+            return {**own, **({"routing": index.routing} if index.routing else {}), **ids}
+        exists = self.index_of(index.alias) == index.name
+        others = self._stored_meta(index.name).get("tables", {}) if exists else {}
+        return {"tables": {**others, index.table: own}, **ids}
+
+    def _stored_meta(self, name: str) -> dict[str, Any]:
+        answer = self.client.json("GET", path_of(name, "_mapping"))
+        return dict(answer[name]["mappings"].get("_meta", {}))
 
     def _update_settings(self, index: Index) -> None:
         """Set the dynamic settings of an existing index to the configured values."""
@@ -84,12 +128,15 @@ class Indexes:
         except RequestRefused as refused:
             raise self._failed(index.name, refused) from None
 
-    def _put_template(self, schema: TableSchema, alias: str) -> None:
+    def _put_template(self, schema: TableSchema, alias: str, name: str = "") -> None:
         """Write the table's index template. The longer name has the higher priority: OpenSearch refuses overlapping
         patterns of equal priority."""
         if not self.settings.template:
             return
-        content = {"settings": self.settings.index_settings(), "mappings": self._mappings(schema, {})}
+        mappings = self._mappings(schema, {})
+        if name and self._shared(schema.table):
+            mappings["properties"] = {**self._properties(name), **mappings["properties"]}
+        content = {"settings": self.settings.index_settings(), "mappings": mappings}
         body = {"index_patterns": [f"{alias}-*"], "priority": _PRIORITY + len(alias), "template": content}
         try:
             self.client.json("PUT", path_of("_index_template", alias), body)
@@ -112,7 +159,7 @@ class Indexes:
     def record_truncate(self, index: Index, version: int) -> Index:
         """Store the truncate's version: rows with a lower one must not be written again."""
         changed = replace(index, truncated=version)
-        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(changed)})
+        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": self._meta(changed)})
         return changed
 
     def with_id(self, index: Index) -> Index:
@@ -120,12 +167,16 @@ class Indexes:
         if index.id:
             return index
         changed = replace(index, id=new_id())
-        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": _meta(changed)})
+        self.client.json("PUT", path_of(index.name, "_mapping"), {"_meta": self._meta(changed)})
         return changed
 
     def recreate(self, schema: TableSchema) -> None:
-        """Create an empty index and move the alias to it. Earlier indexes stay, without the alias."""
-        alias = index_name(self.settings.prefix, schema.table)
+        """Create an empty index and move the alias to it. Earlier indexes stay, without the alias. Of an index that
+        tables share, only the documents of this table are deleted."""
+        alias = self.alias(schema.table)
+        if self._shared(schema.table):
+            self._clear(schema, alias)
+            return
         self._put_template(schema, alias)
         wanted = {"expand_wildcards": "all", "filter_path": "*.aliases"}
         before = self.client.json("GET", path_of(f"{alias}-*"), **wanted) | self._behind(alias)
@@ -141,13 +192,37 @@ class Indexes:
     def _behind(self, alias: str) -> dict[str, Any]:
         return self.client.json("GET", path_of(alias), ignore_unavailable="true", filter_path="*.aliases")
 
+    def _clear(self, schema: TableSchema, alias: str) -> None:
+        """Delete a table's documents with their tombstones, and what OpenSearch remembers of their versions: the rows
+        that follow may have older ones."""
+        name = self.index_of(alias)
+        if name is None:
+            self.open(schema)
+            return
+        forgetting: dict[str, Any] = {"index": {"gc_deletes": "0s"}}
+        self.client.json("PUT", path_of(name, "_settings"), forgetting)
+        self.client.text("POST", path_of(name, "_refresh"))
+        query = {"query": self.of_table(schema.table)}
+        self.client.json("POST", path_of(name, "_delete_by_query"), query, refresh="true", conflicts="proceed")
+        self.wait(_FORGOTTEN)
+        self.client.text("POST", path_of(name, "_refresh"))
+        self.client.json("PUT", path_of(name, "_settings"), {"index": {"gc_deletes": None}})
+        found = self._read(alias, name, schema.table)
+        self.record_truncate(replace(found, schema_id=0), 0)
+
+    def of_table(self, table: TableId) -> dict[str, Any]:
+        """The query that finds the documents of a table."""
+        if not self._shared(table):
+            return {"match_all": {}}
+        return {"term": {f"{self.settings.metadata}.table": str(table)}}
+
     def tombstones(self) -> dict[str, Any]:
         """The query that finds tombstones."""
         return {"term": {f"{self.settings.metadata}.deleted": True}}
 
     def _create(self, schema: TableSchema, index: Index, aliased: bool = True) -> Index:
         aliases = {index.alias: {"filter": self.live_rows()}} if aliased else {}
-        mappings = self._mappings(schema, _meta(index))
+        mappings = self._mappings(schema, self._meta(index))
         body = {"settings": self.settings.index_settings(), "mappings": mappings, "aliases": aliases}
         try:
             self.client.json("PUT", path_of(index.name), body)
@@ -160,21 +235,29 @@ class Indexes:
             raise self._failed(index.name, refused) from None
         return index
 
-    def live_rows(self) -> dict[str, Any]:
-        """The query that leaves tombstones out."""
-        return {"bool": {"must_not": [self.tombstones()]}}
+    def live_rows(self, table: TableId | None = None) -> dict[str, Any]:
+        """The query that leaves tombstones out; and other tables, if one is given and the index has several."""
+        own = {"filter": [self.of_table(table)]} if table is not None and self._shared(table) else {}
+        return {"bool": {**own, "must_not": [self.tombstones()]}}
 
     def _mappings(self, schema: TableSchema, meta: dict[str, Any]) -> dict[str, Any]:
         overrides = self.settings.fields.get(str(schema.table), {})
-        properties = mapping(schema, overrides, self.settings.metadata)
+        properties = mapping(schema, overrides, self.settings.metadata, bool(self._shared(schema.table)))
         return {"dynamic": False, "_meta": meta, "properties": properties}
 
-    def _read(self, alias: str, name: str) -> Index:
-        answer = self.client.json("GET", path_of(name, "_mapping"))
-        meta = answer[name]["mappings"].get("_meta", {})
-        truncated, schema_id = int(meta.get("truncated", 0)), int(meta.get("schema_id", 0))
+    def _read(self, alias: str, name: str, table: TableId) -> Index:
+        meta, shared = self._stored_meta(name), self._shared(table)
+        if bool(shared) != ("tables" in meta):
+            was, would = ("one table", "share it") if shared else ("several tables", "have it alone")
+            raise SinkError(
+                f"sink {self._sink!r}: the index {name} was filled by {was}, and {table} would {would}:"
+                " rows would exist twice.",
+                "Choose another target, or delete the index, then read its tables again: millrace refill.",
+            )
+        own = meta["tables"].get(shared, {}) if shared else meta
+        truncated, schema_id = int(own.get("truncated", 0)), int(own.get("schema_id", 0))
         index_id, replaces = str(meta.get("id", "")), str(meta.get("replaces", ""))
-        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")), index_id, replaces)
+        return Index(alias, name, truncated, schema_id, str(meta.get("routing", "")), index_id, replaces, shared)
 
     def _rebuild(self, schema: TableSchema, old: Index) -> Index:
         """Copy rows and versions into an index with the new fields, then move the alias in one step."""
@@ -215,9 +298,3 @@ class Indexes:
             f"sink {self._sink!r}: OpenSearch refuses {target} ({refused.status} {refused.kind}).",
             "See the OpenSearch log.",
         )
-
-
-def _meta(index: Index) -> dict[str, Any]:
-    routing = {"routing": index.routing} if index.routing else {}
-    ids = {name: value for name, value in (("id", index.id), ("replaces", index.replaces)) if value}
-    return {"truncated": index.truncated, "schema_id": index.schema_id, **routing, **ids}

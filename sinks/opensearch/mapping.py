@@ -66,16 +66,24 @@ def index_name(prefix: str, table: TableId) -> str:
     return f"{safe}-{hashlib.sha256(true.encode()).hexdigest()[:8]}"
 
 
-def mapping(schema: TableSchema, overrides: Mapping[str, Field], metadata: str) -> dict[str, Any]:
-    """The properties of a table's index; `overrides` has fields by column."""
+def id_prefix(table: TableId) -> str:
+    """What the ids of a table's documents begin with in an index of several tables: no two tables have the same."""
+    return str(table).replace("%", "%25").replace("/", "%2F") + "/"
+
+
+def mapping(schema: TableSchema, overrides: Mapping[str, Field], metadata: str, shared: bool = False) -> dict[str, Any]:
+    """The properties of a table's index; `overrides` has fields by column. `shared`: documents name their table."""
     fields = {column.name: dict(overrides.get(column.name) or field_of(column.type)) for column in schema.columns}
-    return {**fields, metadata: _METADATA}
+    return {**fields, metadata: _SHARED_METADATA if shared else _METADATA}
 
 
 _METADATA: Field = {
     "dynamic": False,
     "properties": {"version": {"type": "long"}, "deleted": {"type": "boolean"}, "at": _DATE},
 }
+
+
+_SHARED_METADATA: Field = {**_METADATA, "properties": {**_METADATA["properties"], "table": {"type": "keyword"}}}
 
 
 def field_of(kind: PgType) -> Field:
@@ -97,21 +105,22 @@ def column_problem(column: Column, metadata: str) -> str:
 _RESERVED = {"_id", "_index", "_source", "_routing", "_version", "_seq_no", "_ignored", "_field_names", "_type", ""}
 
 
-def document_id(key: str) -> str:
+def document_id(key: str, prefix: str = "") -> str:
     """A document's `_id`: the value of a single key column, a JSON array of several, a hash if that is too long.
+    `prefix` comes first in an index of several tables.
 
     A null differs from the text 'null'; only a table without a key, where the whole row is the key, has nulls in it.
     """
     values = list(members(key).values())
     if values == ["null"]:
-        return _HASHED + hashlib.sha256(b"\0null").hexdigest()
-    text = unquote(values[0]) if len(values) == 1 else "[" + ",".join(values) + "]"
+        return _HASHED + hashlib.sha256(prefix.encode() + b"\0null").hexdigest()
+    text = prefix + (unquote(values[0]) if len(values) == 1 else "[" + ",".join(values) + "]")
     if 0 < len(text.encode()) <= _LONGEST_ID and not text.startswith(_HASHED):
         return text
     return _HASHED + hashlib.sha256(text.encode()).hexdigest()
 
 
-def document_ids(keys: AnyArray) -> AnyArray:
+def document_ids(keys: AnyArray, prefix: str = "") -> AnyArray:
     """`document_id` of many keys."""
     columns = list(key_members(keys).values())
     if len(columns) == 1:
@@ -121,6 +130,8 @@ def document_ids(keys: AnyArray) -> AnyArray:
         ids = pc.binary_join_element_wise("[", pc.binary_join_element_wise(*parts, ","), "]", "")
     else:
         ids = pa.repeat("", len(keys))
+    if prefix:
+        return _prefixed_ids(keys, ids, prefix)
     size = pc.binary_length(ids)
     short = pc.and_(pc.greater(size, pa.scalar(0)), pc.less_equal(size, pa.scalar(_LONGEST_ID)))
     odd = pc.or_(pc.invert(short), pc.starts_with(ids, _HASHED))
@@ -129,8 +140,22 @@ def document_ids(keys: AnyArray) -> AnyArray:
     return pc.replace_with_mask(ids, odd, pa.array([document_id(key) for key in keys.filter(odd).to_pylist()]))
 
 
-def raw_document_id(key: str) -> bytes:
+def _prefixed_ids(keys: AnyArray, ids: AnyArray, prefix: str) -> AnyArray:
+    """Ids of an index of several tables; a table whose whole row is the key has nulls in it, and is made row by row."""
+    prefixed = pc.binary_join_element_wise(prefix, ids, "")
+    odd = pc.or_(pc.greater(pc.binary_length(prefixed), pa.scalar(_LONGEST_ID)), pc.equal(ids, pa.scalar("")))
+    odd = pc.or_(odd, pc.starts_with(prefixed, _HASHED))
+    if not pc.any(odd).as_py():
+        return prefixed
+    return pc.replace_with_mask(
+        prefixed, odd, pa.array([document_id(key, prefix) for key in keys.filter(odd).to_pylist()])
+    )
+
+
+def raw_document_id(key: str, prefix: str = "") -> bytes:
     """`document_id` as JSON, for the body of a request."""
+    if prefix:
+        return quote(document_id(key, prefix)).encode()
     plain = _PLAIN_KEY.fullmatch(key)
     text = plain[1] or plain[2] if plain else _HASHED
     return quote(document_id(key)).encode() if text.startswith(_HASHED) else f'"{text}"'.encode()

@@ -1,17 +1,21 @@
 """The settings of an OpenSearch sink."""
 
-from typing import Any, Literal
+import re
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from cdc.config.secret import Secret
 from cdc.config.settings import SecretField, SinkSettings
 from cdc.model import TableId
 
+_INDEX = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
 
 class OpenSearchSettings(SinkSettings):
     """An OpenSearch cluster."""
 
+    shares_targets: ClassVar[bool] = True
     kind: Literal["opensearch"] = "opensearch"
     url: str = "http://127.0.0.1:9200"
     """http:// or https://; without a password in it."""
@@ -60,6 +64,15 @@ class OpenSearchSettings(SinkSettings):
         if not url.startswith(("http://", "https://")):
             raise ValueError("the url must begin with http:// or https://")
         return url
+
+    @model_validator(mode="after")
+    def _targets_are_indexes(self) -> "OpenSearchSettings":
+        for table, shape in self.shape.items():
+            if shape.target and not _INDEX.fullmatch(shape.target):
+                raise ValueError(f"shape: {shape.target!r} is no name of an index: use a-z, 0-9, dots, - and _")
+            if str(table) in self.routing and self.sharing(table):
+                raise ValueError(f"{table} shares an index with other tables: remove its routing, or its target")
+        return self
 
     @field_validator("routing")
     @classmethod

@@ -26,7 +26,8 @@ from sinks.opensearch.client import Client, RequestRefused, path_of
 from sinks.opensearch.documents import Documents
 from sinks.opensearch.fingerprint import compared, fingerprints
 from sinks.opensearch.index import Index, Indexes
-from sinks.opensearch.mapping import document_id, document_ids, index_name, raw_document_id
+from sinks.opensearch.items import TableItems
+from sinks.opensearch.mapping import document_id, document_ids, id_prefix
 from sinks.opensearch.multi_shard import MultiShardWriter
 from sinks.opensearch.routing import Route, route_of
 from sinks.opensearch.settings import OpenSearchSettings
@@ -56,13 +57,12 @@ class OpenSearchSink:
     def __init__(self, settings: OpenSearchSettings, client: Client, context: SinkContext) -> None:
         self._settings = settings
         self._client = client
-        self._documents = Documents(settings.metadata)
         self._indexes = Indexes(client, settings, context.wait)
         self._bulk = Bulk(client, int(settings.bulk_mb * (1 << 20)), settings.refresh, context.wait)
         self._open: dict[TableId, Index] = {}
         self._routes: dict[TableId, Route] = {}
         self._pieces: dict[TableId, Pieces] = {}
-        self._purged: dict[TableId, datetime] = {}
+        self._purged: dict[str, datetime] = {}
 
     @property
     def name(self) -> str:
@@ -89,29 +89,23 @@ class OpenSearchSink:
     def _apply(self, batch: Batch) -> list[RejectedItem]:
         index, route = self._truncate(self._open[batch.schema.table], batch), self._routes[batch.schema.table]
         for removal in batch.removed:
-            self._remove(index, removal)
+            self._remove(batch.schema.table, index, removal)
         rows, table = not_before(batch.rows, index.truncated), str(batch.schema.table)
         pieces = self._pieces[batch.schema.table]
         if route.multi_shard:
-            return MultiShardWriter(self._client, self._bulk, self._documents, index, route, pieces).write(rows, table)
+            documents = self._documents(batch.schema.table)
+            return MultiShardWriter(self._client, self._bulk, documents, index, route, pieces).write(rows, table)
         partial, whole = partial_first(rows)
         refused: list[RejectedItem] = []
-        filled = self._fill(index, route, partial, pieces, refused)
-        for items in chain([list(self._items(whole, route))], filled):
+        own = TableItems(self._documents(batch.schema.table), route, self._id_prefix(batch.schema.table))
+        filled = self._fill(index, own, partial, pieces, refused)
+        for items in chain([list(own.items(whole))], filled):
             for refusal in self._bulk.send(index.alias, items):
                 refused.append(RejectedItem(table, refusal.item.key, refusal.item.version, refusal.reason))
         return refused
 
-    def _items(self, rows: pa.Table, route: Route) -> Iterator[Item]:
-        afters = rows.column("after").cast(pa.binary()).to_pylist()
-        for key, op, version, after in zip(*columns(rows, "key", "op", "version"), afters, strict=True):
-            image = b"" if op == "d" else after or b"{}"
-            source = self._documents.live(image, version) if image else self._documents.tombstone(version)
-            routing = route.of(key, image.decode()) if route.column else None
-            yield item(key, version, raw_document_id(key), source, routing)
-
     def _fill(
-        self, index: Index, route: Route, rows: pa.Table, pieces: Pieces, refused: list[RejectedItem]
+        self, index: Index, own: TableItems, rows: pa.Table, pieces: Pieces, refused: list[RejectedItem]
     ) -> Iterator[list[Item]]:
         """Partial rows with their stored columns, in pieces. The trap: send a piece before taking the next.
 
@@ -120,29 +114,30 @@ class OpenSearchSink:
         partial = list(zip(*columns(rows, "table", "key", "version", "after", "unchanged"), strict=True))
         for piece in pieces.of(partial):
             items: list[Item] = []
-            stored = self._stored(index, route, [key for _, key, *_ in piece], pieces)
+            stored = self._stored(index, own, [key for _, key, *_ in piece], pieces)
             for table, key, version, after, unchanged in piece:
-                stored_version, row = stored.get(document_id(key), (0, None))
+                stored_version, row = stored.get(own.id(key), (0, None))
                 if stored_version >= version:
                     continue
                 whole, missing = splice(after, row, unchanged) if row else ("", unchanged)
                 if missing:
                     refused.append(RejectedItem(table, key, version, STORED_ROW_MISSING))
                     continue
-                body = self._documents.live(whole.encode(), version)
-                items.append(item(key, version, raw_document_id(key), body, route.of(key, whole)))
+                items.append(own.live(key, version, whole))
             yield items
 
-    def _stored(self, index: Index, route: Route, keys: list[str], pieces: Pieces) -> dict[str, tuple[int, str | None]]:
+    def _stored(
+        self, index: Index, own: TableItems, keys: list[str], pieces: Pieces
+    ) -> dict[str, tuple[int, str | None]]:
         """Stored version and row by document id; the row is None for a tombstone."""
-        documents = [{"_id": document_id(key), "routing": route.of(key, "") or document_id(key)} for key in keys]
+        documents = [{"_id": own.id(key), "routing": own.route.of(key, "") or own.id(key)} for key in keys]
         text = self._client.text("POST", path_of(index.name, "_mget"), {"docs": documents})
         pieces.record(len(keys), len(text))
         answer = members(text)
         found: dict[str, tuple[int, str | None]] = {}
         for document in map(members, elements(answer["docs"])):
             if document.get("found") == "true":
-                row = self._documents.row(document["_source"])
+                row = own.documents.row(document["_source"])
                 found[unquote(document["_id"])] = (int(document["_version"]), row)
         return found
 
@@ -151,14 +146,15 @@ class OpenSearchSink:
         if batch.truncated <= index.truncated:
             return index
         below = {"range": {f"{self._settings.metadata}.version": {"lt": batch.truncated}}}
-        query = {"bool": {"filter": [below], "must_not": [self._indexes.tombstones()]}}
+        mine = self._indexes.of_table(batch.schema.table)
+        query = {"bool": {"filter": [below, mine], "must_not": [self._indexes.tombstones()]}}
         body = {"size": _PAGE, "_source": False, "query": query}
         while True:
             self._client.text("POST", path_of(index.name, "_refresh"))
             hits = self._client.json("POST", path_of(index.name, "_search"), body)["hits"]["hits"]
             if not hits:
                 break
-            source = self._documents.tombstone(batch.truncated)
+            source = self._documents(batch.schema.table).tombstone(batch.truncated)
             older = [(orjson.dumps(hit["_id"]), hit.get("_routing")) for hit in hits]
             items = [item("", batch.truncated, identity, source, routing) for identity, routing in older]
             if self._bulk.send(index.alias, items):
@@ -168,12 +164,13 @@ class OpenSearchSink:
         self._open[batch.schema.table] = self._indexes.record_truncate(index, batch.truncated)
         return self._open[batch.schema.table]
 
-    def _remove(self, index: Index, removal: Removal) -> None:
+    def _remove(self, table: TableId, index: Index, removal: Removal) -> None:
         """Turn the older rows of a range into tombstones with its version. Every copy of a routed row is a hit."""
         below = {"range": {f"{self._settings.metadata}.version": {"lt": removal.version}}}
         conditions = key_ranges.filters(self._client, index.name, removal.range)
-        query = {"bool": {"filter": [below, *conditions], "must_not": [self._indexes.tombstones()]}}
-        tombstone = self._documents.tombstone(removal.version)
+        mine = self._indexes.of_table(table)
+        query = {"bool": {"filter": [below, mine, *conditions], "must_not": [self._indexes.tombstones()]}}
+        tombstone = self._documents(table).tombstone(removal.version)
         search = {"query": query, "_source": key_ranges.source_of(removal.range)}
         for hits in self._pages(index.name, search):
             found = [members(hit) for hit in hits]
@@ -189,8 +186,8 @@ class OpenSearchSink:
         """See sinks.apply.store_connection.Tended: start the daily purge of each table."""
         now = datetime.now(UTC)
         for table, index in self._open.items():
-            if now - self._purged.get(table, _LONG_AGO) > timedelta(days=1):
-                self._purged[table] = now
+            if now - self._purged.get(index.alias, _LONG_AGO) > timedelta(days=1):
+                self._purged[index.alias] = now
                 try:
                     self._purge(index.name, now - timedelta(days=self._settings.tombstone_days))
                 except SinkError as error:
@@ -204,7 +201,7 @@ class OpenSearchSink:
     def purge(self, schema: TableSchema, before: datetime) -> None:
         """Start the deletion of tombstones written before a time; nothing older may be replayed afterwards. The server
         works in the background, a thousand at a time: batches do not wait."""
-        name = self._indexes.index_of(index_name(self._settings.prefix, schema.table))
+        name = self._indexes.index_of(self._indexes.alias(schema.table))
         if name is not None:
             self._purge(name, before)
 
@@ -220,18 +217,20 @@ class OpenSearchSink:
 
     def stored_pieces(self, schema: TableSchema, keys: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See cdc.ports.StoredPieces. `keys` are document ids."""
-        name = self._indexes.index_of(index_name(self._settings.prefix, schema.table))
+        name = self._indexes.index_of(self._indexes.alias(schema.table))
         if name is None:
             return
         self._client.text("POST", path_of(name, "_refresh"))
-        rows = DocumentRows(self._client, schema, name, self._documents, self._indexes.live_rows())
+        documents, live = self._documents(schema.table), self._indexes.live_rows(schema.table)
+        rows = DocumentRows(self._client, schema, name, documents, live)
         yield from rows.all() if keys is None else rows.of(keys)
 
     def stored_key(self, schema: TableSchema, key: str) -> StoredKey:
         """See sinks.rows.stored_key.KeyReader. A search by id finds the document on any shard."""
-        name, identity = self._indexes.index_of(index_name(self._settings.prefix, schema.table)), document_id(key)
+        name = self._indexes.index_of(self._indexes.alias(schema.table))
+        identity = document_id(key, self._id_prefix(schema.table))
         if name is None:
-            return StoredKey("absent", 0, index_name(self._settings.prefix, schema.table))
+            return StoredKey("absent", 0, self._indexes.alias(schema.table))
         self._client.text("POST", path_of(name, "_refresh"))
         deleted = [f"{self._settings.metadata}.deleted"]
         body = {"size": 1, "version": True, "_source": deleted, "query": {"ids": {"values": [identity]}}}
@@ -253,7 +252,14 @@ class OpenSearchSink:
 
     def expected(self, schema: TableSchema, images: pa.Table) -> pa.Table:
         keys, rows = (images[name].combine_chunks() for name in ("key", "after"))
-        return in_key_order([images_table(document_ids(keys), all_arranged(schema, rows))])
+        ids = document_ids(keys, self._id_prefix(schema.table))
+        return in_key_order([images_table(ids, all_arranged(schema, rows))])
+
+    def _documents(self, table: TableId) -> Documents:
+        return Documents(self._settings.metadata, str(table) if self._settings.sharing(table) else "")
+
+    def _id_prefix(self, table: TableId) -> str:
+        return id_prefix(table) if self._settings.sharing(table) else ""
 
     def mark_table(self, schema: TableSchema) -> Mark:
         """See sinks.fingerprints.Fingerprinted."""
@@ -266,8 +272,8 @@ class OpenSearchSink:
 
     def compare_marks(self, known: Mapping[TableId, Mark], reached: Lsn) -> Mapping[TableId, Mark | Difference]:
         """See sinks.fingerprints.Fingerprinted."""
-        aliases = {table: index_name(self._settings.prefix, table) for table in known}
-        found = fingerprints(self._client, sorted(aliases.values()))
+        aliases = {table: self._indexes.alias(table) for table in known}
+        found = fingerprints(self._client, sorted(set(aliases.values())))
         return {table: compared(found[aliases[table]], mark) for table, mark in known.items()}
 
     def recreate(self, schema: TableSchema) -> None:

@@ -9,7 +9,6 @@ Answers are split at the text that begins a hit. It contains unescaped quotes, w
 object contains that text, some piece does not end as a hit does, and a JSON parser reads the page instead.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,8 +97,7 @@ class DocumentRows:
 
     def _split(self, pieces: AnyArray) -> tuple[AnyArray, AnyArray] | None:
         """Ids and rows of hits; None unless every piece is a document as this sink writes it."""
-        metadata = rf',{re.escape(quote(self.documents.metadata))}:\{{"version":[0-9]+\}}'
-        heads = pc.replace_substring_regex(pieces, metadata + _END, "}")
+        heads = pc.replace_substring_regex(pieces, self.documents.pattern + _END, "}")
         scores, sources = pc.find_substring(heads, _SCORE), pc.find_substring(heads, _SOURCE)
         whole = pc.and_(pc.less(pc.binary_length(heads), pc.binary_length(pieces)), pc.greater(sources, scores))
         if not pc.all(pc.and_(whole, pc.greater_equal(scores, pa.scalar(0)))).as_py():

@@ -42,8 +42,16 @@ class RedisSettings(SinkSettings):
     chunk: int = Field(500, ge=1, le=3000)
     """Rows per script call. Redis serves no other client during a call."""
 
+    def templates(self) -> dict[TableId, str]:
+        """The names of the rows of single tables."""
+        targets = {table: self.template(table) for table in self.shape if self.target(table)}
+        return {**{TableId.parse(text): template for text, template in self.keys.items()}, **targets}
+
     def template(self, table: TableId) -> str:
         """The template for the names of a table's rows."""
+        target = self.target(table)
+        if target:
+            return target if "{key}" in target else f"{target}:{{key}}"
         return self.keys.get(str(table), self.key)
 
     @field_validator("url")
@@ -78,7 +86,11 @@ class RedisSettings(SinkSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "RedisSettings":
-        for template in (self.key, *self.keys.values()):
+        for table in self.shape:
+            if self.target(table) and str(table) in self.keys:
+                raise ValueError(f"{table} has a name in keys and a target in shape; remove one of them")
+        targets = [self._has_key(self.template(table)) for table in self.shape]
+        for template in (self.key, *self.keys.values(), *targets):
             tag_of(self.prefix + template)
         if self.lookups and self.mode == "invalidate":
             raise ValueError("lookups need stored rows, and mode invalidate stores none; remove one of the two")

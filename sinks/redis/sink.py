@@ -286,7 +286,7 @@ class RedisSink:
 
     def _inner(self, names: Names) -> list[Names]:
         """The tables whose rows match this one's template too: those in the settings, and those prepared so far."""
-        tables = {TableId.parse(text): template for text, template in self._settings.keys.items()}
+        tables = self._settings.templates()
         named = [Names.of(TableSchema(table, ()), self._settings.prefix, tables[table]) for table in tables]
         return [other for other in (*named, *self._names.values()) if names.covers(other)]
 

@@ -29,7 +29,7 @@ from cdc.capture.source.connect import connect, explained
 from cdc.config.settings import SourceSettings, TableSettings
 from cdc.errors import SourceLost
 from cdc.model import Lsn, TableId, TableSchema, format_lsn
-from cdc.ports import Sink, StoredPieces
+from cdc.ports import ShapesTables, Sink, StoredPieces
 from snapshots.tables.catalog import estimated_rows, identifier, lock_for_read
 from snapshots.tables.rows import Readable, describe, masking_of, read_images
 from snapshots.tables.wal_messages import write_message
@@ -42,8 +42,8 @@ WaitFor = Callable[[Lsn], None]
 
 T = TypeVar("T")
 
-_EXAMPLES = 5
-_PROOFS = 5
+EXAMPLES = 5
+PROOFS = 5
 """With three, a row that was constantly deleted and inserted again was once reported as extra, on a busy machine."""
 _ATTEMPTS = 3
 _EMPTY = pa.table({"key": pa.array([], pa.string()), "after": pa.array([], pa.string())})
@@ -113,6 +113,10 @@ class _Scope:
     reader: Connection
     marker: Connection
 
+    def stored_schema(self, schema: TableSchema) -> TableSchema:
+        """The columns of the rows that the sink gives for a schema of the source."""
+        return self.sink.stored_schema(schema) if isinstance(self.sink, ShapesTables) else schema
+
 
 @dataclass(frozen=True, slots=True)
 class _Overview:
@@ -131,6 +135,8 @@ class _SourceRows:
     them."""
 
     schema: TableSchema
+    stored: TableSchema
+    """The columns of `rows`."""
     rows: pa.Table
     at: Lsn
 
@@ -179,7 +185,7 @@ def _verified(scope: _Scope, wait: WaitFor, looks: int, report: Report) -> Diffe
         proofs = suspects or Counter()
         suspects = Counter({key: 0 if key in changed else proofs[key] + 1 for key in found.keys})
         rows = again
-        if min(suspects.values()) >= _PROOFS:
+        if min(suspects.values()) >= PROOFS:
             break
     return _result(replace(equal, at=rows.at), found, suspects or Counter())
 
@@ -197,7 +203,7 @@ def _overview(scope: _Scope, wait: WaitFor, report: Report) -> _Overview:
         read = Counter[str]()
 
         def add(side: str, checksums: Checksums, rows: pa.Table, count: int) -> None:
-            checksums.add(rows, key_columns(schema, rows))
+            checksums.add(rows, key_columns(scope.stored_schema(schema), rows))
             read[side] += count
             report(Compared(read["source"], read["stored"], estimate))
 
@@ -282,9 +288,12 @@ def _read_suspected(scope: _Scope, overview: _Overview) -> _SourceRows:
         schema = readable.layout.schema
         if schema != overview.schema:
             raise _SchemaChanged
+        stored = scope.stored_schema(schema)
         blocks = [scope.sink.expected(schema, _EMPTY)]
-        blocks += (_distinct(_in_groups(rows, schema, overview), schema) for rows, _ in _expected(scope, readable))
-    return _SourceRows(schema, pa.concat_tables(blocks), write_message(scope.marker, "", prefix="millrace-verify"))
+        blocks += (_distinct(_in_groups(rows, stored, overview), stored) for rows, _ in _expected(scope, readable))
+    return _SourceRows(
+        schema, stored, pa.concat_tables(blocks), write_message(scope.marker, "", prefix="millrace-verify")
+    )
 
 
 def _in_groups(rows: pa.Table, schema: TableSchema, overview: _Overview) -> pa.Table:
@@ -302,13 +311,13 @@ def _distinct(rows: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 def _compared(sink: Sink, source: _SourceRows, overview: _Overview, suspects: Collection[str] | None) -> Comparison:
-    schema = source.schema
+    schema, stored = source.schema, source.stored
     if suspects is None:
-        pieces = [_in_groups(rows, schema, overview) for rows in _stored(sink, schema)]
-        return compare(schema, source.rows, _joined(pieces, source.rows))
+        pieces = [_in_groups(rows, stored, overview) for rows in _stored(sink, schema)]
+        return compare(stored, source.rows, _joined(pieces, source.rows))
     keys = frozenset(suspects)
-    pieces = [_picked(rows, schema, keys) for rows in _stored(sink, schema, sorted(keys))]
-    return compare(schema, _picked(source.rows, schema, keys), _joined(pieces, source.rows))
+    pieces = [_picked(rows, stored, keys) for rows in _stored(sink, schema, sorted(keys))]
+    return compare(stored, _picked(source.rows, stored, keys), _joined(pieces, source.rows))
 
 
 def _joined(pieces: Sequence[pa.Table], like: pa.Table) -> pa.Table:
@@ -317,7 +326,7 @@ def _joined(pieces: Sequence[pa.Table], like: pa.Table) -> pa.Table:
 
 def _changed(before: _SourceRows, after: _SourceRows, keys: frozenset[str]) -> frozenset[str]:
     """Those of the keys whose row changed in the source between two reads."""
-    return compare(before.schema, *(_picked(read.rows, read.schema, keys) for read in (before, after))).keys
+    return compare(before.stored, *(_picked(read.rows, read.stored, keys) for read in (before, after))).keys
 
 
 def _picked(rows: pa.Table, schema: TableSchema, keys: frozenset[str]) -> pa.Table:
@@ -326,7 +335,7 @@ def _picked(rows: pa.Table, schema: TableSchema, keys: frozenset[str]) -> pa.Tab
 
 
 def _result(equal: Differences, found: Comparison, suspects: Counter[str]) -> Differences:
-    wrong = found.only(frozenset(key for key, proofs in suspects.items() if proofs >= _PROOFS))
+    wrong = found.only(frozenset(key for key, proofs in suspects.items() if proofs >= PROOFS))
     kinds = {"missing": wrong.missing, "extra": wrong.extra, "different": wrong.different}
     return replace(
         equal,
@@ -334,7 +343,7 @@ def _result(equal: Differences, found: Comparison, suspects: Counter[str]) -> Di
         extra=len(wrong.extra),
         different=len(wrong.different),
         undecided=equal.undecided + len(found.keys) - len(wrong.keys),
-        examples={name: tuple(islice(_shown(keys), _EXAMPLES)) for name, keys in kinds.items() if keys},
+        examples={name: tuple(islice(_shown(keys), EXAMPLES)) for name, keys in kinds.items() if keys},
     )
 
 

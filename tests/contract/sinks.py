@@ -16,13 +16,14 @@ import pytest
 import redis
 from deltalake import DeltaTable
 
+from cdc.config.settings import TableShape
 from cdc.model import TableId, TableSchema
 from cdc.ports import Sink
 from sinks import memory
 from sinks.context import SinkContext
 from sinks.delta import sink
 from sinks.delta.settings import DeltaSettings
-from sinks.opensearch.mapping import document_id, index_name
+from sinks.opensearch.mapping import document_id, id_prefix, index_name
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_sink as open_opensearch
 from sinks.redis.keys import Names
@@ -210,6 +211,26 @@ class OpenSearchBench:
         return opensearch_request(self._server, method, path, body)
 
 
+class SharedOpenSearchBench(OpenSearchBench):
+    """An index that the tables of the suite share."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        together = {TableId("public", name): TableShape(target="together") for name in TABLES}
+        super().__init__(request, shape=together)
+
+    def versions(self, schema: TableSchema) -> dict[str, int]:
+        head = id_prefix(schema.table)
+        return {key: version for key, version in super().versions(schema).items() if key.startswith((head, "sha256"))}
+
+    def lose(self, schema: TableSchema, key: str) -> None:
+        self._ask("POST", f"{self._index(schema)}/_refresh")
+        query = {"query": {"ids": {"values": [document_id(key, id_prefix(schema.table))]}}}
+        self._ask("POST", f"{self._index(schema)}/_delete_by_query", query)
+
+    def _index(self, schema: TableSchema) -> str:
+        return f"/{self._settings.prefix}together-000001"
+
+
 LOOKUPS = {f"public.{name}": ("label", "good", "big") for name in TABLES}
 ROUTING = {f"public.{name}": "label" for name in TABLES}
 BY_KEY = {f"public.{name}": "id" for name in TABLES}
@@ -231,6 +252,7 @@ BENCHES: dict[str, MakeBench] = {
     "delta-staged": lambda request: StagedDeltaBench(request.getfixturevalue("tmp_path")),
     "memory": lambda _request: MemoryBench(),
     "opensearch": OpenSearchBench,
+    "opensearch-shared": SharedOpenSearchBench,
     "opensearch-routed": lambda request: OpenSearchBench(request, shards=3, routing=ROUTING),
     "opensearch-routed-by-key": lambda request: OpenSearchBench(request, shards=3, routing=BY_KEY),
     "redis": RedisBench,

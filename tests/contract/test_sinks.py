@@ -20,6 +20,7 @@ from sinks.fingerprints import Difference, Fingerprinted, Mark
 from sinks.fold.arrow import ranked
 from sinks.fold.folded import gather
 from sinks.rows.stored_key import KeyReader
+from sinks.shape.sink import ShapedSink
 from tests.contract.sinks import BENCHES, Bench
 from tests.properties.test_fold import Registry
 from tests.scenes.histories import (
@@ -38,6 +39,7 @@ from tests.scenes.histories import (
     table,
 )
 from tests.scenes.seeds import seeds
+from tests.scenes.shaping import apply_with_source, shaped_by_hand, shaped_settings
 
 ITEMS = table()
 
@@ -282,6 +284,41 @@ def test_any_order_of_repeats_ends_as_one_clean_pass(bench: Bench, seed: int, ke
     batches = [batch(schema, rows) for rows in cut(history.rows, rng)]
     clean = deliver(bench, schema, batches, rng)
     check(clean, history.state(), schema)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 10))
+def test_a_shaped_table_ends_as_the_shaped_rows_of_the_source(bench: Bench, seed: int) -> None:
+    """Rows enter and leave the filter, also where the column that it reads was not sent."""
+    rng = random.Random(f"shape-{seed}")
+    history = History(ITEMS, INTEGERS, rng).write(60)
+    source = history.state()
+    settings = shaped_settings(ITEMS.table)
+    sink = ShapedSink(bench.open(), settings)
+    sink.prepare(ITEMS)
+    batches = [batch(ITEMS, rows) for rows in cut(history.rows, rng)]
+    for number, current in enumerate(batches):
+        if rng.random() < 0.2:
+            sink = ShapedSink(bench.open(), settings)
+            sink.prepare(ITEMS)
+        apply_with_source(sink, current, source)
+        if number and rng.random() < 0.3:
+            apply_with_source(sink, batches[rng.randrange(number)], source)
+    check(sink, source)
+    by_hand = images(shaped_by_hand(source))
+    plain = bench.open().expected(sink.stored_schema(ITEMS), by_hand)
+    assert sink.stored(ITEMS).to_pylist() == plain.to_pylist()
+
+
+def test_a_row_whose_expression_fails_is_rejected_alone_with_the_name_of_the_expression(bench: Bench) -> None:
+    settings = shaped_settings(ITEMS.table, where="", compute={"share": "100 / length(big)"})
+    sink = ShapedSink(bench.open(), settings)
+    sink.prepare(ITEMS)
+    empty = FULL.replace('"large"', '""')
+    with pytest.raises(Rejected) as caught:
+        sink.apply(batch(ITEMS, [row(1, 10, empty), row(2, 10, FULL)]))
+    assert [(item.key, item.version) for item in caught.value.items] == [('{"id":1}', 10)]
+    assert caught.value.items[0].reason.endswith("shape of public.items, compute.share: division by zero")
+    check(sink, after(2, FULL))
 
 
 def deliver(bench: Bench, schema: TableSchema, batches: Sequence[Batch], rng: random.Random) -> Sink:

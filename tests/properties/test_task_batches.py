@@ -31,6 +31,7 @@ from tests.scenes.histories import (
     state_of,
     table,
 )
+from tests.scenes.shaping import SHAPE
 from tests.scenes.task_jobs import LocalTaskJob, task_applier
 
 TABLES = {"items": INTEGERS, "odd_texts": ODD_TEXTS}
@@ -94,6 +95,31 @@ def test_any_number_of_tasks_repeated_and_late_ones_too_end_as_the_source_did(
         assert_stored(settings, history.schema, history.state())
     assert applier.status.reached == log.reader.head()[1]
     assert applier.status.dead_letters == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shaped_tables_end_as_the_shaped_rows_of_the_source(
+    seed: int, settings: Settings, log: FilledLog, tmp_path: Path
+) -> None:
+    """Tasks shape their shares; rows that lack a value of the filter are read from the source by the driver."""
+    shape = {table().table: SHAPE}
+    settings = settings.model_copy(update={"sinks": (settings.sinks[0].model_copy(update={"shape": shape}),)})
+    rng = random.Random(seed)
+    history = History(table(), INTEGERS, rng).write(100)
+    log.record(history.schema)
+    entries = list(cut(history.rows, rng))
+    for entry in entries:
+        log.append(entry)
+    source = history.state()
+    applier = task_applier(settings, settings.sinks[0].name, log.reader, tmp_path / "letters", source)
+    after = 0
+    while after < len(entries):
+        until = min(len(entries), after + rng.randint(1, 4))
+        applier.apply_by_tasks(LocalTaskJob(log.reader, after, until, rng.choice([1, 2, 3, 8])))
+        after = until
+    assert_stored(settings, history.schema, source)
+    assert applier.status.dead_letters == 0
+    assert applier.status.reached == log.reader.head()[1]
 
 
 @pytest.mark.parametrize("shares", [1, 2, 8])

@@ -4,7 +4,7 @@ The outcomes travel as Arrow rows, as they do through Spark."""
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from cdc.config.settings import Settings
 from cdc.log.shares import BatchProgress, bucket_ranges
 from cdc.log.spark.splits import share_of
+from cdc.model import TableSchema
 from cdc.ports import LogReader, Share
 from sinks.apply.dead_letters import DeadLetters
 from sinks.context import SinkContext
@@ -49,8 +50,15 @@ class LocalTaskJob:
         return BatchPlan(self.shares, self._progress)
 
 
-def task_applier(settings: Settings, name: str, log: LogReader, letters: Path) -> TaskApplier:
-    """The applier of one of the settings' sinks."""
+def task_applier(
+    settings: Settings, name: str, log: LogReader, letters: Path, source: Mapping[str, str] | None = None
+) -> TaskApplier:
+    """The applier of one of the settings' sinks; `source` has the rows of the source by their keys, to be read
+    again."""
+
+    def reselect(schema: TableSchema, keys: Sequence[str]) -> Mapping[str, str]:
+        return {key: source[key] for key in keys if key in source} if source is not None else {}
+
     sink = next(sink for sink in settings.sinks if sink.name == name)
     applier = TaskApplier(
         name,
@@ -60,6 +68,7 @@ def task_applier(settings: Settings, name: str, log: LogReader, letters: Path) -
         stop=threading.Event(),
         retry=sink.retry,
         tables=sink.tables,
+        reselect=reselect if source is not None else None,
     )
     applier.settings = assignment_settings(settings, name)
     return applier

@@ -10,7 +10,8 @@ from tests.unit.test_imports import LEVELS
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_PATH = re.compile(r"`((?:cdc|sinks|snapshots|views|deploy|bench|tests|docs|examples)/[\w./-]+)(?::(\w+))?`")
+_FOLDERS = ("cdc", "sinks", "snapshots", "views", "pyspark_millrace", "deploy", "bench", "tests")
+_PATH = re.compile(rf"`((?:{'|'.join(_FOLDERS)}|docs|examples)/[\w./-]+)(?::(\w+))?`")
 _DOTTED = re.compile(r"`((?:cdc|sinks|snapshots|deploy|bench)(?:\.(?!json)\w+)+)`")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _TO_COME = {"docs/add-a-sink.md": {"sinks/jsonlines.py"}}
@@ -89,7 +90,7 @@ def test_the_layers_of_the_architecture_are_those_that_are_checked() -> None:
 def test_every_page_that_code_names_exists() -> None:
     named = {
         page
-        for folder in ("cdc", "sinks", "snapshots", "views", "deploy", "bench", "tests")
+        for folder in _FOLDERS
         for module in (ROOT / folder).rglob("*.py")
         for page in re.findall(r"\bdocs/[\w/-]+\.md\b", module.read_text(encoding="utf-8"))
     }

@@ -22,6 +22,8 @@ from views.state.table import StateTable, own_columns
 
 GROUP = "_group"
 """The text of the group's key, a column of the input."""
+RESULT = "_result"
+"""The id of a row of the result: of a group's only row, its key."""
 _COUNT = "_count"
 
 
@@ -81,11 +83,10 @@ class _Groups:
         return found
 
     def _result(self, before: pa.Table, after: pa.Table) -> pa.Table:
-        """The net delta; both tables have GROUP and the columns of `schema`, in any order of rows."""
+        """The net delta; both tables have RESULT and the columns of `schema`, in any order of rows."""
         parts = []
         for rows, sign in ((before, -1), (after, 1)):
-            group = rows.column(GROUP).combine_chunks()
-            own: list[AnyArray] = [group, pa.array(np.full(len(group), sign, np.int8))]
+            own: list[AnyArray] = [rows.column(RESULT), pa.array(np.full(rows.num_rows, sign, np.int8))]
             columns = [rows.column(field.name).cast(field.type) for field in self.schema]
             parts.append(pa.table([*own, *columns], delta_schema(self.schema)))
         return net(pa.concat_tables(parts).combine_chunks())
@@ -148,7 +149,7 @@ class RunningTotals(_Groups):
     def _shown(self, totals: pa.Table) -> pa.Table:
         own = "".join(f', "{name}"' for name in self._keys.names)
         values = "".join(f', {call.totals_sql} as "{call.name}"' for call in self._calls)
-        return self._run(f"select {GROUP}{own}{values} from totals", totals=totals)
+        return self._run(f"select {GROUP}, {GROUP} as {RESULT}{own}{values} from totals", totals=totals)
 
 
 class GroupedRows(_Groups):
@@ -177,4 +178,8 @@ class GroupedRows(_Groups):
         known = rows.filter(pc.is_in(rows.column(GROUP), value_set=names)).drop_columns([HASH])
         keys = "".join(f', any_value("{name}") as "{name}"' for name in self._keys.names)
         values = "".join(f', {call.rows_sql} as "{call.name}"' for call in self._calls)
-        return self._run(f"select {GROUP}{keys}{values} from given group by {GROUP}", given=known)
+        return self._run(self.reduce_query(keys, values), given=known)
+
+    def reduce_query(self, keys: str, values: str) -> str:
+        """The rows of the result, from `given`: RESULT identifies a row; `keys` and `values` select its columns."""
+        return f"select {GROUP}, {GROUP} as {RESULT}{keys}{values} from given group by {GROUP}"

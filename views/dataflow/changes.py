@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,12 +25,13 @@ _WHOLE_TABLE = ("t", "p")
 
 
 @dataclass(frozen=True, slots=True)
-class _Chains:
+class Chains:
     """The rows of each key one after the other: the stored row first, then the changes in log order."""
 
     ids: AnyArray
     alive: Bools
-    stored: Bools
+    change: Ints
+    """The number of the change; negative for a stored row."""
     first: Bools
     """The first row of a key."""
     last: Bools
@@ -44,6 +46,16 @@ class TableChanges:
         self.columns = tuple(columns)
         self.state = state or StateTable(pa.schema([(ID, pa.string()), *((name, pa.string()) for name in columns)]))
         self._schema = delta_schema(pa.schema([(name, pa.string()) for name in columns]))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables whose rows it reads."""
+        return (str(self.table),)
+
+    @property
+    def states(self) -> dict[str, StateTable]:
+        """The state."""
+        return {"": self.state}
 
     def step(self, rows: pa.Table) -> pa.Table:
         """The net delta of these changes, which are of this table and in log order; the state has them afterwards."""
@@ -63,41 +75,38 @@ class TableChanges:
 
     def _removed(self, change: dict[str, object]) -> pa.Table:
         """The rows that a truncate or a removed range takes."""
+        rows = self._taken(change)
+        return self._delta(rows, np.full(rows.num_rows, -1, np.int8))
+
+    def _taken(self, change: dict[str, object]) -> pa.Table:
+        """The same rows, taken out of the state."""
         found = list(self.state.scan())
         rows = pa.concat_tables(found) if found else self.state.lookup(np.zeros(0, np.uint64))
         if change["op"] == "p":
             rows = rows.filter(pa.array(KeyRange.parse(str(change["key"])).contains_keys(rows.column(ID))))
         gone = np.zeros(rows.num_rows, np.bool_)
         self.state.put(rows.column(ID), rows.column(ID), gone, rows)
-        return self._delta(rows, np.full(rows.num_rows, -1, np.int8))
+        return rows
 
     def _changed(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
             return self._schema.empty_table()
         chains = self._filled(rows.combine_chunks())
-        final = np.flatnonzero(chains.last)
-        values = chains.columns.take(final)
-        ids = chains.ids.take(pa.array(final))
-        self.state.put(ids, ids, chains.alive[final], values.add_column(0, ID, ids))
-        return self._legs(chains)
+        self._keep(chains, chains.columns)
+        places, sign, _ = legs(chains)
+        return self._delta(chains.columns.add_column(0, ID, chains.ids).take(places), sign)
 
-    def _legs(self, chains: _Chains) -> pa.Table:
-        """Every change as the row before it and the row after it, in the order of each key."""
-        changed = np.flatnonzero(~chains.stored)
-        before = changed - 1
-        had = ~chains.first[changed] & chains.alive[np.maximum(before, 0)]
-        has = chains.alive[changed]
-        kept = np.stack([had, has], axis=1).ravel()
-        places = np.stack([np.maximum(before, 0), changed], axis=1).ravel()[kept]
-        sign = np.tile(np.array([-1, 1], np.int8), len(changed))[kept]
-        rows = chains.columns.add_column(0, ID, chains.ids).take(places)
-        return self._delta(rows, sign)
+    def _keep(self, chains: Chains, columns: pa.Table) -> None:
+        """Put the last row of each key into the state."""
+        final = np.flatnonzero(chains.last)
+        ids = chains.ids.take(pa.array(final))
+        self.state.put(ids, ids, chains.alive[final], columns.take(final).add_column(0, ID, ids))
 
     def _delta(self, rows: pa.Table, sign: AnyArray) -> pa.Table:
         own = [rows.column(ID), pa.array(sign, pa.int8())]
         return pa.table([*own, *(rows.column(name) for name in self.columns)], self._schema)
 
-    def _filled(self, rows: pa.Table) -> _Chains:
+    def _filled(self, rows: pa.Table) -> Chains:
         """The chains of all keys, with every column filled."""
         known = self.state.lookup(hashes(rows.column("key")))
         count, stored_count = rows.num_rows, known.num_rows
@@ -109,11 +118,10 @@ class TableChanges:
         ordered = group[order]
         first = np.diff(ordered, prepend=-1) != 0
         last = np.append(first[1:], True)
-        stored = order < stored_count
         gone = pc.equal(rows.column("op"), pa.scalar("d")).to_numpy(zero_copy_only=False)
         alive = np.concatenate([np.ones(stored_count, np.bool_), ~gone])[order]
         columns = self._columns(rows, known, gone, order, first)
-        return _Chains(ids.take(pa.array(order)), alive, stored, first, last, columns)
+        return Chains(ids.take(pa.array(order)), alive, order - stored_count, first, last, columns)
 
     def _columns(self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools) -> pa.Table:
         images = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks())
@@ -128,7 +136,11 @@ class TableChanges:
                 missing = np.concatenate([np.zeros(known.num_rows, np.bool_), unsent[name]])[order]
                 values = values.take(pa.array(self._sources(name, missing, links)))
             found.append(values)
-        return pa.table(found, list(self.columns))
+        more = [field for field in self.state.columns if field.name not in (ID, *self.columns)]
+        for field in more:  # what only stored rows have
+            new = pa.nulls(rows.num_rows, field.type).fill_null(0)
+            found.append(pa.concat_arrays([known.column(field.name).combine_chunks(), new]).take(pa.array(order)))
+        return pa.table(found, [*self.columns, *(field.name for field in more)])
 
     def _sources(self, name: str, missing: Bools, links: "_Links") -> Ints:
         """For each row of the chains, the row that has its value: itself, or the nearest one before it."""
@@ -146,6 +158,19 @@ class TableChanges:
         while (places[places] != places).any():  # the former row may lack it too: its key was changed as well
             places = places[places]
         return places
+
+
+def legs(chains: Chains) -> tuple[Ints, npt.NDArray[np.int8], Ints]:
+    """Every change as the row before it and the row after it, in the order of each key: the places of these rows, their
+    signs, and the number of the change."""
+    changed = np.flatnonzero(chains.change >= 0)
+    before = changed - 1
+    had = ~chains.first[changed] & chains.alive[np.maximum(before, 0)]
+    has = chains.alive[changed]
+    kept = np.stack([had, has], axis=1).ravel()
+    places = np.stack([np.maximum(before, 0), changed], axis=1).ravel()[kept]
+    sign = np.tile(np.array([-1, 1], np.int8), len(changed))[kept]
+    return places, sign, np.repeat(chains.change[changed], 2)[kept]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model import TableId
 from views.dataflow.changes import TableChanges
 from views.dataflow.delta import delta_schema
+from views.dataflow.events import Events
 from views.dataflow.output import OUTPUT, Output
 from views.state.table import StateTable
 
@@ -43,11 +43,22 @@ class Graph:
     @property
     def tables(self) -> Mapping[str, StateTable]:
         """Every table of the state by its name."""
-        found = {f"input {each.table}": each.state for each in self.inputs}
+        found = {f"input {each.table}{name}": table for each in self.inputs for name, table in each.states.items()}
         for node in self.nodes:
             for name, table in getattr(node.step, "tables", {}).items():
                 found[f"{node.name} {name}"] = table
         return {**found, **{f"output {name}": table for name, table in self.output.tables.items()}}
+
+    @property
+    def timed(self) -> bool:
+        """Whether time passes for the view also where nothing changes."""
+        return any(isinstance(each, Events) for each in self.inputs)
+
+    def begin(self, exact_from: int, reached: int) -> None:
+        """Before a step: the LSN from which the log is exact, and the LSN that the step reaches."""
+        for each in self.inputs:
+            if isinstance(each, Events):
+                each.exact_from, each.loading = exact_from, reached < exact_from
 
     def restore(self, tables: Mapping[str, StateTable]) -> None:
         """Continue with stored state."""
@@ -56,13 +67,13 @@ class Graph:
 
     def step(self, rows: pa.Table) -> pa.Table:
         """The net delta of the view that follows from these changes of the log, which are whole transactions."""
-        deltas = [each.step(_of(rows, each.table)) for each in self.inputs]
-        if not any(delta.num_rows for delta in deltas):
+        deltas = [each.step(_of(rows, each.tables)) for each in self.inputs]
+        if not self.timed and not any(delta.num_rows for delta in deltas):
             return delta_schema(OUTPUT).empty_table()
         for node in self.nodes:
             deltas.append(node.step.step(*(deltas[source] for source in node.sources)))
         return self.output.step(deltas[-1])
 
 
-def _of(rows: pa.Table, table: TableId) -> pa.Table:
-    return rows.filter(pc.equal(rows.column("table"), pa.scalar(str(table))))
+def _of(rows: pa.Table, tables: Sequence[str]) -> pa.Table:
+    return rows.filter(pc.is_in(rows.column("table"), value_set=pa.array(tables)))

@@ -10,11 +10,14 @@ from cdc.arrays import AnyArray
 from cdc.errors import ViewError
 from cdc.expressions.program import Program
 from cdc.expressions.values import json_cells, typed_cells
+from cdc.model import Column, PgType
 from views.dataflow.cells import Member, joined, rendered
 from views.dataflow.delta import ID, SIGN
 from views.dataflow.output import ROW
 
 KEY = "_key"
+ONE = Column("id", PgType(23, "int4"), key=True)
+"""The key of a view that has a single row; its value is 1."""
 _WHOLE = ("SMALLINT", "INTEGER", "BIGINT")
 
 
@@ -24,10 +27,12 @@ class Typed:
 
     columns: tuple[tuple[str, str, str], ...]
     view: str
+    keep: tuple[str, ...] = ()
+    """Columns that stay as they are."""
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows. Raises ViewError if a value does not fit its type."""
-        found = {name: delta.column(name) for name in (ID, SIGN)}
+        found = {name: delta.column(name) for name in (ID, SIGN, *self.keep)}
         for cell, name, type_ in self.columns:
             try:
                 found[name] = typed_cells(delta.column(cell), type_)

@@ -5,25 +5,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
-import pyarrow as pa
-
 from cdc.config.settings import ViewSettings
 from cdc.errors import ConfigError
 from cdc.expressions.column_types import column_of
-from cdc.model import Column, PgType, TableId, TableSchema
+from cdc.model import Column, TableId, TableSchema
 from views.catalog import Catalog
 from views.dataflow.changes import TableChanges
 from views.dataflow.graph import Graph, Node, Step
 from views.dataflow.output import Output
 from views.dataflow.rekey import Rekeyed
-from views.dataflow.typed import KEY, Shown
+from views.dataflow.typed import KEY, ONE, Shown
 from views.plan import Plan
-from views.query.compiled import Compiler, Relation, grouping_of, table_columns
+from views.query.compiled import Compiler, Relation, table_columns
 from views.query.statement import Input, Statement, read_statement
 from views.query.whole import whole_result
-
-_ONE = Column("id", PgType(23, "int4"), key=True)
-"""The key of a view that has a single row."""
 
 
 class QuerySettings(ViewSettings):
@@ -49,7 +44,7 @@ def plan(settings: QuerySettings, catalog: Catalog) -> Plan:
     make = partial(_graph, settings, statement, columns, key)
     types = _types(settings, statement, columns)
     own = tuple(_column(name, type_, name in key) for name, type_ in types.items())
-    schema = TableSchema(settings.table, own if key else (_ONE, *own))
+    schema = TableSchema(settings.table, own if key else (ONE, *own))
     definition = hashlib.sha256(f"{settings.sql}|{key}|{columns}|{types}".encode()).hexdigest()[:16]
     referee = partial(whole_result, statement, shown(types, key))
     return Plan(settings.name, columns, schema, make, referee, definition)
@@ -57,7 +52,7 @@ def plan(settings: QuerySettings, catalog: Catalog) -> Plan:
 
 def shown(types: Mapping[str, str], key: tuple[str, ...]) -> Shown:
     """How the columns of the result become JSON."""
-    return Shown(tuple(types.items()), key, () if key else ((_ONE.name, "1"),))
+    return Shown(tuple(types.items()), key, () if key else ((ONE.name, "1"),))
 
 
 def _column(name: str, type_: str, key: bool) -> Column:
@@ -90,9 +85,9 @@ def _group_key(settings: QuerySettings, statement: Statement) -> tuple[str, ...]
                 each.tree,
             )
         found.append(item.name)
-    if not found and _ONE.name in [item.name for item in statement.items]:
+    if not found and ONE.name in [item.name for item in statement.items]:
         raise ConfigError(
-            f"view {settings.name}: the key of its only row is called {_ONE.name}, like a column of the result.",
+            f"view {settings.name}: the key of its only row is called {ONE.name}, like a column of the result.",
             "Give the column another name.",
         )
     return tuple(item.name for item in statement.items if item.name in found)

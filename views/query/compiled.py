@@ -11,13 +11,12 @@ import pyarrow as pa
 from sqlglot import exp
 
 from cdc.errors import ConfigError
-from cdc.expressions.column_types import columns_of
 from cdc.expressions.expression import Expression
 from cdc.expressions.program import Program, compile_program
 from cdc.expressions.values import arrow_type
 from cdc.model import TableId
 from views.dataflow.aggregate import GROUP, Call, GroupedRows, RunningTotals, Total
-from views.dataflow.graph import Node, Step
+from views.dataflow.graph import Step
 from views.dataflow.join import Join, Side
 from views.dataflow.typed import Computed, Keyed, Typed
 from views.query.aggregates import Aggregate, aggregate_of, reduced, sum_digits

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Check the source, the log's server, and the Spark cluster if there is one; show what to run if one is not ready.
 
-    Checks settings, privileges, replica identities, publication and slot; that Kafka or the log's bucket answers; on a
-    cluster also authentication and what executors see. Changes nothing. Exit code 0 if no check fails; warnings do not
-    count.
+    Checks settings, privileges, replica identities, publication and slot; that the shapes of sinks fit their tables;
+    that Kafka or the log's bucket answers; on a cluster also authentication and what executors see. Changes nothing.
+    Exit code 0 if no check fails; warnings do not count.
 
     Example: millrace doctor --json
     """
@@ -24,7 +24,7 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
     from cdc.service.daemon.process import settings_from
 
     settings = settings_from(config)
-    findings = [*examine(settings.source), *_of_log(settings), *_of_cluster(settings)]
+    findings = [*examine(settings.source), *_of_shapes(settings), *_of_log(settings), *_of_cluster(settings)]
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
@@ -36,6 +36,26 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
                 OUT.print(f"{finding.verdict}: {finding.object}: {finding.remedy}", markup=False, soft_wrap=True)
     if failed:
         sys.exit(1)
+
+
+def _of_shapes(settings: "Settings") -> "list[Finding]":
+    """Shapes against the source's catalog. A table that cannot be read is a finding of the source already."""
+    shaped = {table for sink in settings.sinks for table in sink.shape}
+    if not shaped:
+        return []
+    from cdc.capture.source.connect import connect
+    from cdc.errors import MillraceError
+    from sinks.shape.check import examine
+    from snapshots.tables.rows import describe, masking_of
+
+    schemas = []
+    try:
+        with connect(settings.source, "millrace doctor") as connection:
+            for table in (table for table in settings.source.tables if table.name in shaped):
+                schemas.append(describe(connection, table, masking_of(settings.source)).layout.schema)
+    except MillraceError:
+        return examine(settings, schemas)
+    return examine(settings, schemas)
 
 
 def _of_log(settings: "Settings") -> "list[Finding]":

@@ -97,6 +97,24 @@ def _check_runnable(settings: Settings, config: Path) -> None:
         raise ConfigError(f"{config}: source.tables is empty; nothing would be captured.", "Name one: - public.orders")
     masking_of(settings.source)  # raises where a hash has no key
     guard(settings.http)
+    _check_shapes(settings)
+
+
+def _check_shapes(settings: Settings) -> None:
+    """Check shapes against the schemas of a log in the state folder, if there is one yet; others need `doctor`."""
+    if not any(sink.shape for sink in settings.sinks):
+        return
+    import cdc.log
+    from cdc.capture.source.doctor import Verdict
+    from sinks.shape.check import examine
+
+    here = (
+        settings.log.kind == "segments" and not getattr(settings.log, "uri", "") and (settings.state / "log").exists()
+    )
+    schemas = cdc.log.open_reader(settings).schemas.newest() if here else ()
+    for finding in examine(settings, schemas):
+        if finding.verdict is Verdict.FAIL:
+            raise ConfigError(finding.message, finding.remedy)
 
 
 @config_app.command("show")

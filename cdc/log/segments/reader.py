@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc.errors import LogCorrupt
+from cdc.errors import ChangesRemoved, LogCorrupt
 from cdc.log.segments import segment_file
 from cdc.log.segments.bucket.storage import BucketStorage
 from cdc.log.segments.consumers import ConsumerPosition, Consumers
@@ -152,7 +152,16 @@ class SegmentReader(SparkReader):
 
         return read_share(self, share)
 
-    def _source(self) -> "LogSource":
+    def reached(self, offset: Offset) -> Lsn:
+        """The end of the entry with this sequence number."""
+        view, position = self.view(), sequence_of(offset)
+        if position <= view.chain.before:
+            return self.removed()
+        segment = next(iter(after_sequence(view.chain.kept, position - 1)))
+        return next(cut.end for cut in cuts_of(view, segment) if cut.sequence >= position)
+
+    def source(self) -> "LogSource":
+        """The segments as a Spark source."""
         from cdc.log.spark.segments import source
 
         return source(self.storage.location)
@@ -167,7 +176,7 @@ def storage_at(location: LogLocation) -> LogStorage:
 def require_kept(view: View, position: int) -> None:
     """Raise if retention removed changes after this position: reading on would skip them silently."""
     if position < view.chain.before:
-        raise LogCorrupt(
+        raise ChangesRemoved(
             f"Retention removed the changes after offset {position}; the oldest offset is {view.chain.before}.",
             "Take a new snapshot for this reader, and register it before it reads.",
         )

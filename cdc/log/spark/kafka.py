@@ -22,7 +22,8 @@ from cdc.log.batch_size import BatchSize
 from cdc.log.debezium.decode import DebeziumDecoder
 from cdc.log.debezium.log import DebeziumReader, DebeziumSettings
 from cdc.log.kafka.client import Cluster
-from cdc.log.kafka.position import KafkaPosition
+from cdc.log.kafka.envelope.encode import topic_of
+from cdc.log.kafka.position import KafkaPosition, topics_of
 from cdc.log.kafka.read.ranges import (
     OffsetRange,
     RangeReader,
@@ -30,6 +31,8 @@ from cdc.log.kafka.read.ranges import (
     decode_envelopes,
     messages_between,
     ranges_between,
+    read_share,
+    require_kept,
     share_of,
 )
 from cdc.log.kafka.read.reader import KafkaReader
@@ -111,9 +114,18 @@ class _TaskPlanner:
         check_topics(_cluster(*self._connection), after, until)
         if self._output_format.planned:
             return self._plan_shares(after, until)
-        shares = distribute(ranges_between(after, until), self._output_format.tasks)
+        ranges = self._selected(ranges_between(after, until))
+        if not self._output_format.packed:  # the driver says it better than a task
+            require_kept(_cluster(*self._connection), ranges, topics_of(until))
+        shares = distribute(ranges, self._output_format.tasks)
         last = len(shares) - 1
         return [_Task(share, after, until, at == last, len(shares)) for at, share in enumerate(shares)]
+
+    def _selected(self, ranges: Sequence[OffsetRange]) -> Sequence[OffsetRange]:
+        """Those of the selected tables' topics; of all tables if none is selected."""
+        prefix = _settings_of(*self._connection).prefix
+        topics = {topic_of(prefix, table) for table in self._output_format.selection.tables}
+        return [item for item in ranges if not topics or item.topic in topics]
 
     def _plan_shares(self, after: KafkaPosition, until: KafkaPosition) -> Sequence[InputPartition]:
         ranges = ranges_between(after, until)
@@ -133,10 +145,16 @@ class _TaskPlanner:
         if not isinstance(partition, _Task):
             raise TypeError("the partition belongs to another source")
         until = partition.until
-        rows = (part.rows for part in _ranges(*self._connection).read(partition.share))
+        rows = self._changes(partition.share)
         marker = [progress_row(until.end, until.end, until.newest, until.offset())] if partition.last else []
         parts = chain(rows, marker)
         yield from self._output_format.output(parts, partition.after.offset(), until.offset(), partition.tasks)
+
+    def _changes(self, share: Sequence[OffsetRange]) -> Iterator[pa.Table]:
+        """What will be packed is limited by its bytes, everything else is read some messages at a time."""
+        if self._output_format.packed:
+            return (part.rows for part in _ranges(*self._connection).read(share))
+        return read_share(_ranges(*self._connection), share_of(share))
 
 
 class KafkaBatch(_TaskPlanner, DataSourceReader):
@@ -162,6 +180,10 @@ class KafkaStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailable
         self._size = size
         self._after = after
         self._target: KafkaPosition | None = None
+
+    def position(self, offset: SparkOffset) -> Offset:
+        """The log's own offset."""
+        return Offset(offset["place"])
 
     def initialOffset(self) -> SparkOffset:  # noqa: N802 -- Spark's name
         """Where a query without a checkpoint begins."""

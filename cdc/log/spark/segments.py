@@ -33,8 +33,8 @@ from cdc.ports import Offset
 
 _FORMAT = "millrace_segments"
 _BATCH_BYTES = 12 << 20
-"""Bytes on disk of one micro-batch, or of one share on a cluster. JSON images take five to ten times that in memory,
-and a batch too large to pack is read twice."""
+"""Bytes on disk of one packed micro-batch, or of one task's part of another. JSON images take five to ten times that in
+memory, and a batch too large to pack is read twice."""
 _TASK_CHANGES = 250_000
 """Changes of one share on a cluster, at most: small rows are limited by their number, not by _BATCH_BYTES."""
 _ANSWER_SECONDS = 0.2
@@ -165,6 +165,10 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
         self._size = size
         self._target: int | None = None
 
+    def position(self, offset: dict[str, int]) -> Offset:
+        """The log's own offset."""
+        return offset_of(offset["sequence"])
+
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
         """Where a query without a checkpoint begins."""
         return {"sequence": self._after}
@@ -190,7 +194,7 @@ class SegmentStream(_TaskPlanner, DataSourceStreamReader, SupportsTriggerAvailab
         if isinstance(limit, ReadAllAvailable):
             reached = view.chain.head
         else:
-            size = _BATCH_BYTES * (self._output_format.tasks if self._output_format.planned else 1)
+            size = _BATCH_BYTES * (1 if self._output_format.packed else self._output_format.tasks)
             reached = splits.advance(view, begin, self._size.changes, size)
         self._size.begun(full=reached < view.chain.head)
         return {"sequence": reached if self._target is None else max(min(reached, self._target), begin)}

@@ -16,6 +16,7 @@ from sinks.context import SinkContext
 from sinks.delta.fresh import Fresh, fresh_view
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_sink
+from sinks.shape.sink import ShapedSink
 
 
 def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
@@ -31,7 +32,8 @@ def fresh(pipeline: Settings | Path | str, table: str, sink: str = "") -> Fresh:
             f"Table {name} is not in the sink {chosen.name}.", "Choose another sink, or add the table to its `tables`."
         )
     with closing(open_sink(chosen, SinkContext(settings.state))) as opened:
-        return fresh_view(opened, open_log(settings), name, consumer_name(chosen.name, name))
+        shape = ShapedSink(opened, chosen) if chosen.shape else None
+        return fresh_view(opened, open_log(settings), name, consumer_name(chosen.name, name), shape)
 
 
 def _delta_sink(settings: Settings, name: str) -> DeltaSettings:

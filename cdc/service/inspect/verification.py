@@ -9,6 +9,7 @@ from typing import Any
 from cdc.config.settings import Settings, SinkSettings, TableSettings
 from cdc.errors import ConfigError
 from cdc.model import TableId
+from cdc.service.inspect.verified_views import VerifiedViews
 from cdc.service.observe.positions import Positions
 from sinks import registry
 from sinks.context import SinkContext
@@ -21,14 +22,18 @@ Show = Callable[[dict[str, Any]], None]
 def differences(
     settings: Settings, sinks: Sequence[str], tables: Sequence[str], timeout: float, show: Show = lambda facts: None
 ) -> Iterator[Differences]:
-    """The result for every captured table of every chosen sink, one after the other; views are left out."""
-    positions = Positions(settings)
+    """The result for every table and view of every chosen sink, one after the other."""
+    positions, views = Positions(settings), VerifiedViews(settings)
     for chosen in chosen_sinks(settings, sinks):
         with closing(registry.open_sink(chosen, SinkContext(settings.state))) as store:
             for captured in _tables(settings, chosen, tables):
                 wait = partial(positions.wait_for, chosen.name, captured.name, timeout)
                 report = _TableProgress(chosen.name, captured.name, show).report
                 yield verify_table(settings.source, captured, store, wait, report=report)
+            for view in views.of_sink(chosen, tables):
+                wait = partial(positions.wait_for, chosen.name, view.table, timeout)
+                show({"table": str(view.table), "state": f"compared with {chosen.name}", "rows": 0})
+                yield views.verify(view, store, wait)
 
 
 class _TableProgress:
@@ -65,12 +70,7 @@ def _tables(settings: Settings, sink: SinkSettings, asked: Sequence[str]) -> lis
     known = {table.name: table for table in settings.source.tables}
     views = {view.table for view in settings.views}
     for name in map(parsed_table, asked):
-        if name in views:
-            raise ConfigError(
-                f"{name} is a view: verify compares the stores with Postgres, which does not have its rows.",
-                "Leave it out.",
-            )
-        if name not in known:
+        if name not in known and name not in views:
             raise ConfigError(f"Table {name} is not captured.", f"Tables: {', '.join(map(str, known))}.")
     wanted = set(map(parsed_table, asked)) or set(known)
     return [table for name, table in known.items() if name in wanted and (not sink.tables or name in sink.tables)]

@@ -17,7 +17,7 @@ def typed(columns: Mapping[Column, pa.DataType], images: AnyArray) -> Typed:
     """Read JSON objects as columns of these types; `misfits` has the reason of each row that must not be written."""
     read = json_objects.typed({one.name: (type_, form(one, type_)) for one, type_ in columns.items()}, images)
     types = {one.name: type_ for one, type_ in columns.items()}
-    return Typed(read.columns, {row: _reason(name, types) for row, name in read.misfits.items()})
+    return Typed(read.columns, {row: _reason(name, types) for row, name in read.misfits.items()}, read.absent)
 
 
 def _reason(name: str, types: Mapping[str, pa.DataType]) -> str:

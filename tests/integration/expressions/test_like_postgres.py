@@ -130,6 +130,8 @@ def test_an_expression_has_postgres_value_in_the_bytes_of_capture(connection: Co
             wrong.append((expression, program.types["value"], [], list(found.failed.values())))
             continue
         cells = json_cells(found.rows["value"], program.types["value"]).fill_null("null").to_pylist()
+        at_once: Any = program.run_each(rows, as_json=True).rows["value"]
+        assert at_once.fill_null("null").to_pylist() == cells
         expected = _in_postgres(connection, expression)
         if program.types["value"].startswith("DECIMAL"):  # of the type's decimals; Postgres may have fewer
             cells, expected = (

@@ -13,7 +13,8 @@ from dataclasses import astuple, replace
 import pyarrow as pa
 from confluent_kafka import Consumer
 
-from cdc.errors import LogCorrupt, LogError, LogLost
+from cdc.errors import ChangesRemoved, LogCorrupt, LogError, LogLost
+from cdc.log.kafka.admin import Topic
 from cdc.log.kafka.client import CALL_SECONDS, Cluster, translate_error, translating_errors, watermarks
 from cdc.log.kafka.envelope.decode import Decoded, decode
 from cdc.log.kafka.position import KafkaPosition, TopicExtent
@@ -77,6 +78,23 @@ def check_topics(cluster: Cluster, after: KafkaPosition, until: KafkaPosition) -
     for position in (after, until):
         for name, extent in position.topics.items():
             require_unchanged(name, extent, found.get(name))
+
+
+def require_kept(cluster: Cluster, ranges: Sequence[OffsetRange], topics: Iterable[Topic]) -> None:
+    """Raise ChangesRemoved if the brokers no longer have a part of these ranges. One request; a read finds out too."""
+    named = {item.topic for item in ranges}
+    starts = cluster.admin.starts([topic for topic in topics if topic.name in named])
+    for item in ranges:
+        _require_kept(item, starts[item.address])
+
+
+def _require_kept(item: OffsetRange, low: int) -> None:
+    if item.start is not None and item.start < low:
+        raise ChangesRemoved(
+            f"Retention removed offsets {item.start} to {low - 1} of {item.topic}-{item.partition} before they were"
+            " read.",
+            "Start the reader again from a snapshot (millrace resync), and raise log.retention_hours.",
+        )
 
 
 def decode_envelopes(records: Sequence[Record]) -> Decoded:
@@ -207,11 +225,7 @@ def _raise_if_lost(item: OffsetRange, consumer: Consumer) -> None:
     """Raise LogCorrupt if the broker no longer has a part of the range."""
     name = f"{item.topic}-{item.partition}"
     low, high = watermarks(consumer, item.topic, item.partition)
-    if item.start is not None and item.start < low:
-        raise LogCorrupt(
-            f"Retention removed offsets {item.start} to {low - 1} of {name} before they were read.",
-            "Start the reader again from a snapshot (millrace resync), and raise log.retention_hours.",
-        )
+    _require_kept(item, low)
     if item.end > high:
         raise LogCorrupt(
             f"{name} ends at offset {high}, but the log's position says {item.end}: messages are lost.",

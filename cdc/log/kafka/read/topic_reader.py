@@ -40,7 +40,12 @@ class TopicReader(SparkReader):
         position = self.newest()
         return position.offset(), position.end
 
-    def _source(self) -> "LogSource":
+    def reached(self, offset: Offset) -> Lsn:
+        """The LSN of the position."""
+        return KafkaPosition.of(offset).end
+
+    def source(self) -> "LogSource":
+        """The topics as a Spark source."""
         from cdc.log.spark.kafka import source
 
         return source(self._cluster.settings)

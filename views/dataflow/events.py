@@ -1,0 +1,134 @@
+"""Changes of one captured table as events in time: every change by itself, with its event time and the clock before it.
+
+Unlike `TableChanges`, nothing is netted within a batch: whether a change is late depends on its own place in the log.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.arrays import AnyArray, Ints
+from cdc.model import TICKS_TABLE, TableId
+from views.dataflow.changes import Chains, TableChanges, legs
+from views.dataflow.delta import ID, delta_schema
+from views.state.table import StateTable
+from views.time.clock import NEVER, readings
+
+TIME, SEEN, NOW = "_time", "_seen", "_now"
+"""Microseconds: the event time of the row, the clock when the row came, the clock at the change."""
+_OWN = [pa.field(TIME, pa.int64()), pa.field(SEEN, pa.int64()), pa.field(NOW, pa.int64())]
+_CLOCK = pa.schema([pa.field("greatest", pa.int64()), pa.field("newest", pa.int64())])
+_ONE = pa.array(["clock"])
+
+
+class Events(TableChanges):
+    """The changes of a table with their times. Rows without an event time are left out, and counted."""
+
+    def __init__(
+        self, table: TableId, columns: Sequence[str], time: Callable[[pa.Table], AnyArray] | None, idle: int
+    ) -> None:
+        """`time` computes event times (microseconds) from rows of cells; None: the time of the commit."""
+        fields = [(ID, pa.string()), *((name, pa.string()) for name in columns), (TIME, pa.int64()), (SEEN, pa.int64())]
+        super().__init__(table, columns, StateTable(pa.schema(fields)))
+        self.clock = StateTable(_CLOCK)
+        self.exact_from = 2**63 - 1
+        """Changes below this LSN are the initial snapshot: they are never late, because their order is not that of time."""
+        self.loading = True
+        """Whether the snapshot is still being read: no window closes."""
+        self.greatest = NEVER
+        """The clock after the last batch."""
+        self._time = time
+        self._idle = idle
+        self._newest = NEVER
+        self._legs_schema = delta_schema(pa.schema([*((name, pa.string()) for name in columns), *_OWN]))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables whose rows it reads."""
+        return (str(self.table), TICKS_TABLE)
+
+    @property
+    def states(self) -> dict[str, StateTable]:
+        """The state."""
+        return {"": self.state, " clock": self.clock}
+
+    def step(self, rows: pa.Table) -> pa.Table:
+        """Every change as the row before and the row after it."""
+        self._read_clock()
+        found = [self._legs_schema.empty_table(), *self._event_parts(rows.combine_chunks())]
+        clock = pa.table([pa.array([self.greatest]), pa.array([self._newest])], _CLOCK)
+        self.clock.put(_ONE, _ONE, np.ones(1, np.bool_), clock)
+        return pa.concat_tables(found).combine_chunks()
+
+    def _read_clock(self) -> None:
+        for stored in self.clock.scan():
+            self.greatest, self._newest = stored.column("greatest")[0].as_py(), stored.column("newest")[0].as_py()
+
+    def _event_parts(self, rows: pa.Table) -> list[pa.Table]:
+        """Truncates and removed ranges concern every row before them."""
+        whole = np.flatnonzero(pc.is_in(rows.column("op"), value_set=pa.array(["t", "p"])).to_numpy())
+        found, start = [], 0
+        for place in whole.tolist():
+            found.append(self._timed(rows.slice(start, place - start)))
+            found.append(self._gone(rows.slice(place, 1)))
+            start = place + 1
+        return [*found, self._timed(rows.slice(start))]
+
+    def _gone(self, change: pa.Table) -> pa.Table:
+        rows = self._taken(change.to_pylist()[0])
+        exempt = change.column("commit_lsn")[0].as_py() < self.exact_from
+        now = np.full(rows.num_rows, NEVER if exempt else self.greatest)
+        return self._leg_rows(rows, np.full(rows.num_rows, -1, np.int8), now)
+
+    def _timed(self, rows: pa.Table) -> pa.Table:
+        """The changes between two truncates, with the clock moved along."""
+        tick = pc.equal(rows.column("table"), pa.scalar(TICKS_TABLE)).to_numpy(zero_copy_only=False)
+        mine = rows.filter(pa.array(~tick))
+        chains = self._filled(mine) if mine.num_rows else None
+        times = np.full(rows.num_rows, NEVER, np.int64)
+        places = np.flatnonzero(~tick)
+        committed = rows.column("commit_ts").cast(pa.int64()).to_numpy()
+        if chains is not None:
+            own = self._times(chains.columns, committed[places], chains.change)
+            changed = chains.change >= 0
+            times[places[chains.change[changed]]] = own[changed]
+            times[places[chains.change[changed & ~chains.alive]]] = NEVER
+        times[tick] = committed[tick]
+        lsns = rows.column("commit_lsn").to_numpy()
+        clock = readings(self.greatest, self._newest, lsns, times, committed, tick, self._idle)
+        self.greatest, self._newest = clock.greatest, clock.newest
+        if chains is None:
+            return self._legs_schema.empty_table()
+        exempt = lsns < self.exact_from
+        now = np.where(exempt, NEVER, clock.before)[places]
+        return self._legs_of(chains, own, now)
+
+    def _legs_of(self, chains: Chains, own: Ints, now: Ints) -> pa.Table:
+        changed = np.flatnonzero(chains.change >= 0)
+        seen = chains.columns.column(SEEN).to_numpy().copy()
+        seen[changed] = now[chains.change[changed]]
+        columns = chains.columns.drop_columns([TIME, SEEN])
+        columns = columns.append_column(TIME, pa.array(own)).append_column(SEEN, pa.array(seen))
+        self._keep(chains, columns)
+        place, sign, change = legs(chains)
+        rows = columns.add_column(0, ID, chains.ids).take(pa.array(place))
+        return self._leg_rows(rows, sign, now[change])
+
+    def _leg_rows(self, rows: pa.Table, sign: AnyArray, now: Ints) -> pa.Table:
+        own = [rows.column(ID), pa.array(sign, pa.int8())]
+        columns = [rows.column(name) for name in (*self.columns, TIME, SEEN)]
+        found = pa.table([*own, *columns, pa.array(now, pa.int64())], self._legs_schema)
+        return found.filter(pc.greater(found.column(TIME), pa.scalar(NEVER)))
+
+    def _times(self, columns: pa.Table, committed: Ints, change: Ints) -> Ints:
+        """The event time of each row of the chains; NEVER for a row without one."""
+        own: Ints = columns.column(TIME).to_numpy().copy()
+        mine = change >= 0
+        if self._time is None:
+            own[mine] = committed[change[mine]]
+        else:
+            found = self._time(columns.filter(pa.array(mine)))
+            own[mine] = found.fill_null(NEVER).to_numpy(zero_copy_only=False)
+        return own

@@ -1,0 +1,60 @@
+"""Groups whose windows depend on their rows: sessions, and a window that slides with each event.
+
+A group is computed anew when one of its rows changes: sessions that merge or split are rows of the result that go and
+come, so the former ones are retracted.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from views.dataflow.aggregate import GROUP, RESULT, Call, GroupedRows
+from views.dataflow.delta import ID
+from views.dataflow.events import TIME
+from views.dataflow.windows import END, START, TIMESTAMP
+
+_BOUNDS = [pa.field(START, TIMESTAMP), pa.field(END, TIMESTAMP)]
+
+
+class TimeGroups(GroupedRows):
+    """The rows of a group with their times; START and END are computed with the aggregates."""
+
+    def __init__(self, keys: pa.Schema, calls: Sequence[Call], arguments: pa.Schema, view: str, size: int) -> None:
+        super().__init__(keys, calls, pa.schema([*arguments, (TIME, pa.int64())]), view)
+        self.schema = pa.schema([*keys, *_BOUNDS, *((call.name, call.type) for call in calls)])
+        self.size = size
+
+
+class Sessions(TimeGroups):
+    """One row per session: events of a group of which none is `size` or more after the one before."""
+
+    def reduce_query(self, keys: str, values: str) -> str:
+        """See `GroupedRows`."""
+        order = f"(partition by {GROUP} order by {TIME}, {ID})"
+        begins = f"case when {TIME} - lag({TIME}) over {order} < {self.size} then 0 else 1 end"
+        numbered = f"select *, sum(begins) over {order} as session from (select *, {begins} as begins from given)"
+        return (
+            f"select {GROUP}, {GROUP} || ',' || min({TIME}) as {RESULT}{keys}, make_timestamptz(min({TIME})) as {START},"
+            f" make_timestamptz(max({TIME}) + {self.size}) as {END}{values} from ({numbered}) group by {GROUP}, session"
+        )
+
+
+class Sliding(TimeGroups):
+    """One row per event: the aggregates of the events of its group in the time `size` up to it, itself included.
+
+    The key of an event is among `keys`, and is that of the event, not of those before it.
+    """
+
+    def reduce_query(self, keys: str, values: str) -> str:
+        """See `GroupedRows`."""
+        own = ", ".join(f'b."{name}"' for name in self._keys.names)
+        others = ", ".join(f'a."{name}"' for name in self.rows.columns.names if name not in (*self._keys.names, GROUP))
+        pairs = (
+            f"select b.{GROUP}, {own}, {others}, b.{ID} as event, b.{TIME} as until from given a join given b"
+            f" on a.{GROUP} = b.{GROUP} and a.{TIME} <= b.{TIME} and a.{TIME} > b.{TIME} - {self.size}"
+        )
+        return (
+            f"select any_value({GROUP}) as {GROUP}, event as {RESULT}{keys},"
+            f" make_timestamptz(any_value(until) - {self.size}) as {START},"
+            f" make_timestamptz(any_value(until)) as {END}{values} from ({pairs}) group by event"
+        )
