@@ -16,15 +16,15 @@ from views.plan import Plan
 
 
 class VerifiedViews:
-    """Views that can be computed from the tables alone. Windows cannot: what was late depends on the order in which rows
-    came, which only the log has."""
+    """Views that can be computed from the tables alone. Windows cannot: what was late depends on the order in which
+    rows came, which only the log has."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def of_sink(self, sink: SinkSettings, asked: Sequence[str]) -> Iterator[ViewSettings]:
-        """The views of a sink that were asked for; all but dropped ones if none was named. Raises ConfigError for one that was named and
-        cannot be compared."""
+        """The views of a sink that were asked for; all but dropped ones if none was named. Raises ConfigError for one
+        that was named and cannot be compared."""
         for view in self._settings.views:
             if view.table not in self._settings.tables_of(sink) or (asked and str(view.table) not in asked):
                 continue
