@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-scale clean
+.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-shaping bench-scale bench-view-state bench-views clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -76,8 +76,17 @@ bench-verify: .venv/ready ## Comparing source and stores: rows a second, CPU a r
 bench-row-path: .venv/ready ## The path of a row, step by step: CPU per change (CHANGES, RUNS, OUT)
 	@$(BIN)/python -m bench.row_path
 
+bench-shaping: .venv/ready ## Shaping: CPU per row by the size of a batch (SIZES, RUNS, OUT)
+	@$(BIN)/python -m bench.shaping
+
 bench-scale: .venv/ready ## A cluster: CPU of driver and executors, slow stores, idle tables, local[2] (PARTS, CHANGES, BEFORE, RUNS)
 	@$(BIN)/python -m bench.scale.run
+
+bench-view-state: .venv/ready ## Where the state of views could live: Spark's operators, transformWithState, ours (KEYS, EVENTS, BATCHES, RUNS, CONTENDERS, PARTS)
+	@$(BIN)/python -m bench.views.state.run
+
+bench-views: .venv/ready ## Views: wrong totals, throughput, CPU, latency, beside peers (KINDS, CONTENDERS, PARTS, TRANSACTIONS, SCALE, CHANGES, SECONDS, RATE)
+	@$(BIN)/python -m bench.views.run
 
 clean: ## Stop the local servers and remove their data
 	@if [ -x $(BIN)/millrace ]; then $(BIN)/millrace local down; fi

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from cdc.model import LOG_SCHEMA, TableId
 from cdc.ports import LogReader, Offset
-from views.dataflow.delta import ID, delta_schema, net
-from views.dataflow.output import OUTPUT, ROW, Moment, Output, changes
+from views.dataflow.delta import ID, net, signed
+from views.dataflow.output import ROW, Moment, Output, changes
 from views.state import checkpoint
 from views.state.table import StateTable
 
@@ -24,8 +24,7 @@ def whole_content(output: Output, moment: Moment) -> Iterator[pa.Table]:
 
 def replacement(output: Output, former: pa.Table, moment: Moment) -> pa.Table:
     """The changes that turn a former content (ID and ROW) into that of `output`."""
-    signs = pa.array(np.full(former.num_rows, -1, np.int8))
-    gone = pa.table([former.column(ID), signs, former.column(ROW)], delta_schema(OUTPUT))
+    gone = signed(former.select([ID, ROW]), np.full(former.num_rows, -1, np.int8))
     return changes(output.view, net(pa.concat_tables([gone, *output.content()]).combine_chunks()), moment)
 
 
@@ -39,7 +38,7 @@ def former_content(folder: Path, definition: str, view: TableId, log: LogReader)
     for piece in log.read(after):
         _replay(piece.rows.filter(pc.equal(piece.rows.column("table"), pa.scalar(str(view)))), stored.rows)
     found = [rows.select([ID, ROW]) for rows in stored.rows.scan()]
-    return pa.concat_tables([pa.schema([(ID, pa.string()), (ROW, pa.string())]).empty_table(), *found])
+    return pa.concat_tables([stored.rows.columns.empty_table(), *found])
 
 
 def _replay(rows: pa.Table, table: StateTable) -> None:
@@ -49,5 +48,5 @@ def _replay(rows: pa.Table, table: StateTable) -> None:
         table.clear()
     rows = rows.slice(start)
     live = pc.not_equal(rows.column("op"), pa.scalar("d")).to_numpy()
-    columns = pa.table([rows.column("key"), rows.column("after")], table.columns)
-    table.put(rows.column("key"), rows.column("key"), live, columns)
+    images = rows.select(["key", "after"]).rename_columns([ID, ROW])
+    table.put(rows.column("key"), rows.column("key"), live, images)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from cdc.model import Column
-from views.plan import Plan
+from views.plan import ViewPlan
 
 
-def describe(plan: Plan) -> Iterator[str]:
+def describe(plan: ViewPlan) -> Iterator[str]:
     """What the view reads and what its rows are, line by line."""
     for table, columns in sorted(plan.columns.items()):
         yield f"reads {table}: {', '.join(columns)}"

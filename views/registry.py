@@ -1,7 +1,7 @@
 """The kinds of view, each named as its module: `views/kinds/<kind>.py` defines
 
     SETTINGS: type[ViewSettings]                     with `kind: Literal["<kind>"] = "<kind>"`
-    def plan(settings: ..., schemas: ...) -> Plan    raises ConfigError, which names the view and the place
+    def plan(settings: ..., schemas: ...) -> ViewPlan    raises ConfigError, which names the view and the place
 
 No kind is listed here: a new module is enough.
 """
@@ -15,13 +15,13 @@ from cdc.discovery import Kinds, modules_that_define
 from cdc.errors import ConfigError
 from views import kinds
 from views.catalog import Catalog
-from views.plan import Plan
+from views.plan import ViewPlan
 
 
 class ViewModule(Protocol):
     """What the module of a kind defines."""
 
-    def plan(self, settings: ViewSettings, catalog: Catalog) -> Plan:
+    def plan(self, settings: ViewSettings, catalog: Catalog) -> ViewPlan:
         """The plan of a view. Raises ConfigError, which names the view and the place."""
 
 
@@ -30,7 +30,7 @@ def settings_kinds() -> Mapping[str, type[ViewSettings]]:
     return Kinds(_modules(), lambda module: cast("type[ViewSettings]", module.SETTINGS))
 
 
-def plan_of(settings: ViewSettings, catalog: Catalog) -> Plan:
+def plan_of(settings: ViewSettings, catalog: Catalog) -> ViewPlan:
     """The plan of a view of any kind, checked against the captured tables."""
     modules = _modules()
     if settings.kind not in modules:

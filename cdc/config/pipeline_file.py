@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -173,11 +173,14 @@ def _wrong(kind: str, message: str) -> str:
 
 def _keys_at(model: type[Section], path: list[str]) -> list[str]:
     here: type[Section] | None = model
-    for part in path:
+    parts = iter(path)
+    for part in parts:
         if part.isdigit():
             continue
         field = here.model_fields.get(part) if here else None
         here = next(_models(field.annotation), None) if field else None
+        if field and get_origin(field.annotation) is dict:
+            next(parts, None)  # the key of the entry: a table
     return list(here.model_fields) if here else []
 
 

@@ -67,7 +67,7 @@ class Statements:
                 statement = self._statement(relation, f"SELECT {select} FROM {relation}{tail}")  # noqa: S608
                 result: pa.Table = self._connection.execute(f"EXECUTE {statement}").to_arrow_table()  # type: ignore[assignment]
             finally:
-                given.table = rows.slice(0, 0)
+                given.table = rows.schema.empty_table()
         return result
 
     def _relation(self, rows: pa.Table) -> tuple[str, _Given]:
@@ -99,6 +99,7 @@ def _opened() -> duckdb.DuckDBPyConnection:
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "python_enable_replacements": False,
+            "temp_directory": "",
         },
     )
     database.execute("set preserve_insertion_order = true")

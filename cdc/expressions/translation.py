@@ -4,6 +4,7 @@ The types of parts are DuckDB's own answers, so the decisions below rest on what
 opinion about it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -48,6 +49,7 @@ _EXTRACTED = {
 }
 _SIDES = ("this", "expression")
 _READ_FROM_TEXT = ("UUID", "JSON", "TIME")
+_OTHER_ESCAPES = re.compile(r"\\[bBmMyYZ]")
 _DIGITS = {"TINYINT": 5, "SMALLINT": 5, "INTEGER": 10, "BIGINT": 19}
 _CASTS = {
     "SMALLINT": "SMALLINT",
@@ -62,13 +64,10 @@ _CASTS = {
     "TIMESTAMP": "TIMESTAMP",
     "TIMESTAMPTZ": "TIMESTAMPTZ",
     "UUID": "UUID",
-    "JSON": "JSON",
-    "JSONB": "JSON",
-    "INTERVAL": "INTERVAL",
 }
 _CAST_NAMES = (
     "smallint, int, bigint, real, double precision, numeric(p,s), boolean, text, varchar(n), date, timestamp, \
-timestamptz, uuid, json"
+timestamptz, uuid"
 )
 
 
@@ -121,7 +120,11 @@ def translate(expression: Expression, inputs: Inputs) -> Translated:
     root = exp.Paren(this=expression.tree.copy())
     for node in reversed(list(root.walk())):  # parts before the whole
         work.replace(node)
-    return Translated(root.sql("duckdb"), work.type_of(root))
+    type_ = work.type_of(root)
+    if type_.startswith("JSON"):
+        message = "a part of a JSON value is written in another way by Postgres."
+        raise expression.error(message, "Take a text out of it: payload ->> 'name'", expression.tree)
+    return Translated(root.sql("duckdb"), type_)
 
 
 def _known(expression: Expression, column: exp.Expr, inputs: Inputs) -> str:
@@ -339,6 +342,47 @@ class _Translation:
                 )
         return node
 
+    def like(self, node: exp.Expr) -> exp.Expr:
+        """A backslash escapes, unless ESCAPE says another."""
+        if isinstance(node.parent, exp.Escape):
+            return node
+        return exp.Escape(this=node.copy(), expression=exp.Literal.string("\\"))
+
+    def pattern(self, node: exp.Expr) -> exp.Expr:
+        """A point matches a line break too. Refused is what DuckDB's regular expressions lack or read otherwise."""
+        pattern = node.args["expression"]
+        written = isinstance(pattern, exp.Literal) and pattern.is_string
+        if not written or _OTHER_ESCAPES.search(pattern.name):
+            message = "the pattern must be written here, and without \\b and \\B, which mean other things."
+            raise self._expression.error(message, "For instance: name ~ '^[a-z]+$'", node)
+        options = "is" if isinstance(node, exp.RegexpILike) else "s"
+        matches = f"regexp_matches({{}}, {pattern.sql('duckdb')}, '{options}')"
+        try:
+            self._connection.execute(f"SELECT {matches.format(repr(''))}").fetchall()
+        except duckdb.Error as error:
+            raise self._expression.error(f"the pattern: {_reason(error)}.", "Write it otherwise.", node) from None
+        return _raw(matches.replace("{}", node.args["this"].sql("duckdb"), 1))
+
+    def substring(self, node: exp.Expr) -> exp.Expr:
+        """Places before the first count, in Postgres, and are empty; in DuckDB they are counted from the end."""
+        text, length = node.args["this"].sql("duckdb"), node.args.get("length")
+        start = node.args["start"].sql("duckdb")
+        self._require(node, node.args["this"], ("VARCHAR",))
+        if length is None:
+            return _raw(f"substring({text}, greatest({start}, 1))")
+        if _written_number(length) is None:
+            raise self._expression.error("the length must be written as a number.", "For instance: 3", node)
+        here = f"greatest({start}, 1)"
+        return _raw(f"substring({text}, {here}, greatest({start} + {length.sql('duckdb')} - {here}, 0))")
+
+    def part(self, node: exp.Expr) -> exp.Expr:
+        """split_part: an empty separator and the part 0 mean other things in DuckDB."""
+        separator, number = node.args["delimiter"], _written_number(node.args["part_index"])
+        if not (isinstance(separator, exp.Literal) and separator.name) or not number:
+            message = "split_part needs a separator and the number of a part, both written here."
+            raise self._expression.error(message, "For instance: split_part(email, '@', 2)", node)
+        return node
+
     def whole(self, node: exp.Expr) -> exp.Expr:
         """Lengths and places are integers in Postgres, and bigint in DuckDB."""
         self._require(node, node.args["this"], ("VARCHAR",))
@@ -383,6 +427,16 @@ class _Translation:
             raise self._expression.error(message, "Cast the value.", node)
 
 
+def _written_number(node: exp.Expr) -> int | None:
+    """The value of a translated integer literal, None for anything else."""
+    if isinstance(node, exp.Neg):
+        inner = _written_number(node.this)
+        return None if inner is None else -inner
+    literal = node.this if isinstance(node, exp.Cast) else node
+    is_number = isinstance(literal, exp.Literal) and not literal.is_string and literal.name.isdigit()
+    return int(literal.name) if is_number else None
+
+
 def _decimal_size(type_: str) -> tuple[int, int] | None:
     """Digits and decimals of an exact number; None for other types."""
     if type_ in _DIGITS:
@@ -410,13 +464,19 @@ _RULES: Mapping[type[exp.Expr], Callable[[_Translation, exp.Expr], exp.Expr]] = 
     exp.Extract: _Translation.extracted,
     exp.JSONExtract: _Translation.path,
     exp.JSONExtractScalar: _Translation.path,
+    exp.ILike: _Translation.like,
     exp.Length: _Translation.whole,
+    exp.Like: _Translation.like,
     exp.Literal: _Translation.literal,
     exp.Mul: _Translation.product,
+    exp.RegexpILike: _Translation.pattern,
+    exp.RegexpLike: _Translation.pattern,
     exp.Round: _Translation.rounded,
+    exp.SplitPart: _Translation.part,
     exp.StrPosition: _Translation.whole,
     exp.Add: _Translation.sum_or_difference,
     exp.Sub: _Translation.sum_or_difference,
+    exp.Substring: _Translation.substring,
     exp.TimestampTrunc: _Translation.truncated_time,
 }
 

@@ -206,9 +206,13 @@ class Indexes:
         self.client.json("POST", path_of(name, "_delete_by_query"), query, refresh="true", conflicts="proceed")
         self.wait(_FORGOTTEN)
         self.client.text("POST", path_of(name, "_refresh"))
-        self.client.json("PUT", path_of(name, "_settings"), {"index": {"gc_deletes": None}})
+        self.client.json("PUT", path_of(name, "_settings"), {"index": {"gc_deletes": self._configured("gc_deletes")}})
         found = self._read(alias, name, schema.table)
         self.record_truncate(replace(found, schema_id=0), 0)
+
+    def _configured(self, name: str) -> object:
+        """A setting of indexes, None for OpenSearch's default."""
+        return self.settings.index.get(name, self.settings.index.get(f"index.{name}"))
 
     def of_table(self, table: TableId) -> dict[str, Any]:
         """The query that finds the documents of a table."""

@@ -133,7 +133,8 @@ def _check_names(shape: TableShape, schema: TableSchema, place: str, known: list
                     f"{place}, {part}: column {column.name} is part of the key, which identifies the row in the store.",
                     "A key column can only be renamed.",
                 )
-    if schema.keyed_by_row and (shape.compute or shape.drop or shape.cast or shape.mask):
+    foreign = not (schema.oid or schema.identity != "d")  # a log of another program does not say what the key is
+    if schema.keyed_by_row and not foreign and (shape.compute or shape.drop or shape.cast or shape.mask):
         raise ConfigError(
             f"{place}: the whole row is the key of {schema.table}, so its columns can only be renamed.",
             "Give the table a primary key.",

@@ -180,7 +180,8 @@ def _marker(folder: Path, write: bool) -> Iterator[Marker]:
 
 def _sights(session: "SparkSession", settings: Settings, markers: Sequence[Marker]) -> list[Sight]:
     """One of each executor that took part. As many tasks as there are cores, so that each gets some."""
-    modules = sorted({"pyarrow", "cdc.log", *(registry.module_of(sink.kind) for sink in settings.sinks)})
+    shapes = {"sinks.shape.sink"} if any(sink.shape for sink in settings.sinks) else set()
+    modules = sorted({"pyarrow", "cdc.log", *shapes, *(registry.module_of(sink.kind) for sink in settings.sinks)})
     context = session.sparkContext
     tasks = context.parallelize(range(max(2, context.defaultParallelism)), max(2, context.defaultParallelism))
     sights: list[Sight] = tasks.mapPartitions(lambda _: look(markers, modules)).collect()

@@ -1,7 +1,7 @@
 """Verifies that a store holds a view, by computing the whole view again from the source's tables.
 
-All tables are read in one snapshot, and the view is computed from them at once, by other code than that which keeps it up
-to date. As with tables, a difference counts only if it was found several times in a row, and the view's row of the key
+All tables are read in one snapshot, and the view is computed from them at once, by other code than that which keeps it
+up to date. As with tables, a difference counts only if it was found several times in a row, and the row of that key
 was the same before and after: it may only not have arrived yet.
 """
 
@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pyarrow as pa
 
+from cdc.arrays import AnyArray
 from cdc.capture.source.connect import connect, explained
 from cdc.config.settings import SourceSettings, TableSettings
 from cdc.json_text.columns import members
@@ -111,7 +112,7 @@ def _cells(connection: Connection, table: TableSettings, source: SourceSettings,
 
 def _cut(images: pa.Table, names: Sequence[str]) -> pa.Table:
     raw = members(images.column("after").combine_chunks())
-    found = {KEY: images.column("key").cast(pa.string())}
+    found: dict[str, AnyArray] = {KEY: images.column("key").cast(pa.string())}
     for name in names:
         found[name] = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(images.num_rows, pa.string())
     return pa.table(found)

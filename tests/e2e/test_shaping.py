@@ -63,9 +63,9 @@ def state_of(pipeline: Pipeline, sink: str) -> dict[str, Any]:
 def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_only(
     shaped: Pipeline, redis_url: str, run_program: RunProgram
 ) -> None:
-    def millrace(*words: str) -> Program:
+    def millrace(*words: str, code: int = 0) -> Program:
         program = run_program("-m", "cdc.cli.main", *words, "--config", str(shaped.config))
-        assert program.wait(120) == 0, program.said()
+        assert program.wait(120) == code, program.said()
         return program
 
     daemon = shaped.start()
@@ -115,6 +115,8 @@ def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_
     wait_until(lambda: all("public.sales" in str(state_of(shaped, name)) for name in sinks), 120)
     wait_until(lambda: "unknown column 'quantity'" in str(state_of(shaped, "redis")), 60)
     wait_until(lambda: json.loads(store.get("public.refunds:1") or "{}").get("price") == 9, 60)
+    assert "unknown column 'quantity'" in millrace("doctor", "--json", code=1).said()
+    assert "unknown column 'quantity'" in millrace("validate", code=2).said().replace("\n", " ")
     facts = yaml.safe_load(shaped.config.read_text())
     for sink in facts["sinks"]:
         orders = sink["shape"]["public.sales"]
@@ -124,6 +126,16 @@ def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_
     shaped.reopen()
     millrace("validate")
     millrace("reload")
+    shaped.settle()
+    assert_equal(shaped)
+
+    for sink in facts["sinks"]:
+        sink["shape"]["public.sales"]["where"] = "status <> 'draft' and pieces > 20"
+    shaped.config.write_text(yaml.safe_dump(facts))
+    shaped.reopen()
+    millrace("reload")
+    millrace("backfill", "public.sales")
+    wait_until(lambda: store.get("sold:8") is None, 120)
     shaped.settle()
     assert_equal(shaped)
     assert daemon.terminate(60) == 0

@@ -123,3 +123,13 @@ def test_settings_cannot_be_changed_by_accident(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         settings.source.host = "other"  # type: ignore[misc]
     assert Secret("") == settings.source.password
+
+
+def test_an_unknown_key_of_a_shape_is_named_with_a_similar_one(tmp_path: Path) -> None:
+    said = refused(tmp_path, "sinks: [{kind: cards, shape: {public.orders: {wher: status}}}]")
+    assert "sinks[0].shape.public.orders.wher is not a known setting; did you mean 'where'?" in said
+
+
+def test_a_wrong_expression_of_a_shape_is_named_with_its_place(tmp_path: Path) -> None:
+    said = refused(tmp_path, "sinks: [{kind: cards, shape: {public.orders: {compute: {at: now()}}}}]")
+    assert "shape.public.orders: compute.at, line 1, column 1: now does not give the same value" in said

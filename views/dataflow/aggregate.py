@@ -1,13 +1,14 @@
 """Groups of rows, each reduced to one row, kept right as rows come and go.
 
-`RunningTotals` keeps counts and sums: a change costs the same however many rows its group has. `GroupedRows` keeps the rows
-themselves and computes a group anew when it changes, for what cannot be taken back (a minimum, a percentile): a change
-costs as much as its group has rows.
+`RunningTotals` keeps counts and sums: a change costs the same however many rows its group has. `GroupedRows` keeps the
+rows themselves and computes a group anew when it changes, for what cannot be taken back (a minimum, a percentile): a
+change costs as much as its group has rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from cdc.arrays import AnyArray
 from cdc.errors import ViewError
 from cdc.expressions import engine
-from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.dataflow.delta import ID, SIGN, delta_schema, net, signed
 from views.state.key_hash import hashes
 from views.state.runs import KEY as HASH
 from views.state.table import StateTable, own_columns
@@ -72,7 +73,7 @@ class _Groups:
             self._connection.register(name, table)
         try:
             found: pa.Table = self._connection.sql(query).to_arrow_table()
-        except engine.duckdb.Error as error:
+        except duckdb.Error as error:
             raise ViewError(
                 f"View {self._view}: an aggregate cannot be computed: {str(error).splitlines()[0][:120]}",
                 "Cast its argument, for instance to numeric(18,2).",
@@ -86,9 +87,9 @@ class _Groups:
         """The net delta; both tables have RESULT and the columns of `schema`, in any order of rows."""
         parts = []
         for rows, sign in ((before, -1), (after, 1)):
-            own: list[AnyArray] = [rows.column(RESULT), pa.array(np.full(rows.num_rows, sign, np.int8))]
-            columns = [rows.column(field.name).cast(field.type) for field in self.schema]
-            parts.append(pa.table([*own, *columns], delta_schema(self.schema)))
+            columns: dict[str, AnyArray] = {ID: rows.column(RESULT)}
+            columns |= {field.name: rows.column(field.name).cast(field.type) for field in self.schema}
+            parts.append(signed(pa.table(columns), np.full(rows.num_rows, sign, np.int8)))
         return net(pa.concat_tables(parts).combine_chunks())
 
     def _nothing(self) -> pa.Table:
@@ -101,10 +102,9 @@ class RunningTotals(_Groups):
     def __init__(self, keys: pa.Schema, calls: Sequence[Call], totals: Sequence[Total], view: str) -> None:
         super().__init__(keys, calls, view)
         self._totals = tuple(totals)
-        fields = [pa.field(total.count, pa.int64()) for total in totals]
-        fields += [pa.field(each.sum, pa.decimal128(38, each.digits)) for each in totals if each.digits is not None]
-        columns = [pa.field(GROUP, pa.string()), *keys, pa.field(_COUNT, pa.int64()), *fields]
-        self.totals = StateTable(pa.schema(columns))
+        sums = [(each.sum, pa.decimal128(38, each.digits)) for each in totals if each.digits is not None]
+        counts = [(name, pa.int64()) for name in (_COUNT, *(total.count for total in totals))]
+        self.totals = StateTable(pa.schema([(GROUP, pa.string()), *keys, *counts, *sums]))
 
     @property
     def tables(self) -> dict[str, StateTable]:
@@ -141,7 +141,7 @@ class RunningTotals(_Groups):
                 stored.append(f'"{total.sum}" as s{number}')
                 summed.append(f'coalesce(sum(s{number}), 0)::decimal(38,{total.digits}) as "{total.sum}"')
         return (
-            f"select {GROUP}, {keys + ', ' if keys else ''}{', '.join(summed)} from ("
+            f"select {GROUP}, {keys + ', ' if keys else ''}{', '.join(summed)} from ("  # noqa: S608  SQL of this module
             f"select {GROUP}{own}, {', '.join(changed)} from given"
             f" union all select {GROUP}{own}, {', '.join(stored)} from stored) group by {GROUP}"
         )
@@ -149,7 +149,8 @@ class RunningTotals(_Groups):
     def _shown(self, totals: pa.Table) -> pa.Table:
         own = "".join(f', "{name}"' for name in self._keys.names)
         values = "".join(f', {call.totals_sql} as "{call.name}"' for call in self._calls)
-        return self._run(f"select {GROUP}, {GROUP} as {RESULT}{own}{values} from totals", totals=totals)
+        query = f"select {GROUP}, {GROUP} as {RESULT}{own}{values} from totals"  # noqa: S608  SQL of this module
+        return self._run(query, totals=totals)
 
 
 class GroupedRows(_Groups):
@@ -182,4 +183,4 @@ class GroupedRows(_Groups):
 
     def reduce_query(self, keys: str, values: str) -> str:
         """The rows of the result, from `given`: RESULT identifies a row; `keys` and `values` select its columns."""
-        return f"select {GROUP}, {GROUP} as {RESULT}{keys}{values} from given group by {GROUP}"
+        return f"select {GROUP}, {GROUP} as {RESULT}{keys}{values} from given group by {GROUP}"  # noqa: S608

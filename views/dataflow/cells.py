@@ -35,7 +35,7 @@ class Selected:
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows with other columns."""
-        columns = {name: delta.column(name) for name in (ID, SIGN, *self.keep)}
+        columns: dict[str, AnyArray] = {name: delta.column(name) for name in (ID, SIGN, *self.keep)}
         for name, parts in self.keys:
             columns[name] = joined([delta.column(part) for part in parts])
         for name, members in self.objects:
@@ -79,5 +79,6 @@ class Renamed:
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows."""
-        columns = {ID: delta.column(self.id or ID), SIGN: delta.column(SIGN)}
-        return pa.table({**columns, **{new: delta.column(old) for old, new in self.names}})
+        columns: dict[str, AnyArray] = {ID: delta.column(self.id or ID), SIGN: delta.column(SIGN)}
+        columns |= {new: delta.column(old) for old, new in self.names}
+        return pa.table(columns)

@@ -4,7 +4,7 @@ A row's columns are JSON texts, byte by byte as captured. Columns that the serve
 filled from the row before, which is in the batch or in the state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from cdc.errors import ViewError
 from cdc.json_text.columns import members
 from cdc.key_range import KeyRange
 from cdc.model import TableId
-from views.dataflow.delta import ID, codes, delta_schema, net, union
+from views.dataflow.delta import ID, codes, delta_schema, net, signed, union
 from views.state.key_hash import hashes
 from views.state.table import StateTable
 
@@ -38,7 +38,7 @@ class Chains:
     columns: pa.Table
 
 
-class TableChanges:
+class InputTable:
     """The rows of one captured table, reduced to the columns that views need."""
 
     def __init__(self, table: TableId, columns: Sequence[str], state: StateTable | None = None) -> None:
@@ -102,15 +102,14 @@ class TableChanges:
         ids = chains.ids.take(pa.array(final))
         self.state.put(ids, ids, chains.alive[final], columns.take(final).add_column(0, ID, ids))
 
-    def _delta(self, rows: pa.Table, sign: AnyArray) -> pa.Table:
-        own = [rows.column(ID), pa.array(sign, pa.int8())]
-        return pa.table([*own, *(rows.column(name) for name in self.columns)], self._schema)
+    def _delta(self, rows: pa.Table, sign: npt.NDArray[np.int8]) -> pa.Table:
+        return signed(rows.select([ID, *self.columns]), sign)
 
     def _filled(self, rows: pa.Table) -> Chains:
         """The chains of all keys, with every column filled."""
         known = self.state.lookup(hashes(rows.column("key")))
         count, stored_count = rows.num_rows, known.num_rows
-        ids = pa.concat_arrays([known.column(ID).combine_chunks(), rows.column("key").combine_chunks()])
+        ids: AnyArray = pa.concat_arrays([known.column(ID).combine_chunks(), rows.column("key").combine_chunks()])
         group = codes(ids)
         touched = np.isin(group[:stored_count], group[stored_count:])  # not a row whose hash is merely the same
         order = np.argsort(group, kind="stable")
@@ -124,14 +123,16 @@ class TableChanges:
         return Chains(ids.take(pa.array(order)), alive, order - stored_count, first, last, columns)
 
     def _columns(self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools) -> pa.Table:
-        images = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks())
+        images: AnyArray = pc.if_else(
+            pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks()
+        )
         raw = members(images)
         unsent = _unsent(rows)
         links = _Links.of(rows, gone, order - known.num_rows, first)
         found = []
         for name in self.columns:
-            new = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(rows.num_rows, pa.string())
-            values = pa.concat_arrays([known.column(name).combine_chunks(), new]).take(pa.array(order))
+            new: AnyArray = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(rows.num_rows, pa.string())
+            values: AnyArray = pa.concat_arrays([known.column(name).combine_chunks(), new]).take(pa.array(order))
             if name in unsent:
                 missing = np.concatenate([np.zeros(known.num_rows, np.bool_), unsent[name]])[order]
                 values = values.take(pa.array(self._sources(name, missing, links)))
@@ -158,6 +159,11 @@ class TableChanges:
         while (places[places] != places).any():  # the former row may lack it too: its key was changed as well
             places = places[places]
         return places
+
+
+def captured(columns: Mapping[TableId, Sequence[str]]) -> list[InputTable]:
+    """The captured tables that a view reads, by their columns."""
+    return [InputTable(table, names) for table, names in columns.items()]
 
 
 def legs(chains: Chains) -> tuple[Ints, npt.NDArray[np.int8], Ints]:
@@ -212,11 +218,11 @@ def _unsent(rows: pa.Table) -> dict[str, Bools]:
     lengths = pc.fill_null(pc.list_value_length(lists), pa.scalar(0)).to_numpy()
     if not lengths.any():
         return {}
-    names = pc.list_flatten(lists)
+    names: AnyArray = pc.list_flatten(lists)
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    found = {}
+    found: dict[str, Bools] = {}
     for name in pc.unique(names).to_pylist():
-        mask = np.zeros(len(lengths), np.bool_)
-        mask[owners[pc.equal(names, pa.scalar(name)).to_numpy(zero_copy_only=False)]] = True
+        mask: Bools = np.zeros(len(lengths), np.bool_)
+        mask[owners[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
         found[name] = mask
     return found

@@ -1,18 +1,20 @@
 """The rows of each key as one JSON array: the children of a parent in a document."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
-from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.dataflow.delta import ID, SIGN, delta_schema, net, signed
 from views.state.key_hash import hashes
 from views.state.table import StateTable
 
 KEY, ORDER, ITEM, LIST = "_parent", "_order", "_item", "_list"
 """The columns of the input: the parent's key, what orders the items (a number that sorts, then the id), the item's JSON
 text; and the column of the result."""
-INPUT = pa.schema([(KEY, pa.string()), (ORDER, pa.float64()), (ITEM, pa.string())])
+INPUT: Mapping[str, pa.DataType] = {KEY: pa.string(), ORDER: pa.float64(), ITEM: pa.string()}
 OUTPUT = pa.schema([(KEY, pa.string()), (LIST, pa.string())])
 
 
@@ -20,7 +22,7 @@ class Collect:
     """Keeps the items of each key. A key without items has no row in the result."""
 
     def __init__(self) -> None:
-        self.items = StateTable(pa.schema([(ID, pa.string()), *INPUT]))
+        self.items = StateTable(pa.schema({ID: pa.string(), **INPUT}))
 
     @property
     def tables(self) -> dict[str, StateTable]:
@@ -41,8 +43,7 @@ class Collect:
 
 
 def _rows(keys: AnyArray, lists: AnyArray, sign: int) -> pa.Table:
-    signs = pa.array(np.full(len(keys), sign, np.int8))
-    rows = pa.table([keys, signs, keys, lists], delta_schema(OUTPUT))
+    rows = signed(pa.table({ID: keys, KEY: keys, LIST: lists}), np.full(len(keys), sign, np.int8))
     return rows.filter(lists.is_valid())
 
 
@@ -54,8 +55,8 @@ def _lists(items: pa.Table, keys: AnyArray) -> AnyArray:
     rows = rows.sort_by([("owner", "ascending"), (ORDER, "ascending"), (ID, "ascending")]).combine_chunks()
     counts = np.bincount(rows.column("owner").to_numpy(), minlength=len(keys))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    texts = rows.column(ITEM).combine_chunks() if rows.num_rows else pa.array([], pa.string())
-    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts), ",")
-    framed = pc.binary_join_element_wise(pa.scalar("["), joined, pa.scalar("]"), "")
+    texts: AnyArray = rows.column(ITEM).combine_chunks()
+    each: AnyArray = pa.array(offsets)
+    joined: AnyArray = pc.binary_join(pa.ListArray.from_arrays(each, texts), ",")
+    framed: AnyArray = pc.binary_join_element_wise("[", joined, "]", "")
     return pc.if_else(pa.array(counts > 0), framed, pa.scalar(None, pa.string()))

@@ -33,6 +33,13 @@ def signs(delta: pa.Table) -> npt.NDArray[np.int8]:
     return found
 
 
+def signed(rows: pa.Table, sign: npt.NDArray[np.int8]) -> pa.Table:
+    """Rows, identified by their column ID, as a delta with these signs."""
+    own: list[AnyArray] = [rows.column(ID), pa.array(sign, pa.int8())]
+    data = rows.drop_columns([ID])
+    return pa.Table.from_arrays([*own, *data.columns], schema=delta_schema(data.schema))
+
+
 def codes(column: AnyArray) -> Ints:
     """Equal values have equal numbers, from 0; null is a value."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -74,17 +81,19 @@ def differing(rows: pa.Table, left: Ints, right: Ints) -> Bools:
     if not len(left):
         return found
     for name in data_names(rows):
-        column = rows.column(name).combine_chunks()
+        column: AnyArray = rows.column(name).combine_chunks()
         found |= ~equal(column.take(pa.array(left)), column.take(pa.array(right)))
     return found
 
 
 def equal(left: AnyArray, right: AnyArray) -> Bools:
     """Whether values are equal; null equals null. Nested values are compared by their codes."""
+    found: Bools
     if pa.types.is_nested(left.type):
         both = codes(pa.concat_arrays([left, right]))
-        return both[: len(left)] == both[len(left) :]
-    same = pc.fill_null(pc.equal(left, right), pa.scalar(False)).to_numpy(zero_copy_only=False)
-    nulls = pc.and_(left.is_null(), right.is_null()).to_numpy(zero_copy_only=False)
-    found: Bools = same | nulls
+        found = both[: len(left)] == both[len(left) :]
+        return found
+    same: AnyArray = pc.fill_null(pc.equal(left, right), pa.scalar(False))
+    nulls: AnyArray = pc.and_(left.is_null(), right.is_null())
+    found = same.to_numpy(zero_copy_only=False) | nulls.to_numpy(zero_copy_only=False)
     return found

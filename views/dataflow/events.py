@@ -1,48 +1,52 @@
 """Changes of one captured table as events in time: every change by itself, with its event time and the clock before it.
 
-Unlike `TableChanges`, nothing is netted within a batch: whether a change is late depends on its own place in the log.
+Unlike `InputTable`, nothing is netted within a batch: whether a change is late depends on its own place in the log.
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Ints
 from cdc.model import TICKS_TABLE, TableId
-from views.dataflow.changes import Chains, TableChanges, legs
-from views.dataflow.delta import ID, delta_schema
+from views.dataflow.changes import Chains, InputTable, legs
+from views.dataflow.delta import ID, delta_schema, signed
 from views.state.table import StateTable
-from views.time.clock import NEVER, readings
+from views.time.clock import NEVER, Clock, LogRows
 
 TIME, SEEN, NOW = "_time", "_seen", "_now"
 """Microseconds: the event time of the row, the clock when the row came, the clock at the change."""
-_OWN = [pa.field(TIME, pa.int64()), pa.field(SEEN, pa.int64()), pa.field(NOW, pa.int64())]
+_STORED: list[tuple[str, pa.DataType]] = [(TIME, pa.int64()), (SEEN, pa.int64())]
 _CLOCK = pa.schema([pa.field("greatest", pa.int64()), pa.field("newest", pa.int64())])
 _ONE = pa.array(["clock"])
 
 
-class Events(TableChanges):
+class Events(InputTable):
     """The changes of a table with their times. Rows without an event time are left out, and counted."""
 
     def __init__(
         self, table: TableId, columns: Sequence[str], time: Callable[[pa.Table], AnyArray] | None, idle: int
     ) -> None:
         """`time` computes event times (microseconds) from rows of cells; None: the time of the commit."""
-        fields = [(ID, pa.string()), *((name, pa.string()) for name in columns), (TIME, pa.int64()), (SEEN, pa.int64())]
-        super().__init__(table, columns, StateTable(pa.schema(fields)))
+        cells: list[tuple[str, pa.DataType]] = [(name, pa.string()) for name in columns]
+        super().__init__(table, columns, StateTable(pa.schema([(ID, pa.string()), *cells, *_STORED])))
         self.clock = StateTable(_CLOCK)
         self.exact_from = 2**63 - 1
-        """Changes below this LSN are the initial snapshot: they are never late, because their order is not that of time."""
+        """Changes below this LSN are the initial snapshot: never late, because their order is not that of time."""
         self.loading = True
         """Whether the snapshot is still being read: no window closes."""
-        self.greatest = NEVER
-        """The clock after the last batch."""
+        self._clock = Clock()
         self._time = time
         self._idle = idle
-        self._newest = NEVER
-        self._legs_schema = delta_schema(pa.schema([*((name, pa.string()) for name in columns), *_OWN]))
+        self._legs_schema = delta_schema(pa.schema([*cells, *_STORED, (NOW, pa.int64())]))
+
+    @property
+    def greatest(self) -> int:
+        """The clock after the last batch, in microseconds; NEVER before the first row."""
+        return self._clock.greatest
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -56,15 +60,12 @@ class Events(TableChanges):
 
     def step(self, rows: pa.Table) -> pa.Table:
         """Every change as the row before and the row after it."""
-        self._read_clock()
-        found = [self._legs_schema.empty_table(), *self._event_parts(rows.combine_chunks())]
-        clock = pa.table([pa.array([self.greatest]), pa.array([self._newest])], _CLOCK)
-        self.clock.put(_ONE, _ONE, np.ones(1, np.bool_), clock)
-        return pa.concat_tables(found).combine_chunks()
-
-    def _read_clock(self) -> None:
         for stored in self.clock.scan():
-            self.greatest, self._newest = stored.column("greatest")[0].as_py(), stored.column("newest")[0].as_py()
+            self._clock = Clock(*(stored.column(name)[0].as_py() for name in ("greatest", "newest")))
+        found = [self._legs_schema.empty_table(), *self._event_parts(rows.combine_chunks())]
+        now = {"greatest": pa.array([self._clock.greatest]), "newest": pa.array([self._clock.newest])}
+        self.clock.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table(now, _CLOCK))
+        return pa.concat_tables(found).combine_chunks()
 
     def _event_parts(self, rows: pa.Table) -> list[pa.Table]:
         """Truncates and removed ranges concern every row before them."""
@@ -79,7 +80,7 @@ class Events(TableChanges):
     def _gone(self, change: pa.Table) -> pa.Table:
         rows = self._taken(change.to_pylist()[0])
         exempt = change.column("commit_lsn")[0].as_py() < self.exact_from
-        now = np.full(rows.num_rows, NEVER if exempt else self.greatest)
+        now = np.full(rows.num_rows, NEVER if exempt else self._clock.greatest)
         return self._leg_rows(rows, np.full(rows.num_rows, -1, np.int8), now)
 
     def _timed(self, rows: pa.Table) -> pa.Table:
@@ -97,12 +98,11 @@ class Events(TableChanges):
             times[places[chains.change[changed & ~chains.alive]]] = NEVER
         times[tick] = committed[tick]
         lsns = rows.column("commit_lsn").to_numpy()
-        clock = readings(self.greatest, self._newest, lsns, times, committed, tick, self._idle)
-        self.greatest, self._newest = clock.greatest, clock.newest
+        before, self._clock = self._clock.along(LogRows(lsns, times, committed, tick), self._idle)
         if chains is None:
             return self._legs_schema.empty_table()
         exempt = lsns < self.exact_from
-        now = np.where(exempt, NEVER, clock.before)[places]
+        now = np.where(exempt, NEVER, before)[places]
         return self._legs_of(chains, own, now)
 
     def _legs_of(self, chains: Chains, own: Ints, now: Ints) -> pa.Table:
@@ -113,13 +113,12 @@ class Events(TableChanges):
         columns = columns.append_column(TIME, pa.array(own)).append_column(SEEN, pa.array(seen))
         self._keep(chains, columns)
         place, sign, change = legs(chains)
-        rows = columns.add_column(0, ID, chains.ids).take(pa.array(place))
+        rows = columns.add_column(0, ID, chains.ids).take(place)
         return self._leg_rows(rows, sign, now[change])
 
-    def _leg_rows(self, rows: pa.Table, sign: AnyArray, now: Ints) -> pa.Table:
-        own = [rows.column(ID), pa.array(sign, pa.int8())]
-        columns = [rows.column(name) for name in (*self.columns, TIME, SEEN)]
-        found = pa.table([*own, *columns, pa.array(now, pa.int64())], self._legs_schema)
+    def _leg_rows(self, rows: pa.Table, sign: npt.NDArray[np.int8], now: Ints) -> pa.Table:
+        columns = rows.select([ID, *self.columns, TIME, SEEN]).append_column(NOW, pa.array(now, pa.int64()))
+        found = signed(columns, sign)
         return found.filter(pc.greater(found.column(TIME), pa.scalar(NEVER)))
 
     def _times(self, columns: pa.Table, committed: Ints, change: Ints) -> Ints:

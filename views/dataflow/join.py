@@ -5,6 +5,7 @@ step looks up only the keys of its own changes. Rows without a match, which oute
 each key on the other side, which is counted instead of looked up.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,8 @@ from views.state.runs import spread
 from views.state.table import StateTable
 
 Kind = Literal["inner", "left", "right", "full"]
-_COUNTS = pa.schema([pa.field("key", pa.string()), pa.field("count", pa.int64())])
+_COUNT_COLUMNS: Mapping[str, pa.DataType] = {"key": pa.string(), "count": pa.int64()}
+_COUNTS = pa.schema(_COUNT_COLUMNS)
 _SEPARATOR = "\x1f"
 """Between the ids of a joined row; an id is JSON, which escapes it."""
 
@@ -40,7 +42,7 @@ class Join:
     def __init__(self, left: Side, right: Side, kind: Kind) -> None:
         self.kind = kind
         self._left, self._right = _Half(left), _Half(right)
-        self._columns = pa.schema([*_named(left), *_named(right)])
+        self._columns = pa.schema({**_named(left), **_named(right)})
         self._keeps = {"left": kind in ("left", "full"), "right": kind in ("right", "full")}
 
     @property
@@ -93,12 +95,11 @@ class Join:
     def _joined(self, name: Literal["left", "right"], own: pa.Table, other: pa.Table | None) -> pa.Table:
         """Rows of the result from rows of a delta and their matches; None: there are none, which gives nulls."""
         left, right = (own, other) if name == "left" else (other, own)
-        nothing = pa.nulls(own.num_rows, pa.string()).fill_null("")
-        ids = pc.binary_join_element_wise(
-            nothing if left is None else left.column(ID), nothing if right is None else right.column(ID), _SEPARATOR
-        )
+        nothing: AnyArray = pa.repeat("", own.num_rows)
+        parts = [nothing if rows is None else rows.column(ID) for rows in (left, right)]
+        ids: AnyArray = pc.binary_join_element_wise(*parts, _SEPARATOR)  # type: ignore[call-overload]
         columns = [*self._left.shown(left, own.num_rows), *self._right.shown(right, own.num_rows)]
-        return pa.table([ids, own.column(SIGN), *columns], delta_schema(self._columns))
+        return pa.Table.from_arrays([ids, own.column(SIGN), *columns], schema=delta_schema(self._columns))
 
 
 class _Half:
@@ -117,7 +118,7 @@ class _Half:
         self.rows.put(known.column(self.side.key), known.column(ID), live, known)
         if counted:
             keys, counts, _ = self._changed_counts(known)
-            self.counts.put(keys, keys, counts > 0, pa.table([keys, pa.array(counts)], _COUNTS))
+            self.counts.put(keys, keys, counts > 0, pa.table({"key": keys, "count": pa.array(counts)}))
 
     def _changed_counts(self, delta: pa.Table) -> tuple[AnyArray, Ints, Ints]:
         """The keys of a delta, and how many rows each has after and before it."""
@@ -148,8 +149,8 @@ class _Half:
         return found
 
 
-def _named(side: Side) -> list[pa.Field]:
-    return [field.with_name(name) for field, name in zip(side.columns, side.names, strict=True) if name]
+def _named(side: Side) -> dict[str, pa.DataType]:
+    return {name: field.type for field, name in zip(side.columns, side.names, strict=True) if name}
 
 
 def _pairs(left: AnyArray, right: AnyArray) -> tuple[Ints, Ints]:

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.arrays import AnyArray
 from cdc.model import LOG_SCHEMA, TableId
-from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.dataflow.delta import ID, SIGN, net, signed
 from views.state.table import StateTable
 
 ROW = "_json"
@@ -38,8 +39,7 @@ class Output:
     def content(self) -> Iterator[pa.Table]:
         """Every row as a delta, in pieces."""
         for rows in self.rows.scan():
-            signs = pa.array(np.ones(rows.num_rows, np.int8))
-            yield pa.table([rows.column(ID), signs, rows.column(ROW)], delta_schema(OUTPUT))
+            yield signed(rows.select([ID, ROW]), np.ones(rows.num_rows, np.int8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def changes(view: TableId, delta: pa.Table, moment: Moment, *, read: bool = Fals
     updated[1:] = same & (sign[1:] > 0) & (sign[:-1] < 0)
     kept = ~np.append(updated[1:], False)
     ops = np.where(updated, "u", np.where(sign > 0, "r" if read else "c", "d"))
-    rows = delta.column(ROW).combine_chunks()
+    rows: AnyArray = delta.column(ROW).combine_chunks()
     nothing = pa.scalar(None, pa.string())
     previous = rows.take(pa.array(np.maximum(np.arange(count) - 1, 0)))
     before = pc.if_else(pa.array(updated), previous, pc.if_else(pa.array(sign < 0), rows, nothing))
@@ -77,7 +77,7 @@ def changes(view: TableId, delta: pa.Table, moment: Moment, *, read: bool = Fals
 def _log_rows(view: TableId, images: pa.Table, moment: Moment) -> pa.Table:
     count = images.num_rows
     lsns = pa.array(np.full(count, moment.lsn, np.int64))
-    columns = {
+    columns: dict[str, AnyArray] = {
         "table": pa.repeat(str(view), count),
         "unchanged": pa.nulls(count, LOG_SCHEMA.field("unchanged").type),
         "version": lsns,
@@ -87,5 +87,5 @@ def _log_rows(view: TableId, images: pa.Table, moment: Moment) -> pa.Table:
         "commit_ts": pa.repeat(pa.scalar(moment.committed, LOG_SCHEMA.field("commit_ts").type), count),
         "schema_id": pa.array(np.zeros(count, np.int32)),
     }
-    own = images.column_names
-    return pa.table([images.column(name) if name in own else columns[name] for name in LOG_SCHEMA.names], LOG_SCHEMA)
+    columns |= {name: images.column(name) for name in images.column_names}
+    return pa.Table.from_arrays([columns[name] for name in LOG_SCHEMA.names], schema=LOG_SCHEMA)

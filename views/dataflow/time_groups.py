@@ -32,11 +32,11 @@ class Sessions(TimeGroups):
         """See `GroupedRows`."""
         order = f"(partition by {GROUP} order by {TIME}, {ID})"
         begins = f"case when {TIME} - lag({TIME}) over {order} < {self.size} then 0 else 1 end"
-        numbered = f"select *, sum(begins) over {order} as session from (select *, {begins} as begins from given)"
-        return (
-            f"select {GROUP}, {GROUP} || ',' || min({TIME}) as {RESULT}{keys}, make_timestamptz(min({TIME})) as {START},"
-            f" make_timestamptz(max({TIME}) + {self.size}) as {END}{values} from ({numbered}) group by {GROUP}, session"
-        )
+        first = f"select *, {begins} as begins from given"  # noqa: S608  SQL of this module, as below
+        numbered = f"select *, sum(begins) over {order} as session from ({first})"  # noqa: S608
+        bounds = f"make_timestamptz(min({TIME})) as {START}, make_timestamptz(max({TIME}) + {self.size}) as {END}"
+        columns = f"{GROUP}, {GROUP} || ',' || min({TIME}) as {RESULT}{keys}, {bounds}{values}"
+        return f"select {columns} from ({numbered}) group by {GROUP}, session"  # noqa: S608
 
 
 class Sliding(TimeGroups):
@@ -49,12 +49,10 @@ class Sliding(TimeGroups):
         """See `GroupedRows`."""
         own = ", ".join(f'b."{name}"' for name in self._keys.names)
         others = ", ".join(f'a."{name}"' for name in self.rows.columns.names if name not in (*self._keys.names, GROUP))
-        pairs = (
-            f"select b.{GROUP}, {own}, {others}, b.{ID} as event, b.{TIME} as until from given a join given b"
-            f" on a.{GROUP} = b.{GROUP} and a.{TIME} <= b.{TIME} and a.{TIME} > b.{TIME} - {self.size}"
-        )
-        return (
-            f"select any_value({GROUP}) as {GROUP}, event as {RESULT}{keys},"
-            f" make_timestamptz(any_value(until) - {self.size}) as {START},"
-            f" make_timestamptz(any_value(until)) as {END}{values} from ({pairs}) group by event"
-        )
+        near = f"a.{GROUP} = b.{GROUP} and a.{TIME} <= b.{TIME} and a.{TIME} > b.{TIME} - {self.size}"
+        columns = f"b.{GROUP}, {own}, {others}, b.{ID} as event, b.{TIME} as until"
+        pairs = f"select {columns} from given a join given b on {near}"  # noqa: S608  SQL of this module, as below
+        end = "any_value(until)"
+        bounds = f"make_timestamptz({end} - {self.size}) as {START}, make_timestamptz({end}) as {END}"
+        result = f"any_value({GROUP}) as {GROUP}, event as {RESULT}{keys}, {bounds}{values}"
+        return f"select {result} from ({pairs}) group by event"  # noqa: S608

@@ -1,4 +1,4 @@
-"""Steps on rows of typed columns: cells become values, expressions are evaluated, values become JSON. They keep no state."""
+"""Steps on rows of typed columns: cells become values, expressions are evaluated, values become JSON. No state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,16 @@ from cdc.arrays import AnyArray
 from cdc.errors import ViewError
 from cdc.expressions.program import Program
 from cdc.expressions.values import json_cells, typed_cells
-from cdc.model import Column, PgType
 from views.dataflow.cells import Member, joined, rendered
 from views.dataflow.delta import ID, SIGN
 from views.dataflow.output import ROW
 
 KEY = "_key"
-ONE = Column("id", PgType(23, "int4"), key=True)
-"""The key of a view that has a single row; its value is 1."""
 _WHOLE = ("SMALLINT", "INTEGER", "BIGINT")
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class ReadValues:
     """Cells become values: triples of the cell's column, the value's name, and its type."""
 
     columns: tuple[tuple[str, str, str], ...]
@@ -32,7 +29,7 @@ class Typed:
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows. Raises ViewError if a value does not fit its type."""
-        found = {name: delta.column(name) for name in (ID, SIGN, *self.keep)}
+        found: dict[str, AnyArray] = {name: delta.column(name) for name in (ID, SIGN, *self.keep)}
         for cell, name, type_ in self.columns:
             try:
                 found[name] = typed_cells(delta.column(cell), type_)
@@ -72,7 +69,7 @@ class Keyed:
 def texts(rows: pa.Table, parts: Sequence[tuple[str, str]], *, nulls: bool) -> AnyArray:
     """Values as one text for each row: their JSON, which differs where the values do."""
     if not parts:
-        return pa.array([""]).take(pa.nulls(rows.num_rows, pa.int64()).fill_null(0))
+        return pa.repeat("", rows.num_rows)
     cells = [cells_of(rows.column(name), type_) for name, type_ in parts]
     return joined([pc.fill_null(each, "null") for each in cells] if nulls else cells)
 
@@ -96,10 +93,10 @@ class Shown:
         """The rows with ROW and KEY only."""
         cells = {name: cells_of(delta.column(name), type_) for name, type_ in self.columns}
         for name, text in self.constant:
-            cells[name] = pc.if_else(delta.column(ID).is_valid(), pa.scalar(text), pa.scalar(text))
+            cells[name] = pa.repeat(text, delta.num_rows)
         rows = pa.table(cells)
         always = [name for name, _ in self.constant]
         key = rendered(rows, [Member(name, name) for name in (*always, *self.key)])
         row = rendered(rows, [Member(name, name) for name in (*always, *(name for name, _ in self.columns))])
-        own = {name: delta.column(name) for name in (ID, SIGN)}
+        own: dict[str, AnyArray] = {name: delta.column(name) for name in (ID, SIGN)}
         return pa.table({**own, KEY: key, ROW: row})

@@ -1,21 +1,21 @@
 """Windows of event time: which windows a row is in, when they close, and what is emitted then."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Ints
-from views.dataflow.delta import ID, SIGN, delta_schema, net
+from views.dataflow.delta import ID, SIGN, delta_schema, net, signed
 from views.dataflow.events import NOW, SEEN, TIME
 from views.state.key_hash import hashes
 from views.state.table import StateTable, own_columns
 from views.time.clock import NEVER
+from views.time.emit import Emit
 
 START, END, LATE, FINAL, WATERMARK = "window_start", "window_end", "late", "final", "watermark"
-Emit = Literal["change", "close", "both"]
+
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _FOREVER = 2**62
 _COUNT = pa.schema([pa.field("dropped", pa.int64())])
@@ -26,12 +26,12 @@ _CLOSED = pa.schema([pa.field("watermark", pa.int64())])
 class Assigned:
     """Gives each change its windows. Changes of windows that are closed for good are dropped and counted.
 
-    A window closes when the clock has passed its end by the lateness; `grace` is how much longer changes still correct it.
+    A window closes when the clock has passed its end by the lateness; for `grace` longer, changes still correct it.
     """
 
     def __init__(self, size: int, every: int, lateness: int, grace: int) -> None:
-        """`size` 0: one window for all time. `every` 0: the windows depend on the rows (sessions, sliding windows); a row
-        is then late if its own time has passed, so that it cannot change a window that has closed."""
+        """`size` 0: one window for all time. `every` 0: the windows depend on the rows (sessions, sliding windows); a
+        row is then late if its own time has passed, so that it cannot change a window that has closed."""
         self._size, self._every = size, every
         self._lateness, self._grace = lateness, grace
         self.counts = StateTable(_COUNT)
@@ -53,9 +53,10 @@ class Assigned:
         taken = end + self._grace > now - self._lateness
         self._count(int((~taken & (delta.column(SIGN).to_numpy()[row] > 0)).sum()))
         row, start, end, seen = row[taken], start[taken], end[taken], seen[taken]
-        found = delta.drop_columns([NOW, SEEN]).take(pa.array(row))
+        found = delta.drop_columns([NOW, SEEN]).take(row)
         if not self._every and self._size:  # a row that was moved in time may still count where it was
-            ids = pc.binary_join_element_wise(found.column(ID), pc.cast(found.column(TIME), pa.string()), ",")
+            parts: list[AnyArray] = [found.column(ID), pc.cast(found.column(TIME), pa.string())]
+            ids: AnyArray = pc.binary_join_element_wise(*parts, ",")
             found = found.set_column(found.column_names.index(ID), ID, ids)
         found = found.append_column(START, _moments(start)).append_column(END, _moments(end))
         return found.append_column(LATE, pa.array((end <= seen - self._lateness).astype(np.int64)))
@@ -76,7 +77,8 @@ class Assigned:
 
     def _count(self, more: int) -> None:
         if more:
-            self.counts.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table([pa.array([self.dropped + more])], _COUNT))
+            count = pa.table({"dropped": pa.array([self.dropped + more])}, _COUNT)
+            self.counts.put(_ONE, _ONE, np.ones(1, np.bool_), count)
 
 
 def _moments(values: Ints) -> AnyArray:
@@ -153,7 +155,7 @@ class Closing:
 
     def _store_watermark(self, watermark: int) -> None:
         if watermark > self._stored_watermark():
-            self.closed.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table([pa.array([watermark])], _CLOSED))
+            self.closed.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table({"watermark": pa.array([watermark])}, _CLOSED))
 
 
 class Settled:
@@ -170,8 +172,7 @@ class Settled:
         names = [name for name in rows.column_names if name not in (ID, SIGN)]
         stored = own_columns(self._emitted.lookup(hashes(ids)))
         stored = stored.filter(pc.is_in(stored.column(ID), value_set=ids))
-        signs = pa.array(np.full(stored.num_rows, -1, np.int8))
-        old = pa.table([stored.column(ID), signs, *(stored.column(name) for name in names)], rows.schema)
+        old = signed(stored.select([ID, *names]), np.full(stored.num_rows, -1, np.int8))
         alive = rows.filter(pc.greater(rows.column(SIGN), pa.scalar(0)))
         return net(pa.concat_tables([old, alive]).combine_chunks())
 

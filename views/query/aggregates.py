@@ -8,7 +8,6 @@ from sqlglot import exp
 from cdc.expressions.expression import Expression
 from cdc.expressions.values import cell_sql
 
-Error = Callable[[str, str], Exception]
 _WHOLE = ("SMALLINT", "INTEGER", "BIGINT")
 _FLOATS = ("REAL", "DOUBLE")
 
@@ -136,15 +135,17 @@ _READERS: Mapping[type[exp.Expr], Callable[[exp.Expr, Expression], Aggregate]] =
     exp.LogicalAnd: _plain("bool_and"),
     exp.LogicalOr: _plain("bool_or"),
 }
-NAMES = ("count", "sum", "avg", "min", "max", "bool_and", "bool_or", "array_agg", "percentile_cont", "percentile_disc")
-NAMES = (*NAMES, "approx_count_distinct", *_BY)
+NAMES = (
+    *("count", "sum", "avg", "min", "max", "bool_and", "bool_or", "array_agg", "percentile_cont", "percentile_disc"),
+    *("approx_count_distinct", *_BY),
+)
 
 
-def reduced(call: Aggregate, columns: Sequence[str], types: Sequence[str], error: Error) -> Reduced:
-    """How a call is computed, with its arguments in these columns of these types."""
+def reduced(call: Aggregate, columns: Sequence[str], types: Sequence[str], whole: Expression) -> Reduced:
+    """How a call is computed, with its arguments in these columns of these types. `whole` is the call, for errors."""
     quoted = [f'"{column}"' for column in columns]
     rule = _RULES[call.function]
-    return rule(call, quoted, list(types), error)
+    return rule(call, quoted, list(types), whole)
 
 
 def sum_digits(type_: str) -> int | None:
@@ -154,7 +155,7 @@ def sum_digits(type_: str) -> int | None:
     return int(type_.rstrip(")").partition(",")[2]) if type_.startswith("DECIMAL(") else None
 
 
-def _reduced_count(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_count(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     if call.distinct:
         return Reduced("BIGINT", f"count(distinct {columns[0]})")
     if not columns:
@@ -166,77 +167,84 @@ def _total(kind: str, columns: list[str]) -> str:
     return f'"{kind}_{columns[0].strip(chr(34))}"'
 
 
-def _digits(call: Aggregate, types: list[str], error: Error) -> int:
+def _digits(call: Aggregate, types: list[str], whole: Expression) -> int:
     digits = sum_digits(types[0])
     if digits is None:
         float_ = types[0] in _FLOATS
         message = f"{call.function} of {types[0].lower()}"
-        raise error(
+        raise whole.error(
             f"{message}: the sum of floats depends on the order of the rows." if float_ else f"{message}.",
             "Cast it to numeric(p,s), for instance: sum(amount::numeric(18,4))",
+            whole.tree,
         )
     return digits
 
 
-def _reduced_sum(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
-    digits = _digits(call, types, error)
+def _reduced_sum(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
+    digits = _digits(call, types, whole)
     type_ = "BIGINT" if types[0] in ("SMALLINT", "INTEGER") else f"DECIMAL(38,{digits})"
     summed = f"cast(sum(cast({columns[0]} as decimal(38,{digits}))) as {type_})"
     total = f"case when {_total('n', columns)} > 0 then cast({_total('s', columns)} as {type_}) end"
     return Reduced(type_, summed, total)
 
 
-def _reduced_avg(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_avg(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     """As a double: an exact sum divided by the count."""
-    digits = _digits(call, types, error)
+    digits = _digits(call, types, whole)
     summed = f"cast(sum(cast({columns[0]} as decimal(38,{digits}))) as double) / count({columns[0]})"
     count, total = _total("n", columns), _total("s", columns)
     return Reduced("DOUBLE", summed, f"case when {count} > 0 then cast({total} as double) / {count} end")
 
 
-def _same_type(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _same_type(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     return Reduced(types[0], f"{call.function}({columns[0]})")
 
 
-def _reduced_bool(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_bool(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     if types[0] != "BOOLEAN":
-        raise error(f"{call.function} of {types[0].lower()}.", "Compare it first.")
+        raise whole.error(f"{call.function} of {types[0].lower()}.", "Compare it first.", whole.tree)
     return Reduced("BOOLEAN", f"{call.function}({columns[0]})")
 
 
-def _reduced_percentile(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_percentile(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     if call.function == "percentile_disc":
         return Reduced(types[0], f"quantile_disc({columns[0]}, {call.constant})")
     if types[0] not in _FLOATS and sum_digits(types[0]) is None:
-        raise error(f"percentile_cont of {types[0].lower()}.", "Use percentile_disc, or cast to a number.")
+        raise whole.error(
+            f"percentile_cont of {types[0].lower()}.", "Use percentile_disc, or cast to a number.", whole.tree
+        )
     return Reduced("DOUBLE", f"quantile_cont(cast({columns[0]} as double), {call.constant})")
 
 
-def _reduced_first(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_first(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     way = "desc" if call.function == "last_by" else "asc"
     order = f"order by {columns[1]} {way} nulls last, {columns[0]} {way} nulls last"
     return Reduced(types[0], f"first({columns[0]} {order})")
 
 
-def _reduced_list(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_list(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     if types[0].endswith("[]") or types[0] == "JSON":
-        raise error(f"array_agg of {types[0].lower()}.", "Collect plain values, or declare a view of kind documents.")
+        raise whole.error(
+            f"array_agg of {types[0].lower()}.",
+            "Collect plain values, or declare a view of kind documents.",
+            whole.tree,
+        )
     way = "desc" if call.descending else "asc"
     order = f"order by {columns[1]} {way} nulls last, {columns[0]} {way} nulls last"
     return Reduced(f"{types[0]}[]", cell_sql(f"list({columns[0]} {order})", f"{types[0]}[]"))
 
 
-def _reduced_top(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_top(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     one = columns[0]
     listed = f"list({one} order by {one} desc) filter (where {one} is not null)"
     return Reduced(f"{types[0]}[]", cell_sql(f"coalesce({listed}, [])[:{call.constant}]", f"{types[0]}[]"))
 
 
-def _reduced_distinct(call: Aggregate, columns: list[str], types: list[str], error: Error) -> Reduced:
+def _reduced_distinct(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     return Reduced("BIGINT", f"approx_count_distinct({columns[0]})")
 
 
-_RULES: Mapping[str, Callable[[Aggregate, list[str], list[str], Error], Reduced]] = {
+_RULES: Mapping[str, Callable[[Aggregate, list[str], list[str], Expression], Reduced]] = {
     "count": _reduced_count,
     "sum": _reduced_sum,
     "avg": _reduced_avg,

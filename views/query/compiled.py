@@ -4,7 +4,7 @@ The order: the values of each input, with the conditions that concern it alone; 
 conditions; the groups; the columns of the result.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,13 +16,142 @@ from cdc.expressions.program import Program, compile_program
 from cdc.expressions.values import arrow_type
 from cdc.model import TableId
 from views.dataflow.aggregate import GROUP, Call, GroupedRows, RunningTotals, Total
-from views.dataflow.graph import Step
+from views.dataflow.graph import GraphBuilder
 from views.dataflow.join import Join, Side
-from views.dataflow.typed import Computed, Keyed, Typed
-from views.query.aggregates import Aggregate, aggregate_of, reduced, sum_digits
+from views.dataflow.typed import Computed, Keyed, ReadValues
+from views.query.aggregates import reduced, sum_digits
+from views.query.grouping import Grouping, grouping_of, part_of
 from views.query.statement import Input, JoinClause, Statement, aliases_of
 
-Add = Callable[[str, Step, Sequence[int], str], int]
+_JOINED = "_join"
+_WHOLE = {"SMALLINT", "INTEGER", "BIGINT"}
+_FLOATS = {"REAL", "DOUBLE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """The rows after some step: its number, and the types of their columns."""
+
+    at: int
+    types: Mapping[str, str]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Their Arrow types."""
+        return arrow_schema(self.types, self.types)
+
+
+def arrow_schema(names: Sequence[str] | Mapping[str, str], types: Mapping[str, str]) -> pa.Schema:
+    """Columns with the Arrow types of their types in expressions."""
+    return pa.schema([(name, arrow_type(types[name])) for name in names])
+
+
+def add_statement(steps: GraphBuilder, statement: Statement, view: str) -> Relation:
+    """Add the steps of a statement; returns the columns of its result. Raises ConfigError with the place of an
+    expression that does not fit."""
+    work = _Compiler(steps, statement, view)
+    rows, rest = work.joined()
+    return work.grouped(rows, rest) if statement.grouped else work.selected(rows, rest)
+
+
+class _Compiler:
+    def __init__(self, steps: GraphBuilder, statement: Statement, view: str) -> None:
+        self._steps, self._statement, self._view = steps, statement, view
+        self._needed = needed_columns(statement)
+
+    def joined(self) -> tuple[Relation, tuple[Expression, ...]]:
+        """The rows of FROM, and the conditions of WHERE that are still to be met."""
+        statement = self._statement
+        pushed, rest = pushed_down(statement)
+        first = statement.inputs[0]
+        rows = self._input(first, pushed[first.alias])
+        for clause, each in zip(statement.joins, statement.inputs[1:], strict=True):
+            own = self._input(each, (*pushed[each.alias], *clause.own))
+            rows = self._join(rows, own, clause, each.alias)
+        return rows, rest
+
+    def _input(self, each: Input, conditions: Sequence[Expression]) -> Relation:
+        types = {name: type_ for name, type_ in each.types.items() if name in self._needed}
+        cells = tuple((name.partition(".")[2], name, type_) for name, type_ in types.items())
+        read = ReadValues(cells, self._view)
+        at = self._steps.add(f"{each.alias} values", read.step, [self._steps.input(each.table)], f"reads {each.table}")
+        return self._filtered(Relation(at, types), conditions, f"{each.alias} where")
+
+    def _filtered(self, rows: Relation, conditions: Sequence[Expression], name: str) -> Relation:
+        """The rows that meet the conditions."""
+        if not conditions:
+            return rows
+        program = self._program({column: identity(column) for column in rows.types}, conditions, rows.types)
+        text = " and ".join(condition.tree.sql("postgres") for condition in conditions)
+        return Relation(
+            self._steps.add(name, Computed(program).step, [rows.at], f"keeps rows where {text}"), rows.types
+        )
+
+    def _program(
+        self, select: Mapping[str, Expression], conditions: Sequence[Expression], types: Mapping[str, str]
+    ) -> Program:
+        return compile_program(select, conjunction(conditions, self._statement), types)
+
+    def _join(self, left: Relation, right: Relation, clause: JoinClause, alias: str) -> Relation:
+        left_at, left_types = self._keyed(left, [one for one, _ in clause.equal], f"{alias} left")
+        right_at, right_types = self._keyed(right, [two for _, two in clause.equal], f"{alias} right")
+        for (one, two), *types in zip(clause.equal, left_types, right_types, strict=True):
+            _require_same_type(one, two, *types)
+        join = Join(_side(left), _side(right), clause.kind)
+        keys = ", ".join(f"{one.tree.sql('postgres')} = {two.tree.sql('postgres')}" for one, two in clause.equal)
+        text = f"{clause.kind} join by index: {keys}"
+        at = self._steps.add(f"{alias} join", join.step, [left_at, right_at], text, join.tables)
+        return self._filtered(Relation(at, {**left.types, **right.types}), clause.rest, f"{alias} on")
+
+    def _keyed(self, rows: Relation, keys: Sequence[Expression], name: str) -> tuple[int, list[str]]:
+        """The rows with the text of their key, and the types of its parts."""
+        at, parts = rows.at, [(str(key.column), rows.types.get(str(key.column), "")) for key in keys]
+        if any(key.column is None for key in keys):
+            computed = {f"_k{number}": key for number, key in enumerate(keys)}
+            select = {column: identity(column) for column in rows.types}
+            program = self._program({**select, **computed}, (), rows.types)
+            at = self._steps.add(f"{name} key", Computed(program).step, [at])
+            parts = [(column, program.types[column]) for column in computed]
+        return self._steps.add(f"{name} by key", Keyed(_JOINED, tuple(parts)).step, [at]), [type_ for _, type_ in parts]
+
+    def grouped(self, rows: Relation, conditions: Sequence[Expression]) -> Relation:
+        """The rows of the groups, with the columns of the result."""
+        found = grouping_of(self._statement)
+        before = self._program(found.arguments or {"_one": _one()}, conditions, rows.types)
+        at = self._steps.add("arguments", Computed(before).step, [rows.at])
+        _require_exact(found, before.types)
+        parts = tuple((name, before.types[name]) for name in found.key)
+        at = self._steps.add("keys", Keyed(GROUP, parts, nulls=True).step, [at])
+        groups = self._groups(found, before.types, at)
+        return self._result(groups, found.items, [found.having] if found.having is not None else [])
+
+    def _groups(self, found: Grouping, types: Mapping[str, str], at: int) -> Relation:
+        result, calls = {name: types[name] for name in found.key}, []
+        for name, call, columns in found.calls:
+            how = reduced(call, columns, [types[each] for each in columns], part_of(self._statement, call.node))
+            calls.append(Call(name, arrow_type(how.type), how.rows_sql, how.totals_sql))
+            result[name] = how.type
+        keys = arrow_schema(found.key, types)
+        arguments = [name for name in found.arguments if name not in found.key]
+        by = ", ".join(each.tree.sql("postgres") for each in self._statement.group) or "one group"
+        if all(call.totals_sql for call in calls):
+            totals = RunningTotals(
+                keys, calls, [Total(name, sum_digits(types[name])) for name in arguments], self._view
+            )
+            text = f"counts and sums by {by}, changed in place"
+            return Relation(self._steps.add("groups", totals.step, [at], text, totals.tables), result)
+        kept = GroupedRows(keys, calls, arrow_schema(arguments, types), self._view)
+        text = f"rows by {by}, a changed group is computed anew"
+        return Relation(self._steps.add("groups", kept.step, [at], text, kept.tables), result)
+
+    def selected(self, rows: Relation, conditions: Sequence[Expression]) -> Relation:
+        """The columns of the result, of a statement without groups."""
+        return self._result(rows, {item.name: item.expression for item in self._statement.items}, conditions)
+
+    def _result(self, rows: Relation, items: Mapping[str, Expression], conditions: Sequence[Expression]) -> Relation:
+        program = self._program(items, conditions, rows.types)
+        at = self._steps.add("result", Computed(program).step, [rows.at], "the columns of the result")
+        return Relation(at, program.types)
 
 
 def identity(name: str) -> Expression:
@@ -40,217 +169,30 @@ def conjunction(conditions: Sequence[Expression], statement: Statement) -> Expre
     tree = conditions[0].tree.copy()
     for other in conditions[1:]:
         tree = exp.And(this=exp.Paren(this=tree), expression=exp.Paren(this=other.tree.copy()))
-    columns = dict.fromkeys(name for condition in conditions for name in condition.columns)
-    return Expression(statement.text, statement.place, tuple(columns), tree)
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """The groups of a statement: what is computed before them, and how the columns of the result follow."""
-
-    arguments: Mapping[str, Expression]
-    """Columns before: `g0`… the key, `x0`… the arguments of the aggregates."""
-    key: tuple[str, ...]
-    calls: tuple[tuple[str, Aggregate, tuple[str, ...]], ...]
-    """The name of the result's column, the aggregate, and the columns of its arguments."""
-    items: Mapping[str, Expression]
-    """The columns of the result over `g0`…, `a0`…"""
-    having: Expression | None
-
-
-def grouping_of(statement: Statement) -> Grouping:
-    """Take the aggregates out of a statement. Raises ConfigError for a column that is in no group."""
-    arguments: dict[str, Expression] = {f"g{number}": each for number, each in enumerate(statement.group)}
-    key = tuple(arguments)
-    calls: list[tuple[str, Aggregate, tuple[str, ...]]] = []
-    known = {each.tree.sql(): name for name, each in arguments.items()}
-
-    def argument(tree: exp.Expr, condition: exp.Expr | None) -> str:
-        if condition is not None:
-            tree = exp.Case(ifs=[exp.If(this=condition.copy(), true=tree.copy())])
-        name = next((name for name, each in arguments.items() if name[0] == "x" and each.tree == tree), "")
-        if not name:
-            name = f"x{len(arguments) - len(key)}"
-            arguments[name] = _part(tree, statement)
-        return name
-
-    def replaced(node: exp.Expr, whole: Expression) -> exp.Expr:
-        if (name := known.get(node.sql())) is not None:
-            return exp.column(exp.to_identifier(name, quoted=True))
-        call = aggregate_of(node, whole)
-        if call is None:
-            return node
-        values = call.arguments or ((exp.Literal.number(1),) if call.condition is not None else ())
-        columns = tuple(argument(each, call.condition) for each in values)
-        found = next((name for name, other, used in calls if (other.node, used) == (node, columns)), "")
-        if not found:
-            found = f"a{len(calls)}"
-            calls.append((found, call, columns))
-        return exp.column(exp.to_identifier(found, quoted=True))
-
-    def rewritten(whole: Expression) -> Expression:
-        tree = whole.tree.copy().transform(lambda node: replaced(node, whole))
-        for column in tree.find_all(exp.Column):
-            if column.table or column.name not in {*key, *(name for name, _, _ in calls)}:
-                raise whole.error(
-                    f"{column.sql('postgres')} is neither in GROUP BY nor in an aggregate.",
-                    "Add it to GROUP BY, or aggregate it: max(…)",
-                    column,
-                )
-        return _part(tree, statement)
-
-    items = {item.name: rewritten(item.expression) for item in statement.items}
-    having = rewritten(statement.having) if statement.having is not None else None
-    return Grouping(arguments, key, tuple(calls), items, having)
-
-
-def _part(tree: exp.Expr, statement: Statement) -> Expression:
-    columns = dict.fromkeys(".".join(part.name for part in column.parts) for column in tree.find_all(exp.Column))
-    return Expression(statement.text, statement.place, tuple(columns), tree)
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """The rows after some step: its number, and the types of their columns."""
-
-    at: int
-    types: Mapping[str, str]
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Their Arrow types."""
-        return pa.schema([(name, arrow_type(type_)) for name, type_ in self.types.items()])
-
-
-class Compiler:
-    """Adds the steps of one statement."""
-
-    def __init__(self, statement: Statement, view: str, add: Add, input_of: Callable[[TableId], int]) -> None:
-        self._statement, self._view, self._add, self._input_of = statement, view, add, input_of
-        self._needed = needed_columns(statement)
-
-    def joined(self) -> tuple[Relation, tuple[Expression, ...]]:
-        """The rows of FROM, and the conditions of WHERE that are still to be met."""
-        statement = self._statement
-        pushed, rest = pushed_down(statement)
-        first = statement.inputs[0]
-        rows = self._input(first, pushed[first.alias])
-        for clause, each in zip(statement.joins, statement.inputs[1:], strict=True):
-            own = self._input(each, (*pushed[each.alias], *clause.own))
-            rows = self._join(rows, own, clause, each)
-        return rows, rest
-
-    def _input(self, each: Input, conditions: Sequence[Expression]) -> Relation:
-        types = {name: type_ for name, type_ in each.types.items() if name in self._needed}
-        cells = tuple((name.partition(".")[2], name, type_) for name, type_ in types.items())
-        at = self._add(
-            f"{each.alias} values", Typed(cells, self._view), [self._input_of(each.table)], f"reads {each.table}"
-        )
-        if not conditions:
-            return Relation(at, types)
-        program = self._program({name: identity(name) for name in types}, conditions, types)
-        text = " and ".join(condition.tree.sql("postgres") for condition in conditions)
-        return Relation(self._add(f"{each.alias} where", Computed(program), [at], f"keeps rows where {text}"), types)
-
-    def _program(
-        self, select: Mapping[str, Expression], conditions: Sequence[Expression], types: Mapping[str, str]
-    ) -> Program:
-        return compile_program(select, conjunction(conditions, self._statement), types)
-
-    def _join(self, left: Relation, right: Relation, clause: JoinClause, each: Input) -> Relation:
-        own = self._side(left, [pair[0] for pair in clause.equal], f"{each.alias} left")
-        other = self._side(right, [pair[1] for pair in clause.equal], f"{each.alias} right")
-        for (one, two), one_type, two_type in zip(clause.equal, own[2], other[2], strict=True):
-            if not _same_key_type(one_type, two_type):
-                raise one.error(
-                    f"{one.tree.sql('postgres')} is {one_type.lower()}, {two.tree.sql('postgres')} is {two_type.lower()}.",
-                    "Cast one side, so that both have one type.",
-                    one.tree,
-                )
-        step = Join(own[1], other[1], clause.kind)
-        keys = ", ".join(f"{a.tree.sql('postgres')} = {b.tree.sql('postgres')}" for a, b in clause.equal)
-        text = f"{clause.kind} join by index: {keys}"
-        joined = Relation(
-            self._add(f"{each.alias} join", step, [own[0], other[0]], text), {**left.types, **right.types}
-        )
-        if not clause.rest:
-            return joined
-        program = self._program({name: identity(name) for name in joined.types}, clause.rest, joined.types)
-        return Relation(
-            self._add(f"{each.alias} on", Computed(program), [joined.at], "further conditions"), joined.types
-        )
-
-    def _side(self, rows: Relation, keys: Sequence[Expression], name: str) -> tuple[int, Side, list[str]]:
-        """The rows with the text of their key."""
-        plain = all(key.column is not None for key in keys)
-        if plain:
-            at, parts = rows.at, [(str(key.column), rows.types[str(key.column)]) for key in keys]
-        else:
-            select = {column: identity(column) for column in rows.types}
-            computed = {f"_k{number}": key for number, key in enumerate(keys)}
-            program = self._program({**select, **computed}, (), rows.types)
-            at = self._add(f"{name} key", Computed(program), [rows.at], "")
-            parts = [(column, program.types[column]) for column in computed]
-        at = self._add(f"{name} by key", Keyed("_join", tuple(parts)), [at], "")
-        side = Side("_join", pa.schema([*rows.schema, ("_join", pa.string())]), (*rows.types, ""))
-        return at, side, [type_ for _, type_ in parts]
-
-    def grouped(self, rows: Relation, conditions: Sequence[Expression]) -> Relation:
-        """The rows of the groups, with the columns of the result."""
-        found = grouping_of(self._statement)
-        before = self._program(found.arguments or {"_one": _one()}, conditions, rows.types)
-        at = self._add("arguments", Computed(before), [rows.at], "")
-        parts = tuple((name, before.types[name]) for name in found.key)
-        _require_exact(parts, found, self._statement)
-        at = self._add("keys", Keyed(GROUP, parts, nulls=True), [at], "")
-        step, types, text = self._aggregate(found, before.types)
-        at = self._add("groups", step, [at], text)
-        program = self._program(found.items, [found.having] if found.having else [], types)
-        return Relation(self._add("result", Computed(program), [at], "the columns of the result"), program.types)
-
-    def _aggregate(self, found: Grouping, types: Mapping[str, str]) -> tuple[Step, dict[str, str], str]:
-        calls, result, totals = [], {name: types[name] for name in found.key}, True
-        for name, call, columns in found.calls:
-            error = _error_at(self._statement, call.node)
-            how = reduced(call, columns, [types[column] for column in columns], error)
-            calls.append(Call(name, arrow_type(how.type), how.rows_sql, how.totals_sql))
-            result[name] = how.type
-            totals = totals and bool(how.totals_sql)
-        keys = pa.schema([(name, arrow_type(types[name])) for name in found.key])
-        columns = [name for name in types if name.startswith("x")]
-        by = ", ".join(each.tree.sql("postgres") for each in self._statement.group) or "one group"
-        if totals:
-            summed = [Total(name, sum_digits(types[name])) for name in columns]
-            return RunningTotals(keys, calls, summed, self._view), result, f"counts and sums by {by}, changed in place"
-        arguments = pa.schema([(name, arrow_type(types[name])) for name in columns])
-        return (
-            GroupedRows(keys, calls, arguments, self._view),
-            result,
-            f"rows by {by}, a changed group is computed anew",
-        )
-
-    def selected(self, rows: Relation, conditions: Sequence[Expression]) -> Relation:
-        """The columns of the result, of a statement without groups."""
-        program = self._program({each.name: each.expression for each in self._statement.items}, conditions, rows.types)
-        return Relation(self._add("result", Computed(program), [rows.at], "the columns of the result"), program.types)
+    return part_of(statement, tree)
 
 
 def needed_columns(statement: Statement) -> set[str]:
-    """The qualified names of all columns that a statement uses."""
-    parts: list[Expression] = [item.expression for item in statement.items]
-    parts += [*statement.where, *statement.group, *([statement.having] if statement.having else [])]
-    for clause in statement.joins:
-        parts += [each for pair in clause.equal for each in pair]
-        parts += [*clause.own, *clause.rest]
+    """The qualified names of all columns that a statement uses. Raises ConfigError for an unknown one."""
+    parts = _parts(statement)
     used = {name for part in parts for name in part.columns}
     for each in statement.inputs:  # a table of which nothing is used still counts its rows
         if not used & set(each.types):
             used.add(each.key[0])
-    unknown = sorted(used - set(statement.types) - {"*"})
-    if unknown:
-        whole = next(part for part in parts if unknown[0] in part.columns)
-        _unknown_column(whole, unknown[0], statement.types)
+    for part in parts:
+        for name in part.columns:
+            if name not in statement.types and name != "*":
+                _unknown_column(part, name, statement.types)
     return used
+
+
+def _parts(statement: Statement) -> list[Expression]:
+    parts = [item.expression for item in statement.items]
+    parts += [*statement.where, *statement.group, *([statement.having] if statement.having is not None else [])]
+    for clause in statement.joins:
+        parts += [each for pair in clause.equal for each in pair]
+        parts += [*clause.own, *clause.rest]
+    return parts
 
 
 def _unknown_column(whole: Expression, name: str, types: Mapping[str, str]) -> None:
@@ -263,11 +205,7 @@ def pushed_down(statement: Statement) -> tuple[dict[str, tuple[Expression, ...]]
 
     Not those on a table whose columns an outer join fills with nulls.
     """
-    filled: set[str] = set()
-    for number, clause in enumerate(statement.joins):
-        before = {each.alias for each in statement.inputs[: number + 1]}
-        own = {statement.inputs[number + 1].alias}
-        filled |= {"left": own, "right": before, "full": own | before}.get(clause.kind, set())
+    filled = _filled_with_nulls(statement)
     pushed: dict[str, tuple[Expression, ...]] = {each.alias: () for each in statement.inputs}
     rest: list[Expression] = []
     for condition in statement.where:
@@ -280,6 +218,15 @@ def pushed_down(statement: Statement) -> tuple[dict[str, tuple[Expression, ...]]
     return pushed, tuple(rest)
 
 
+def _filled_with_nulls(statement: Statement) -> set[str]:
+    filled: set[str] = set()
+    for number, clause in enumerate(statement.joins):
+        before = {each.alias for each in statement.inputs[: number + 1]}
+        own = {statement.inputs[number + 1].alias}
+        filled |= {"left": own, "right": before, "full": own | before}.get(clause.kind, set())
+    return filled
+
+
 def table_columns(statement: Statement) -> dict[TableId, tuple[str, ...]]:
     """The columns that are needed of each captured table."""
     needed = needed_columns(statement)
@@ -290,22 +237,25 @@ def table_columns(statement: Statement) -> dict[TableId, tuple[str, ...]]:
     return {table: tuple(sorted(names)) for table, names in found.items()}
 
 
+def _side(rows: Relation) -> Side:
+    return Side(_JOINED, pa.schema([*rows.schema, (_JOINED, pa.string())]), (*rows.types, ""))
+
+
 def _one() -> Expression:
     return Expression("1", "", (), exp.Literal.number(1))
 
 
-def _same_key_type(one: str, other: str) -> bool:
-    whole = {"SMALLINT", "INTEGER", "BIGINT"}
-    return (one == other and one not in ("REAL", "DOUBLE")) or {one, other} <= whole
+def _require_same_type(one: Expression, two: Expression, one_type: str, two_type: str) -> None:
+    """Keys are compared by their text, which must be the same for equal values."""
+    if {one_type, two_type} <= _WHOLE or (one_type == two_type and one_type not in _FLOATS):
+        return
+    left, right = one.tree.sql("postgres"), two.tree.sql("postgres")
+    message = f"{left} is {one_type.lower()}, {right} is {two_type.lower()}."
+    raise one.error(message, "Cast one side, so that both have one type.", one.tree)
 
 
-def _require_exact(parts: Iterable[tuple[str, str]], found: Grouping, statement: Statement) -> None:
-    for name, type_ in parts:
-        if type_ in ("REAL", "DOUBLE"):
+def _require_exact(found: Grouping, types: Mapping[str, str]) -> None:
+    for name in found.key:
+        if types[name] in _FLOATS:
             whole = found.arguments[name]
             raise whole.error("groups of floats are not exact.", "Cast it to numeric(p,s).", whole.tree)
-
-
-def _error_at(statement: Statement, node: exp.Expr) -> Callable[[str, str], Exception]:
-    whole = Expression(statement.text, statement.place, (), node)
-    return lambda message, remedy: whole.error(message, remedy, node)

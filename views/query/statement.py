@@ -56,7 +56,7 @@ class JoinClause:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ResultColumn:
     """A column of the result."""
 
     name: str
@@ -74,7 +74,7 @@ class Statement:
     """One for each input but the first."""
     where: tuple[Expression, ...]
     """Conditions that must all hold."""
-    items: tuple[Item, ...]
+    items: tuple[ResultColumn, ...]
     group: tuple[Expression, ...]
     having: Expression | None
 
@@ -119,7 +119,8 @@ def _parsed(text: str, place: str) -> exp.Select:
     try:
         parsed = sqlglot.parse_one(text, read="postgres")
     except (SqlglotError, RecursionError) as error:
-        first = next(iter(getattr(error, "errors", ())), {})
+        found: Iterator[dict[str, object]] = iter(getattr(error, "errors", ()))
+        first = next(found, {})
         where = f", line {first['line']}, column {first['col']}" if first.get("line") else ""
         raise ConfigError(f"{place}{where}: this is no SQL statement.", "Write one SELECT of Postgres.") from None
     if not isinstance(parsed, exp.Select):
@@ -190,7 +191,7 @@ class _Reader:
         if found:
             column.set("table", exp.to_identifier(found[0].partition(".")[0], quoted=True))
 
-    def items(self, select: exp.Select) -> Iterator[Item]:
+    def items(self, select: exp.Select) -> Iterator[ResultColumn]:
         """The columns of the result; `*` is every column."""
         seen: set[str] = set()
         for node in select.expressions:
@@ -198,7 +199,7 @@ class _Reader:
                 if name in seen:
                     raise ConfigError(f"{self._place}: two columns are called {name}.", "Name one: … as other")
                 seen.add(name)
-                yield Item(name, self.expression(tree, aggregates=True))
+                yield ResultColumn(name, self.expression(tree, aggregates=True))
 
     def _expanded(self, node: exp.Expr) -> Iterator[tuple[str, exp.Expr]]:
         star = isinstance(node, exp.Star)
@@ -218,7 +219,7 @@ class _Reader:
             raise whole.error("a column of the result has no name.", "Name it: … as total", node)
         yield name, node.this if isinstance(node, exp.Alias) else node
 
-    def group(self, node: exp.Expr, items: Sequence[Item]) -> Expression:
+    def group(self, node: exp.Expr, items: Sequence[ResultColumn]) -> Expression:
         """An expression of GROUP BY; the name or number of a column of the result stands for it."""
         if isinstance(node, exp.Literal) and not node.is_string and 1 <= int(node.name) <= len(items):
             return items[int(node.name) - 1].expression

@@ -1,1 +1,1 @@
-"""Keyed tables that a view keeps between batches: immutable sorted runs of Arrow rows (docs/adr/0031-view-state.md)."""
+"""Keyed tables that a view keeps between batches: immutable sorted runs of Arrow rows."""

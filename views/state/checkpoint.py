@@ -1,4 +1,4 @@
-"""State in files: each run is an Arrow file, and a manifest names the runs and the position of the log that they belong to.
+"""State in files: each run is an Arrow file, and a manifest names the runs and their position in the log.
 
 Replacing the manifest is the commit. A crash before it leaves files that no manifest names; the next checkpoint removes
 them. Runs are written once and mapped into memory, so a checkpoint costs what has changed since the one before.
@@ -90,7 +90,7 @@ def _mapped(folder: Path, name: str, schema: pa.Schema) -> Run:
 def _corrupt(path: Path) -> LogCorrupt:
     return LogCorrupt(
         f"The state file {path} of a view is missing or not readable.",
-        "Have the view computed again: millrace view rebuild, or remove its folder under state/views while it is stopped.",
+        "Stop the pipeline and remove the folder `state` of the view: it is computed again from the log.",
     )
 
 

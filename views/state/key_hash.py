@@ -49,7 +49,7 @@ def _hash_spans(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, seed: 
 
 def _words(data: npt.NDArray[np.uint8], places: Ints) -> Hashes:
     """The eight bytes at each place as one number."""
-    every: Hashes = np.lib.stride_tricks.as_strided(data, (len(data) - _WORD + 1, _WORD), (1, 1))  # type: ignore[assignment]
+    every: Hashes = np.lib.stride_tricks.as_strided(data, (len(data) - _WORD + 1, _WORD), (1, 1))
     return np.ascontiguousarray(every[places]).view("<u8")[:, 0]
 
 

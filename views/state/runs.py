@@ -1,7 +1,7 @@
 """Sorted runs: immutable rows ordered by key, the newest entry of a row in the newest run. Pure.
 
-A run's rows are ordered by `_key` (the hash of what they are looked up by) and `_row` (the hash of what identifies the row
-below its key). `_live` false marks a row as removed: it hides the row of older runs.
+A run's rows are ordered by `_key` (the hash of what they are looked up by) and `_row` (the hash of what identifies the
+row below its key). `_live` false marks a row as removed: it hides the row of older runs.
 """
 
 from collections.abc import Sequence

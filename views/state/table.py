@@ -52,8 +52,9 @@ class StateTable:
         """Add or remove (`live` false) rows. Later entries of the same row win."""
         if not len(live):
             return
-        own = [pa.array(hashes(keys)), pa.array(hashes(rows, 1)), pa.array(live)]
-        added = pa.table([*own, *columns.select(self.columns.names).columns], run_schema(self.columns))
+        own: list[AnyArray] = [pa.array(hashes(keys)), pa.array(hashes(rows, 1)), pa.array(live)]
+        own += columns.select(self.columns.names).columns
+        added = pa.Table.from_arrays(own, schema=run_schema(self.columns))
         self._runs.append(sorted_run(added))
         self._merge()
 

@@ -1,7 +1,7 @@
 """The clock of a view: how far event time has come, as a function of the log. Pure.
 
-The clock of a row is the greatest event time of all transactions before its own. So which row is late depends neither on
-the batch it is in, nor on the order of the rows of its transaction. While no rows come, ticks of the log move the clock.
+The clock of a row is the greatest event time of all transactions before its own. So which row is late depends neither
+on the batch it is in, nor on the order of the rows of its transaction. While no rows come, ticks of the log move it.
 """
 
 from dataclasses import dataclass
@@ -15,29 +15,36 @@ NEVER = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
-    """What the clock reads along some rows of the log: one number per row."""
+class LogRows:
+    """Rows of the log in its order, ticks among them."""
 
-    before: Ints
-    """The clock before the row's transaction."""
-    greatest: int
-    """The clock after the last row."""
-    newest: int
-    """The greatest commit time of the rows so far, to know when the table has become idle."""
+    lsns: Ints
+    times: Ints
+    """Event times; of a tick, its time; NEVER for a row that does not move the clock."""
+    committed: Ints
+    ticks: Bools
 
 
-def readings(greatest: int, newest: int, lsns: Ints, times: Ints, committed: Ints, ticks: Bools, idle: int) -> Readings:
-    """Read the clock along rows in log order. `times` are event times, those of ticks are the times of the ticks.
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What the clock shows after some row."""
 
-    A tick moves the clock to its time less `idle`, if no row was committed since; 0: ticks do not move it.
-    """
-    if not len(lsns):
-        return Readings(np.zeros(0, np.int64), greatest, newest)
-    latest = np.maximum.accumulate(np.maximum(np.where(ticks, NEVER, committed), newest))
-    quiet = ticks & (idle > 0) & (latest <= times - idle)
-    moved = np.where(ticks, np.where(quiet, times - idle, NEVER), times)
-    after = np.maximum.accumulate(np.maximum(moved, greatest))
-    begins = np.flatnonzero((np.diff(lsns, prepend=lsns[0] - 1) != 0) | ticks)
-    before = np.concatenate([[greatest], after])[begins]
-    lengths = np.diff(np.append(begins, len(lsns)))
-    return Readings(np.repeat(before, lengths), int(after[-1]), int(latest[-1]))
+    greatest: int = NEVER
+    newest: int = NEVER
+    """The greatest commit time so far, to know when the table has become idle."""
+
+    def along(self, rows: LogRows, idle: int) -> tuple[Ints, "Clock"]:
+        """The clock before the transaction of each row, and after the last row.
+
+        A tick moves the clock to its time less `idle`, if no row was committed since; 0: ticks do not move it.
+        """
+        if not len(rows.lsns):
+            return np.zeros(0, np.int64), self
+        latest = np.maximum.accumulate(np.maximum(np.where(rows.ticks, NEVER, rows.committed), self.newest))
+        quiet = rows.ticks & (idle > 0) & (latest <= rows.times - idle)
+        moved = np.where(rows.ticks, np.where(quiet, rows.times - idle, NEVER), rows.times)
+        after = np.maximum.accumulate(np.maximum(moved, self.greatest))
+        begins = np.flatnonzero((np.diff(rows.lsns, prepend=rows.lsns[0] - 1) != 0) | rows.ticks)
+        before = np.concatenate([[self.greatest], after])[begins]
+        lengths = np.diff(np.append(begins, len(rows.lsns)))
+        return np.repeat(before, lengths), Clock(int(after[-1]), int(latest[-1]))

@@ -21,6 +21,7 @@ from cdc.config.settings import (
     SourceSettings,
     SparkSettings,
     TableSettings,
+    TableShape,
 )
 from cdc.model import TableId
 from sinks import registry
@@ -59,8 +60,9 @@ def _lines() -> Iterator[str]:
     yield from _section("log", LogSettings)
     for kind, settings in sorted(cdc.log.settings_kinds().items()):
         yield from _section(f"log, kind: {kind}", settings, skip=set(LogSettings.model_fields))
-    yield from _section("sinks[]", SinkSettings, skip={"retry"})
+    yield from _section("sinks[]", SinkSettings, skip={"retry", "shape"})
     yield from _section("sinks[].retry", RetrySettings)
+    yield from _section("sinks[].shape.<table>", TableShape)
     for kind, store in sorted(registry.settings_kinds().items()):
         yield from _section(f"sinks[], kind: {kind}", store, skip=set(SinkSettings.model_fields))
     yield from _section("http", HttpSettings)

@@ -39,6 +39,8 @@ sinks:
     path: ./lake
   - kind: opensearch
     url: http://127.0.0.1:9200
+    # shape:                           # other rows and columns than the source's: docs/shaping.md
+    #   public.orders: {where: "status <> 'draft'", drop: [note], compute: {total: "price * quantity"}}
   - kind: redis
     url: redis://127.0.0.1:6379/0
 

@@ -31,13 +31,13 @@ def run(
     """
     from cdc.service.daemon.process import settings_from
     from cdc.service.observe.positions import open_log
+    from cdc.service.views.engine import open_view
     from cdc.service.views.foreground import changes
-    from cdc.service.views.process import engine
     from cdc.service.views.view_run import view_named
 
     settings = settings_from(config)
     view = view_named(settings, name)
-    found = changes(settings, view, open_log(settings), engine(), until=_lsn(until), seconds=seconds)
+    found = changes(settings, view, open_log(settings), open_view, until=_lsn(until), seconds=seconds)
     for number, line in enumerate(_lines(found), 1):
         sys.stdout.write(f"{line}\n")
         if number == limit:

@@ -12,12 +12,11 @@ from snapshots.verify.comparison import Differences, WaitFor
 from snapshots.verify.view_comparison import verify_view
 from views import registry
 from views.dropped import is_dropped
-from views.plan import Plan
+from views.plan import ViewPlan
 
 
 class VerifiedViews:
-    """Views that can be computed from the tables alone. Windows cannot: what was late depends on the order in which
-    rows came, which only the log has."""
+    """Views that can be computed from the tables alone. Windows cannot: they depend on the order of the log."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -50,5 +49,5 @@ class VerifiedViews:
     def _log(self) -> LogReader:
         return cdc.log.open_reader(self._settings)
 
-    def _plan(self, view: ViewSettings) -> Plan:
+    def _plan(self, view: ViewSettings) -> ViewPlan:
         return registry.plan_of(view, catalog_of(self._settings, view, self._log))

@@ -31,10 +31,8 @@ def catalog_of(settings: Settings, view: ViewSettings, log: LogReader) -> Catalo
     down, does not stop it. Another definition is planned with the present one."""
     path = view_folder(settings.state, view.name) / _FILE
     digest = hashlib.sha256(view.model_dump_json().encode()).hexdigest()
-    stored = _stored(path)
-    if stored.get("settings") == digest:
-        keys = tuple(_foreign_key(facts) for facts in stored["keys"])
-        return _catalog(settings, log, keys)
+    if (stored := _stored(path, digest)) is not None:
+        return _catalog(settings, log, stored)
     found = current_catalog(settings, log)
     make_folder(path.parent)
     body = {"settings": digest, "keys": [asdict(key) for key in found.foreign_keys]}
@@ -48,12 +46,13 @@ def _catalog(settings: Settings, log: LogReader, keys: tuple[ForeignKey, ...]) -
     return Catalog(schemas, keys, captured)
 
 
-def _stored(path: Path) -> dict[str, list[dict[str, dict[str, str]]]]:
+def _stored(path: Path, digest: str) -> tuple[ForeignKey, ...] | None:
+    """The foreign keys with which these settings were planned first; None if they were not."""
     try:
-        body: dict[str, list[dict[str, dict[str, str]]]] = json.loads(path.read_bytes())
+        body = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return {}
-    return body
+        return None
+    return tuple(map(_foreign_key, body["keys"])) if body.get("settings") == digest else None
 
 
 def _foreign_key(facts: Mapping[str, Mapping[str, str]]) -> ForeignKey:

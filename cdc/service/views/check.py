@@ -13,7 +13,7 @@ from cdc.service.views.catalog import current_catalog
 from snapshots.tables.rows import describe, masking_of
 from views import registry
 from views.catalog import Catalog
-from views.plan import Plan
+from views.plan import ViewPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class CheckedView:
     """A view with its plan, or with what is wrong with it."""
 
     view: ViewSettings
-    plan: Plan | None
+    plan: ViewPlan | None
     error: MillraceError | None = None
 
 

@@ -1,8 +1,8 @@
-"""One view at work: reads the log, moves its steps on batch by batch, and hands the changes over to the capture process.
+"""One view at work: reads the log, moves its steps on batch by batch, and hands the changes over to capture.
 
-The log's mark of the view says up to which offset its output is in the log. Everything else can be computed again: after
-a crash the view continues from its last checkpoint, and what it computes up to the mark is not handed over again. A
-checkpoint is made only when the log has all output, so it is never ahead of the mark.
+The log's mark of the view says up to which offset its output is in the log. Everything else can be computed again:
+after a crash the view continues from its last checkpoint, and what it computes up to the mark is not handed over again.
+A checkpoint is made only when the log has all output, so it is never ahead of the mark.
 """
 
 import json
@@ -21,10 +21,11 @@ from cdc import failpoint
 from cdc.config.settings import Settings, ViewSettings
 from cdc.durable_files import remove
 from cdc.errors import ViewError
-from cdc.model import ZERO_LSN, Lsn, format_lsn
+from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader, Offset
 from cdc.service.views.catalog import all_rows_read, catalog_of
 from cdc.service.views.view_run import ViewRun, consumer_of
+from snapshots.initial.snapshot import EXACT_MARK
 from views import registry
 from views.dataflow.output import Moment, changes
 from views.emission import former_content, replacement, whole_content
@@ -41,6 +42,7 @@ _LATE_SECONDS = 30.0
 arrived."""
 _COMMIT_SECONDS = 0.5
 _LOADED_SECONDS = 0.5
+_NOT_YET = Lsn(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,6 @@ class ViewEngine:
     def __init__(self, settings: Settings, view: ViewSettings, log: LogReader, stop: threading.Event) -> None:
         self._view, self._log, self._stop = view, log, stop
         self._plan = registry.plan_of(view, catalog_of(settings, view, log))
-        self._tables = pa.array([str(table) for table in self._plan.columns])
         self._folder = OutputFolder(settings.state, view.name)
         self._states = view_folder(settings.state, view.name) / "state"
         self._consumer = consumer_of(view.name)
@@ -94,6 +95,8 @@ class ViewEngine:
         self._former = mark.definition if mark else ""
         self._emission = mark.emission if mark else 0
         self._graph = self._plan.graph()
+        self._tables = pa.array([name for each in self._graph.inputs for name in each.tables])
+        self._exact = self._exact_from()
         known = self._restore()
         self._live = mark is not None and mark.definition == self._plan.definition and not mark.part
         self._until = mark.offset if mark and self._live and known != self._put else None
@@ -173,6 +176,9 @@ class ViewEngine:
     def _compute(self, rows: pa.Table, position: Offset, reached: Lsn) -> None:
         self._check_schemas(rows)
         self._computing = True
+        if self._exact is None:
+            self._exact = self._exact_from()
+        self._graph.begin(_NOT_YET if self._exact is None else self._exact, reached)
         delta = self._graph.step(rows)
         failpoint.reached("views.after_step")
         self._position, self._reached, self._dirty, self._computing = position, reached, True, False
@@ -199,6 +205,11 @@ class ViewEngine:
                     f"View {self._view.name} needs column {missing[0]} of {table}, which was removed or renamed.",
                     "Change the view's definition in the pipeline file.",
                 )
+
+    def _exact_from(self) -> Lsn | None:
+        """The LSN at which the initial snapshot ends; None while it is read."""
+        text = self._log.marks().get(EXACT_MARK, "")
+        return parse_lsn(text) if text else None
 
     # -- output
 
@@ -244,9 +255,8 @@ class ViewEngine:
     def _in_parts(self, pieces: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, Mark]]:
         """The pieces, each with its mark; the state must not change before the last one."""
         self._emission += 1
-        held, number = next(pieces), 0
-        for piece in pieces:
-            number += 1
+        held = next(pieces)
+        for number, piece in enumerate(pieces, 1):
             yield held, Mark(self._position, self._reached, self._plan.definition, self._emission, number)
             held = piece
         yield held, Mark(self._position, self._reached, self._plan.definition, self._emission)

@@ -94,6 +94,31 @@ def test_tasks_write_rows_truncates_and_partial_rows_and_a_killed_worker_costs_n
     assert program.terminate() == 0
 
 
+def test_tasks_shape_their_rows(start: Start, filled_log: FilledLog, redis_url: str) -> None:
+    """Programs are compiled in the tasks; an expression that fails there makes a dead letter of the driver."""
+    filled_log.record(ITEMS)
+    compute = {"title": "label || '!'", "share": "100 / (id - 7)"}
+    shape = {"where": "label <> 'second'", "rename": {"id": "number"}, "compute": compute, "target": "item"}
+    end = filled_log.append(labelled(5_000, 10, "first"))
+    program = start({"kind": "redis", "url": redis_url, "shape": {"public.items": shape}})
+    client = redis.Redis.from_url(redis_url)
+
+    def reached() -> bool:
+        assert program.running(), program.said()[-4000:]
+        return [item.reached for item in filled_log.reader.consumers()] == [end]
+
+    def row(key: int) -> Any:
+        return json.loads(client.get(f"item:{key}") or b"{}")
+
+    wait_until(reached, 180, "the first batch")
+    assert (row(9)["number"], row(9)["title"], row(9)["share"], row(7)) == (9, "first!", 50, {})
+    assert "division by zero" not in program.said() and "refused 1 change(s)" in program.said()
+    end = filled_log.append(labelled(3_000, 20, "second"))
+    wait_until(reached, 60, "the second batch")
+    assert (row(9), row(2_999), row(3_000)["title"]) == ({}, {}, "first!")
+    assert program.terminate() == 0
+
+
 def test_tasks_read_a_log_in_a_bucket(
     start: Start,
     settings_of: Callable[..., Settings],

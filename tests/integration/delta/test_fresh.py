@@ -22,6 +22,7 @@ from sinks.delta import sink
 from sinks.delta.fresh import Fresh
 from sinks.delta.rows.changes import in_source_order
 from sinks.delta.settings import DeltaSettings
+from sinks.registry import open_sink
 from tests.fix_log import FilledLog
 from tests.fix_processes import RunProgram
 from tests.scenes.histories import INT4, INTEGERS, PAIRS, TEXT, History, Row, batch, change, cut, images, table
@@ -223,3 +224,22 @@ def test_the_command_writes_the_view_to_a_file(lake: Lake, run_program: RunProgr
     assert (said["rows"], said["changed"]) == (2, 1)
     rows: pa.Table = pq.read_table(output)
     assert set(rows["id"].to_pylist()) == {1, 2}
+
+
+def test_the_view_of_a_shaped_table_is_shaped(
+    filled_log: FilledLog, settings_of: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """Also what left the filter in the log, before the table has it."""
+    shape = {"where": "label <> 'gone'", "rename": {"id": "number"}, "compute": {"size": "length(big)"}, "target": "it"}
+    settings = settings_of(sinks=[{"kind": "delta", "path": str(tmp_path / "lake"), "shape": {"public.items": shape}}])
+    filled_log.record(ITEMS)
+    sink = open_sink(settings.sinks[0], SinkContext(settings.state))
+    first = [put(1, 10, "one", "abc"), put(2, 11, "two", "abcd")]
+    end = filled_log.append(first)
+    sink.prepare(ITEMS)
+    sink.apply(batch(ITEMS, first))
+    filled_log.reader.commit("delta", end)
+    filled_log.append([put(1, 20, "new"), put(2, 21, "gone"), put(3, 22, "three", "x")])
+    seen = fresh(settings, "public.items").arrow().select(["number", "label", "size"]).to_pylist()
+    assert sorted(map(tuple, (row.values() for row in seen))) == [(1, "new", 3), (3, "three", 1)]
+    assert (tmp_path / "lake" / "it").is_dir()

@@ -67,7 +67,8 @@ right(name, 3); left(name, -2); right(name, -2); reverse(name); replace(name, 'x
 split_part(name, ',', 1); split_part(name, ',', 9); starts_with(name, 'Gr'); strpos(name, 'x')
 position('x' in name); substring(name from 2 for 3); substring(name, 2); substr(name, 1, 2); trim(name)
 substring(name from 0 for 2); btrim(name, 'x'); ltrim(name); rtrim(name, 'x'); trim(both 'x' from name)
-name || 'x'; name || quantity; 'x' || null; concat(name, quantity); concat(name, null); concat_ws('-', name, null, name)
+name || 'x'; name || quantity; 'x' || null; concat(name, quantity); concat(name, null)
+concat_ws('-', name, null, name)
 name::varchar(3); quantity::text; price::text; big::text; day::text; ts::text; u::text; mood::text; code::text
 code = 'ab'; code || 'x'; length(code); upper(code)
 '12'::int + quantity; ' 12 '::int; '1.5'::numeric(4,2); 'true'::boolean; '2024-01-01'::date; date '2024-01-01'
@@ -90,6 +91,28 @@ u = 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'; u is null; u in ('a0eebc99-9c0b-4ef8
 j->>'a'; j->'c'->>'d'; j->'l'->>0; j->>'missing'; j->>'n'; j->>'a' = 'x'
 tags[1]; tags[2]; tags[9]; 'a' = any(tags); 3 = any(numbers); 'z' = any(tags); not 'z' = any(tags); name = any(tags)
 numbers[2]; array[1, 2]; array['a"b', null]
+s::int; quantity::double precision; s::real; ok::int; quantity::boolean; name::text; day::timestamptz
+'2024-01-31 10:00:00'::timestamp; '2024-01-31 10:00:00+02'::timestamptz; 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'::uuid
+interval '1 day' * 2; day + interval '1 day' * s
+- (- quantity); - - quantity; quantity /* a comment */ + 1
+split_part(name, ',', -1); substring(name, -1, 3); left(name, 0); right(name, 0); greatest(name, 'b')
+replace(name, '', 'x')
+strpos(name, ''); position('' in name); starts_with(name, ''); trim(''); mod(-7, 3); round(-2.5); ceil(-0.5)
+floor(-0.5)
+price % 3; 2 between 1 and 3; name = any(array['a', 'x']); case when null then 1 else 2 end; null and ok; null or ok
+name ~ '\\d'; name ~ '^\\w+$'; name like '%\\_%'; name ~ 'x|y'; name ~ '[[:digit:]]'; name ~ '^.+$'; name like 'G%e_%'
+reverse(name); quantity = 3 and not ok or name is null; -7 / 2; 7 / -2; -7 % 3; 7 % -3; abs(-quantity)
+price = 19.90 and d > 1
+concat_ws(',', name, ''); concat('a', 1, null); 'a' || 'b' || quantity; substring(name, 0); name ilike 'g%\\\\_%'
+name not like 't%\\n%'; substring(name, quantity, 2); split_part('a,b,c', ',', 2)
+round(price, -1); round(1234.5678, 2); abs(price * -1); greatest(1, 2.5); coalesce(null, 1); nullif(1, 1)
+upper('a'); md5('')
+d = 2.5 or d <> d; r = 1.5; r > 1; s = 7 and big > 1; extract(doy from date '2024-12-31')
+extract(week from date '2021-01-03')
+date_trunc('week', timestamp '2024-01-03 10:00:00'); timestamp '2024-01-31 00:00:00' + interval '1 month'
+day - interval '1 year'
+t at time zone 'Asia/Kolkata'; left(name, 3) = 'Grü'; substring('hello' from 2); substring('hello' from 10)
+substring('hello', 2, 0)
 mood = 'sad'; mood in ('sad', 'so so'); at > '09:00'; null::text; null::int; 'text'; 1; 1.50; true; 99999999999
 """
 

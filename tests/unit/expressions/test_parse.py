@@ -15,6 +15,7 @@ COLUMNS = {
     "Name": "VARCHAR",
     "ip": "TEXT OF inet",
     "ratio": "DOUBLE",
+    "payload": "JSON",
 }
 
 
@@ -79,6 +80,14 @@ def test_an_unknown_column_is_named_with_its_place_and_near_matches() -> None:
         ("upper(quantity)", "the types do not fit together"),
         ("quantity <> any(name)", "ANY"),
         ("name ->> 'a'", "json is needed here"),
+        ("payload -> 'a'", "a part of a JSON value"),
+        ("name::json", "a cast to json is not available"),
+        (r"name ~ '\bx'", "the pattern must be written here, and without"),
+        ("name ~ '('", "the pattern: "),
+        ("name ~ name", "the pattern must be written here"),
+        ("split_part(name, '', 1)", "split_part needs a separator"),
+        ("split_part(name, ',', 0)", "split_part needs a separator"),
+        ("substring(name, 1, quantity)", "the length must be written as a number"),
         ("orders.price", "unknown column 'orders.price'"),
     ],
 )

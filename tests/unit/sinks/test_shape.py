@@ -92,7 +92,7 @@ def test_names_may_change_places() -> None:
         ({"compute": {"total": "prise * 2"}}, "compute.total, line 1, column 1: unknown column 'prise'"),
         ({"compute": {"total": "prise"}}, "unknown column 'prise'"),
         ({"compute": {"total": "price / quantity"}}, "compute.total, line 1, column 1: a division of numerics"),
-        ({"cast": {"note": "json"}, "compute": {"x": "note->>'a'"}}, "json is needed here"),
+        ({"cast": {"note": "json"}}, "cast.note, line 1, column 1: a cast to json is not available"),
         ({"where": "quantity"}, "where, line 1, column 1: the condition is integer"),
         ({"where": "quantity > 'x'"}, "'x' is no integer"),
     ],

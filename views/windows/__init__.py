@@ -1,0 +1,1 @@
+"""Windows of event time: their settings and the steps that compute them."""
