@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.arrays import AnyArray
+from cdc.arrays import AnyArray, Bools
 from cdc.errors import ViewError
 from cdc.expressions import engine
 from views.dataflow.delta import ID, SIGN, delta_schema, net, signed
@@ -25,6 +25,8 @@ GROUP = "_group"
 """The text of the group's key, a column of the input."""
 RESULT = "_result"
 """The id of a row of the result: of a group's only row, its key."""
+WINDOW_END = "window_end"
+"""The key's column with the end of a window, of groups in windows."""
 _COUNT = "_count"
 
 
@@ -96,6 +98,12 @@ class _Groups:
         return delta_schema(self.schema).empty_table()
 
 
+def ended(rows: pa.Table, closed: int) -> Bools:
+    """Which rows are those of windows that ended up to a time."""
+    found: Bools = rows.column(WINDOW_END).cast(pa.int64()).to_numpy() <= closed
+    return found
+
+
 class RunningTotals(_Groups):
     """Counts, sums and averages."""
 
@@ -123,6 +131,10 @@ class RunningTotals(_Groups):
         live = pc.greater(after.column(_COUNT), pa.scalar(0))
         self.totals.put(group, group, live.to_numpy(), after)
         return self._result(self._shown(stored), self._shown(after.filter(live)))
+
+    def forget(self, closed: int) -> None:
+        """Remove the groups of windows that ended up to this time."""
+        self.totals.forget(lambda rows: ended(rows, closed))
 
     def _sum_query(self) -> str:
         """The totals after the delta, of its groups."""
@@ -180,6 +192,10 @@ class GroupedRows(_Groups):
         keys = "".join(f', any_value("{name}") as "{name}"' for name in self._keys.names)
         values = "".join(f', {call.rows_sql} as "{call.name}"' for call in self._calls)
         return self._run(self.reduce_query(keys, values), given=known)
+
+    def forget(self, closed: int) -> None:
+        """Remove the rows of windows that ended up to this time."""
+        self.rows.forget(lambda rows: ended(rows, closed))
 
     def reduce_query(self, keys: str, values: str) -> str:
         """The rows of the result, from `given`: RESULT identifies a row; `keys` and `values` select its columns."""

@@ -33,7 +33,15 @@ class Node:
 class Graph:
     """The steps of one view."""
 
-    def __init__(self, inputs: Sequence[InputTable], nodes: Sequence[Node], output: Output) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[InputTable],
+        nodes: Sequence[Node],
+        output: Output,
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`forget` removes state that no change can concern any more; called between two batches."""
+        self.forget = forget
         self.inputs = tuple(inputs)
         self.nodes = tuple(nodes)
         self.output = output
@@ -90,9 +98,9 @@ class GraphBuilder:
         self._nodes.append(Node(name, step, tuple(sources), text, state or {}))
         return len(self._inputs) + len(self._nodes) - 1
 
-    def built(self, output: Output) -> Graph:
+    def built(self, output: Output, forget: Callable[[], None] = lambda: None) -> Graph:
         """The graph; the last step gives the rows of the view."""
-        return Graph(self._inputs, self._nodes, output)
+        return Graph(self._inputs, self._nodes, output, forget)
 
 
 def _of(rows: pa.Table, tables: Sequence[str]) -> pa.Table:

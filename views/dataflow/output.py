@@ -24,6 +24,7 @@ class Output:
     def __init__(self, view: TableId) -> None:
         self.view = view
         self.rows = StateTable(pa.schema([(ID, pa.string()), *OUTPUT]))
+        self._count: int | None = None
 
     @property
     def tables(self) -> dict[str, StateTable]:
@@ -33,8 +34,17 @@ class Output:
     def step(self, delta: pa.Table) -> pa.Table:
         """The changes of the view, for `changes`. The state has them afterwards."""
         delta = net(delta)
+        if self._count is not None:
+            self._count += int(delta.column(SIGN).to_numpy().sum())
         self.rows.put(delta.column(ID), delta.column(ID), delta.column(SIGN).to_numpy() > 0, delta)
         return delta
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        if self._count is None:
+            self._count = sum(rows.num_rows for rows in self.rows.scan())
+        return self._count
 
     def content(self) -> Iterator[pa.Table]:
         """Every row as a delta, in pieces."""

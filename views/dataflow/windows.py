@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Ints
+from views.dataflow.aggregate import WINDOW_END
 from views.dataflow.delta import ID, SIGN, delta_schema, net, signed
 from views.dataflow.events import NOW, SEEN, TIME
 from views.state.key_hash import hashes
@@ -14,7 +15,8 @@ from views.state.table import StateTable, own_columns
 from views.time.clock import NEVER
 from views.time.emit import Emit
 
-START, END, LATE, FINAL, WATERMARK = "window_start", "window_end", "late", "final", "watermark"
+START, END = "window_start", WINDOW_END
+LATE, FINAL, WATERMARK = "late", "final", "watermark"
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _FOREVER = 2**62
@@ -108,7 +110,7 @@ class Closing:
 
     def step(self, delta: pa.Table) -> pa.Table:
         """`delta` is net. Also called for a batch without changes: the clock may have moved."""
-        before = self._stored_watermark()
+        before = self.stored_watermark
         watermark = max(self._watermark(), before)
         self._keep_open(delta, _microseconds(delta.column(END)), before)
         new, gone = (delta.filter(pa.array(delta.column(SIGN).to_numpy() == sign)) for sign in (1, -1))
@@ -150,11 +152,13 @@ class Closing:
         found = rows.append_column(WATERMARK, moment).append_column(FINAL, final)
         return found.select(delta_schema(self.schema).names)
 
-    def _stored_watermark(self) -> int:
+    @property
+    def stored_watermark(self) -> int:
+        """The watermark after the last batch."""
         return max((rows.column("watermark")[0].as_py() for rows in self.closed.scan()), default=NEVER)
 
     def _store_watermark(self, watermark: int) -> None:
-        if watermark > self._stored_watermark():
+        if watermark > self.stored_watermark:
             self.closed.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table({"watermark": pa.array([watermark])}, _CLOSED))
 
 

@@ -4,7 +4,7 @@ Rows are looked up by their key in time that depends on the rows found, not on t
 through the page cache (mmap), so the table may be larger than memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ _FANOUT = 4
 """A run is merged into its older neighbour once that is less than so many times larger. 2 halves the runs that a lookup
 searches, and writes each row about twice as often."""
 _SCANNED = 65_536
+_FORGOTTEN = 20_000
+"""Entries that are not worth a pass over the table."""
 
 
 class StateTable:
@@ -26,6 +28,8 @@ class StateTable:
         self.columns = columns
         self._empty = run_schema(columns).empty_table()
         self._runs = list(runs)
+        self._needed = 0
+        """Entries after the last `forget`."""
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -75,6 +79,14 @@ class StateTable:
         """Make one run of all, without entries of removed rows."""
         if len(self._runs) > 1:
             self._runs = [merged(self._runs, keep_removed=False)]
+
+    def forget(self, outdated: Callable[[pa.Table], Bools]) -> None:
+        """Remove the rows that are outdated, now and then: when the table has doubled since the last time."""
+        if self.entries <= 2 * self._needed + _FORGOTTEN:
+            return
+        whole = merged(self._runs, keep_removed=False)
+        self._runs = [Run.of(whole.rows.filter(pa.array(~outdated(whole.rows))).combine_chunks())]
+        self._needed = self.entries
 
     def stored(self, runs: Sequence[Run]) -> None:
         """Replace the runs by equal ones that are stored in files."""

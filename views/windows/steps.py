@@ -41,7 +41,18 @@ class WindowSteps:
 
     def graph(self) -> Graph:
         """The graph."""
-        return self._steps.built(self._output)
+        return self._steps.built(self._output, self._forget)
+
+    def _forget(self) -> None:
+        """Remove what windows had that are closed for good: no change is taken for them any more."""
+        settings = self._settings
+        grace = settings.correct_for if settings.late == "correct" else 0
+        closed = self._closing.stored_watermark - grace
+        reach = 0 if self._by_rows else _size(settings.window)[0]
+        if settings.window.all or closed <= NEVER // 2:
+            return
+        self._events.state.forget(lambda rows: rows.column(TIME).to_numpy() + reach <= closed)
+        self._aggregates.forget(closed)
 
     def _windows(self) -> tuple[int, dict[str, str]]:
         """The events with the arguments of the aggregates, once for each of their windows."""
@@ -68,7 +79,7 @@ class WindowSteps:
         parts = (*bounds, *((name, types[name]) for name in self._grouping.key))
         at = self._steps.add("keys", Keyed(GROUP, parts, nulls=True).step, [at])
         calls, computed = self._calls(types)
-        step = self._aggregate(calls, types)
+        self._aggregates = step = self._aggregate(calls, types)
         kept = (
             "counts and sums, changed in place"
             if isinstance(step, RunningTotals)
@@ -110,7 +121,7 @@ class WindowSteps:
     def _result(self, types: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
         """The columns of the result, emitted when they are due."""
         settings, key = self._settings, self._source.key
-        closing = Closing(schema, settings.emit, self._watermark)
+        self._closing = closing = Closing(schema, settings.emit, self._watermark)
         at = self._steps.add("closing", closing.step, [self._at], _EMITTED[settings.emit], closing.tables)
         program = self._columns({**types, WATERMARK: "TIMESTAMPTZ", FINAL: "BOOLEAN"})
         at = self._steps.add("result", Computed(program).step, [at], "the columns of the result")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, OUT, ConfigOption, JsonOption, complete_view, print_json, print_table
-from cdc.cli.views import definitions, foreground
+from cdc.cli.views import foreground, plans
 from cdc.errors import ConfigError, MillraceError
 
 if TYPE_CHECKING:
     from cdc.config.settings import Settings
 
 app = typer.Typer(help="Show, check and run views (tables derived from captured tables).", no_args_is_help=True)
-app.command("check")(definitions.check)
-app.command("explain")(definitions.explain)
 app.command("run")(foreground.run)
+app.command("check")(plans.check)
+app.command("explain")(plans.explain)
 
 _ANSWER_SECONDS = 30.0
 NameArgument = Annotated[str, typer.Argument(help="The view's name.", autocompletion=complete_view)]

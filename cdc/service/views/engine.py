@@ -285,6 +285,7 @@ class ViewEngine:
             or (self._live and self._folder.mark() != self._put)
         ):
             return False
+        self._graph.forget()
         facts = {"offset": self._position, "lsn": str(self._reached), "mark": self._put if self._live else ""}
         checkpoint.save(self._state, self._graph.tables, facts)
         failpoint.reached("views.after_checkpoint")
@@ -312,7 +313,7 @@ class ViewEngine:
         self._facts = {
             "state": "live" if self._live and self._until is None else "loading",
             "lsn": format_lsn(self._reached),
-            "rows": self._graph.output.rows.entries,
+            "rows": self._graph.output.count,
             "state_bytes": sum(table.bytes for table in tables.values()),
             "definition": self._plan.definition,
         }

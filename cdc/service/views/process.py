@@ -12,7 +12,7 @@ import cdc.log
 from cdc.config.settings import Settings
 from cdc.service.daemon import footprint, process
 from cdc.service.state import pauses, status
-from cdc.service.views.view_run import OpenView
+from cdc.service.views import engine
 from cdc.service.views.view_workers import ViewWorkers
 
 _INTERVAL = 0.5
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 def run(settings: Settings, stop: threading.Event, news: process.SettingsChange) -> None:
     """Run the views until `stop` is set, then finish the present steps."""
-    workers = ViewWorkers(cdc.log.open_reader(settings), engine())
+    workers = ViewWorkers(cdc.log.open_reader(settings), engine.open_view)
     _publish(settings, workers, "starting")
     try:
         while True:
@@ -33,13 +33,6 @@ def run(settings: Settings, stop: threading.Event, news: process.SettingsChange)
     finally:
         workers.close()
         _publish(settings, workers, "stopped")
-
-
-def engine() -> OpenView:
-    """What opens views of every kind. Imported when it is needed: it brings DuckDB."""
-    from cdc.service.views.engine import open_view
-
-    return open_view
 
 
 def _publish(settings: Settings, workers: ViewWorkers, state: str) -> None:

@@ -19,8 +19,6 @@ from cdc.service.views.view_run import OpenView, ViewRun
 from views.output_files import OutputFolder
 
 _LONGEST_PAUSE = 0.05
-_WAITING_SECONDS = 0.5
-"""Between two looks whether the log has a table that the view needs: as soon as capture has begun with it."""
 _log = logging.getLogger(__name__)
 
 
@@ -94,13 +92,10 @@ class ViewWorker:
 
     def _fail(self, error: Exception, delay: float) -> None:
         """Show the error, and wait until it is time to try again."""
-        if isinstance(error, ViewWaits):
-            self._failure = {"state": "waiting", "message": str(error)}
-            self._stop.wait(_WAITING_SECONDS)
-            return
         if isinstance(error, MillraceError):
             message, remedy, final = error.message, error.remedy, not error.transient
-            _log.error("view %s failed: %s", self.view.name, error)
+            level = logging.INFO if isinstance(error, ViewWaits) else logging.ERROR
+            _log.log(level, "view %s %s: %s", self.view.name, "waits" if level == logging.INFO else "failed", error)
         else:
             message, remedy, final = f"unexpected {type(error).__name__}", "See the log lines of views.", False
             _log.exception("view %s failed unexpectedly", self.view.name)
