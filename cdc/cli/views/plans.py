@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def check(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Check every view against the captured tables, their columns and their types.
 
-    Asks the log for the schemas and the source for foreign keys. Exit code 2 if a definition is wrong.
+    Asks the log for the schemas, and the source for foreign keys and for tables that the log lacks. Exit code 2
+    if a definition is wrong.
 
     Example: millrace view check
     """
@@ -63,10 +64,10 @@ def explain(
 
 def _plan(settings: "Settings", view: "ViewSettings") -> "ViewPlan":
     from cdc.service.observe.positions import open_log
-    from cdc.service.views.catalog import current_catalog
+    from cdc.service.views.catalog import whole_catalog
     from views.registry import plan_of
 
-    return plan_of(view, current_catalog(settings, open_log(settings)))
+    return plan_of(view, whole_catalog(settings, open_log(settings)))
 
 
 def _facts(settings: "Settings", view: "ViewSettings") -> dict[str, object]:

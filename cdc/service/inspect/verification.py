@@ -70,12 +70,7 @@ def _tables(settings: Settings, sink: SinkSettings, asked: Sequence[str]) -> lis
     known = {table.name: table for table in settings.source.tables}
     views = {view.table for view in settings.views}
     for name in map(parsed_table, asked):
-        if name in views:
-            raise ConfigError(
-                f"{name} is a view: verify compares the stores with Postgres, which does not have its rows.",
-                "Leave it out.",
-            )
-        if name not in known and name not in [view.table for view in settings.views]:
+        if name not in known and name not in views:
             raise ConfigError(f"Table {name} is not captured.", f"Tables: {', '.join(map(str, known))}.")
     wanted = set(map(parsed_table, asked)) or set(known)
     return [table for name, table in known.items() if name in wanted and (not sink.tables or name in sink.tables)]

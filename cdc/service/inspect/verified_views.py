@@ -11,6 +11,7 @@ from cdc.service.views.catalog import catalog_of
 from snapshots.verify.comparison import Differences, WaitFor
 from snapshots.verify.view_comparison import verify_view
 from views import registry
+from views.dropped import is_dropped
 from views.plan import ViewPlan
 
 
@@ -21,10 +22,12 @@ class VerifiedViews:
         self._settings = settings
 
     def of_sink(self, sink: SinkSettings, asked: Sequence[str]) -> Iterator[ViewSettings]:
-        """The views of a sink that were asked for; all if none was named. Raises ConfigError for one that was named and
-        cannot be compared."""
+        """The views of a sink that were asked for; all but dropped ones if none was named. Raises ConfigError for one
+        that was named and cannot be compared."""
         for view in self._settings.views:
             if view.table not in self._settings.tables_of(sink) or (asked and str(view.table) not in asked):
+                continue
+            if is_dropped(self._settings.state, view.name):
                 continue
             if self._plan(view).referee is not None:
                 yield view

@@ -3,17 +3,20 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from cdc.capture.source import foreign_keys
-from cdc.capture.source.connect import brief
+from cdc.capture.source.connect import brief, connect
 from cdc.config.settings import Settings, ViewSettings
 from cdc.durable_files import make_folder, replace_unsynced
-from cdc.model import ForeignKey, TableId
+from cdc.errors import SourceRefused
+from cdc.model import ForeignKey, TableId, TableSchema
 from cdc.ports import LogReader
 from snapshots.backfill.jobs import JobState, known, own_id
 from snapshots.initial.snapshot import EXACT_MARK
+from snapshots.tables.rows import describe, masking_of
 from views.catalog import Catalog
 from views.output_files import view_folder
 
@@ -24,6 +27,19 @@ def current_catalog(settings: Settings, log: LogReader) -> Catalog:
     """The catalog now. Raises SourceLost if the source cannot be asked."""
     with brief(settings.source) as connection:
         return _catalog(settings, log, foreign_keys.read(connection, settings.captured))
+
+
+def whole_catalog(settings: Settings, log: LogReader) -> Catalog:
+    """The catalog now; a table that the log does not have yet is described by the source. Raises SourceLost."""
+    found = current_catalog(settings, log)
+    missing = [table for table in settings.source.tables if table.name not in found.schemas]
+    described: list[TableSchema] = []
+    if missing:
+        with connect(settings.source) as connection:
+            for table in missing:
+                with suppress(SourceRefused):  # it does not exist: the view that needs it says so
+                    described.append(describe(connection, table, masking_of(settings.source)).layout.schema)
+    return replace(found, schemas={**found.schemas, **{schema.table: schema for schema in described}})
 
 
 def catalog_of(settings: Settings, view: ViewSettings, log: LogReader) -> Catalog:
