@@ -15,7 +15,7 @@ from cdc.model import TICKS_TABLE, TableId
 from views.dataflow.changes import Chains, InputTable, legs
 from views.dataflow.delta import ID, delta_schema, signed
 from views.state.table import StateTable
-from views.time.clock import NEVER, Clock, LogRows
+from views.time.clock import NEVER, EventClock, LogRows
 
 TIME, SEEN, NOW = "_time", "_seen", "_now"
 """Microseconds: the event time of the row, the clock when the row came, the clock at the change."""
@@ -38,7 +38,7 @@ class Events(InputTable):
         """Changes below this LSN are the initial snapshot: never late, because their order is not that of time."""
         self.loading = True
         """Whether the snapshot is still being read: no window closes."""
-        self._clock = Clock()
+        self._clock = EventClock()
         self._time = time
         self._idle = idle
         self._legs_schema = delta_schema(pa.schema([*cells, *_STORED, (NOW, pa.int64())]))
@@ -61,7 +61,7 @@ class Events(InputTable):
     def step(self, rows: pa.Table) -> pa.Table:
         """Every change as the row before and the row after it."""
         for stored in self.clock.scan():
-            self._clock = Clock(*(stored.column(name)[0].as_py() for name in ("greatest", "newest")))
+            self._clock = EventClock(*(stored.column(name)[0].as_py() for name in ("greatest", "newest")))
         found = [self._legs_schema.empty_table(), *self._event_parts(rows.combine_chunks())]
         now = {"greatest": pa.array([self._clock.greatest]), "newest": pa.array([self._clock.newest])}
         self.clock.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table(now, _CLOCK))

@@ -26,14 +26,14 @@ class LogRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class EventClock:
     """What the clock shows after some row."""
 
     greatest: int = NEVER
     newest: int = NEVER
     """The greatest commit time so far, to know when the table has become idle."""
 
-    def along(self, rows: LogRows, idle: int) -> tuple[Ints, "Clock"]:
+    def along(self, rows: LogRows, idle: int) -> tuple[Ints, "EventClock"]:
         """The clock before the transaction of each row, and after the last row.
 
         A tick moves the clock to its time less `idle`, if no row was committed since; 0: ticks do not move it.
@@ -47,4 +47,4 @@ class Clock:
         begins = np.flatnonzero((np.diff(rows.lsns, prepend=rows.lsns[0] - 1) != 0) | rows.ticks)
         before = np.concatenate([[self.greatest], after])[begins]
         lengths = np.diff(np.append(begins, len(rows.lsns)))
-        return np.repeat(before, lengths), Clock(int(after[-1]), int(latest[-1]))
+        return np.repeat(before, lengths), EventClock(int(after[-1]), int(latest[-1]))
