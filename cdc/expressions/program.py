@@ -15,6 +15,7 @@ from cdc.expressions import engine
 from cdc.expressions.column_types import is_opaque
 from cdc.expressions.expression import Expression
 from cdc.expressions.translation import Inputs, Translated, translate
+from cdc.expressions.values import cell_sql
 
 _ROWS = "given"
 _AS_TEXT = ("UUID", "JSON", "TIME", "VARCHAR", "BPCHAR", "NUMERIC")
@@ -54,7 +55,7 @@ class Program:
         the program's. Raises ExpressionFailed if an expression has no value for some row."""
         passed = [name for name in rows.column_names if name not in self.columns and name not in self.types]
         try:
-            return self._run(rows, passed, [_output(one) for _, one in self._select.values()], self._condition())
+            return self._run(rows, passed, [output_sql(*each) for each in self._select.values()], self._condition())
         except duckdb.Error:
             failed = self.run_each(rows).failed
             reason = next(iter(failed.values()), "the condition has no value for a row")
@@ -62,7 +63,7 @@ class Program:
 
     def run_each(self, rows: pa.Table) -> Evaluated:
         """The values of every row, whether it meets the condition or not, and the rows for which there are none."""
-        outputs = [_output(one) for _, one in self._select.values()]
+        outputs = [output_sql(*each) for each in self._select.values()]
         try:
             return Evaluated(self._run(rows, [], outputs, ""), {})
         except duckdb.Error:
@@ -73,7 +74,7 @@ class Program:
             wrapped: AnyArray = tried[name].combine_chunks()
             for number in np.flatnonzero(wrapped.is_null().to_numpy(zero_copy_only=False)).tolist():
                 if number not in failed:
-                    failed[number] = f"{expression.place}: {self._failure(rows.slice(number, 1), one)}"
+                    failed[number] = f"{expression.place}: {self._failure(rows.slice(number, 1), expression, one)}"
             values[name] = pc.struct_field(wrapped, "value")
         return Evaluated(pa.table(values), failed)
 
@@ -94,9 +95,9 @@ class Program:
             self._connection.unregister(_ROWS)
         return found.rename_columns([*self._select, *passed]) if selected else found.select([])
 
-    def _failure(self, row: pa.Table, one: Translated) -> str:
+    def _failure(self, row: pa.Table, expression: Expression, one: Translated) -> str:
         try:
-            self._run(row, [], [_output(one)] * len(self._select), "")
+            self._run(row, [], [output_sql(expression, one)] * len(self._select), "")
         except duckdb.OutOfRangeException:
             return "a number is out of range"
         except duckdb.ConversionException:
@@ -126,8 +127,10 @@ def _columns(select: Mapping[str, Expression], where: Expression | None) -> Iter
         yield from expression.columns
 
 
-def _output(one: Translated) -> str:
-    """Values as Arrow has them: some types as their text, a sum as a decimal."""
-    if one.type in _AS_TEXT or is_opaque(one.type):
+def output_sql(expression: Expression, one: Translated) -> str:
+    """SQL for a value as Arrow has it: some types as their text, arrays as JSON, a sum as a decimal."""
+    if one.type.endswith("[]") and expression.column is None:
+        return cell_sql(one.sql, one.type)
+    if one.type in _AS_TEXT or one.type.endswith("[]") or is_opaque(one.type):
         return f"CAST({one.sql} AS VARCHAR)"
     return f"CAST({one.sql} AS {one.type})"
