@@ -14,7 +14,7 @@ from cdc.expressions import engine
 from cdc.expressions.column_types import is_opaque
 from cdc.expressions.expression import Expression
 from cdc.expressions.translation import Inputs, Translated, translate
-from cdc.expressions.values import json_value, text_cells
+from cdc.expressions.values import cell_sql, json_value, text_cells
 
 _NO_VALUE = "it has no value"
 _REASONS = 100
@@ -55,7 +55,7 @@ class Program:
         the program's. Raises ExpressionFailed if an expression has no value for some row."""
         passed = [name for name in rows.column_names if name not in self.columns and name not in self.types]
         try:
-            outputs = [_output(one) for _, one in self._select.values()]
+            outputs = [output_sql(one) for _, one in self._select.values()]
             return self._run(rows, passed, outputs, self._condition()).rename_columns([*self._select, *passed])
         except duckdb.Error:
             failed = self.run_each(rows).failed
@@ -69,7 +69,7 @@ class Program:
         cost. A row with several failures has the reason of the first.
         """
         select = {name: one for name, one in self._select.items() if only is None or name in only}
-        outputs = [_json(one) if as_json else _output(one) for _, one in select.values()]
+        outputs = [_json(one) if as_json else output_sql(one) for _, one in select.values()]
         failed: dict[int, str] = {}
         try:
             found: dict[str, AnyArray] = dict(zip(select, self._run(rows, [], outputs, "").columns, strict=True))
@@ -112,7 +112,7 @@ class Program:
 
     def _failure(self, row: pa.Table, one: Translated) -> str:
         try:
-            self._run(row, [], [_output(one)], "")
+            self._run(row, [], [output_sql(one)], "")
         except duckdb.OutOfRangeException:
             return "a number is out of range"
         except duckdb.ConversionException:
@@ -145,11 +145,13 @@ def _columns(select: Mapping[str, Expression], where: Expression | None) -> Iter
 
 
 def _json(one: Translated) -> str:
-    return _output(one) if one.as_text else json_value(one.sql, one.type)
+    return output_sql(one) if one.as_text else json_value(one.sql, one.type)
 
 
-def _output(one: Translated) -> str:
-    """Values as Arrow has them: some types as their text, a sum as a decimal."""
+def output_sql(one: Translated) -> str:
+    """SQL for a value as Arrow has it: some types as their text, arrays as JSON, a sum as a decimal."""
+    if one.type.endswith("[]") and not one.as_text:
+        return cell_sql(one.sql, one.type)
     if one.type in _AS_TEXT or is_opaque(one.type) or one.as_text:
         return f"CAST({one.sql} AS VARCHAR)"
     return f"CAST({one.sql} AS {one.type})"

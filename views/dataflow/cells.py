@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,13 +26,13 @@ class Selected:
     """Adds computed columns and keeps only some.
 
     `keys`: columns joined to one key text; null if any of them is null, because null matches nothing.
-    `objects`: JSON objects. `numbers`: a column as a number to sort by, 0 if it is none.
+    `objects`: JSON objects. `orders`: a column as a number and a text to sort by.
     """
 
     keep: tuple[str, ...] = ()
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     objects: tuple[tuple[str, tuple[Member, ...]], ...] = ()
-    numbers: tuple[tuple[str, str], ...] = ()
+    orders: tuple[tuple[str, str, str], ...] = ()
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The same rows with other columns."""
@@ -40,8 +41,8 @@ class Selected:
             columns[name] = joined([delta.column(part) for part in parts])
         for name, members in self.objects:
             columns[name] = rendered(delta, members)
-        for name, source in self.numbers:
-            columns[name] = _number(delta.column(source))
+        for number, text, source in self.orders:
+            columns[number], columns[text] = _number(delta.column(source)), _text(delta.column(source))
         return pa.table(columns)
 
 
@@ -64,9 +65,14 @@ def rendered(rows: pa.Table, members: Sequence[Member]) -> AnyArray:
 
 
 def _number(cells: AnyArray) -> AnyArray:
-    """Numbers sort as numbers. Other values sort by their text, which the caller compares next."""
-    numeric = pc.match_substring_regex(cells, r"^-?\d+(\.\d+)?([eE][-+]?\d+)?$")
-    return pc.if_else(numeric, cells, pa.scalar("0")).cast(pa.float64()).fill_null(0.0)
+    """Numbers sort as numbers, and before null; texts have all the same number and sort by `_text`."""
+    numeric = pc.match_substring_regex(cells, r"^-?\d{1,300}(\.\d+)?([eE][-+]?\d{1,2})?$")
+    return pc.if_else(numeric, cells, "0").cast(pa.float64()).fill_null(np.inf)
+
+
+def _text(cells: AnyArray) -> AnyArray:
+    """Without the quote at the end, which would come between `a` and `a b`."""
+    return pc.fill_null(pc.replace_substring_regex(cells, '"$', ""), "")
 
 
 @dataclass(frozen=True, slots=True)

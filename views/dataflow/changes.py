@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray, Bools, Ints
-from cdc.errors import ViewError
 from cdc.json_text.columns import members
 from cdc.key_range import KeyRange
 from cdc.model import TableId
@@ -84,8 +83,10 @@ class InputTable:
         rows = pa.concat_tables(found) if found else self.state.lookup(np.zeros(0, np.uint64))
         if change["op"] == "p":
             rows = rows.filter(pa.array(KeyRange.parse(str(change["key"])).contains_keys(rows.column(ID))))
-        gone = np.zeros(rows.num_rows, np.bool_)
-        self.state.put(rows.column(ID), rows.column(ID), gone, rows)
+            gone = np.zeros(rows.num_rows, np.bool_)
+            self.state.put(rows.column(ID), rows.column(ID), gone, rows)
+        else:
+            self.state.clear()
         return rows
 
     def _changed(self, rows: pa.Table) -> pa.Table:
@@ -114,51 +115,36 @@ class InputTable:
         touched = np.isin(group[:stored_count], group[stored_count:])  # not a row whose hash is merely the same
         order = np.argsort(group, kind="stable")
         order = order[np.concatenate([touched, np.ones(count, np.bool_)])[order]]
-        ordered = group[order]
-        first = np.diff(ordered, prepend=-1) != 0
-        last = np.append(first[1:], True)
+        first = np.diff(group[order], prepend=-1) != 0
         gone = pc.equal(rows.column("op"), pa.scalar("d")).to_numpy(zero_copy_only=False)
-        alive = np.concatenate([np.ones(stored_count, np.bool_), ~gone])[order]
-        columns = self._columns(rows, known, gone, order, first)
-        return Chains(ids.take(pa.array(order)), alive, order - stored_count, first, last, columns)
+        columns, complete = self._columns(rows, known, gone, order, first)
+        alive = np.concatenate([np.ones(stored_count, np.bool_), ~gone])[order] & complete
+        ids = ids.take(pa.array(order))
+        return Chains(ids, alive, order - stored_count, first, np.append(first[1:], True), columns)
 
-    def _columns(self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools) -> pa.Table:
+    def _columns(
+        self, rows: pa.Table, known: pa.Table, gone: Bools, order: Ints, first: Bools
+    ) -> tuple[pa.Table, Bools]:
+        """The columns of all rows of the chains, and which rows have all of them."""
         images: AnyArray = pc.if_else(
             pa.array(gone), pa.scalar(None, pa.string()), rows.column("after").combine_chunks()
         )
-        raw = members(images)
-        unsent = _unsent(rows)
+        raw, unsent = members(images), _unsent(rows)
         links = _Links.of(rows, gone, order - known.num_rows, first)
-        found = []
+        found, complete = [], np.ones(len(order), np.bool_)
         for name in self.columns:
             new: AnyArray = raw[name].json().cast(pa.string()) if name in raw else pa.nulls(rows.num_rows, pa.string())
             values: AnyArray = pa.concat_arrays([known.column(name).combine_chunks(), new]).take(pa.array(order))
             if name in unsent:
                 missing = np.concatenate([np.zeros(known.num_rows, np.bool_), unsent[name]])[order]
-                values = values.take(pa.array(self._sources(name, missing, links)))
+                places, unknown = links.sources(missing)
+                values, complete = values.take(pa.array(places)), complete & ~unknown
             found.append(values)
         more = [field for field in self.state.columns if field.name not in (ID, *self.columns)]
         for field in more:  # what only stored rows have
-            new = pa.nulls(rows.num_rows, field.type).fill_null(0)
-            found.append(pa.concat_arrays([known.column(field.name).combine_chunks(), new]).take(pa.array(order)))
-        return pa.table(found, [*self.columns, *(field.name for field in more)])
-
-    def _sources(self, name: str, missing: Bools, links: "_Links") -> Ints:
-        """For each row of the chains, the row that has its value: itself, or the nearest one before it."""
-        places = np.maximum.accumulate(np.where(missing, 0, np.arange(len(missing))))
-        unknown = np.flatnonzero((places < links.start) | (missing & links.gone[places]))
-        if not len(unknown):
-            return places
-        former = links.former_of(unknown)
-        if (former < 0).any():
-            raise ViewError(
-                f"Column {name} of a row of {self.table} was not sent, and no earlier value of it is known.",
-                f"Have Postgres send it: alter table {self.table} replica identity full",
-            )
-        places[unknown] = former
-        while (places[places] != places).any():  # the former row may lack it too: its key was changed as well
-            places = places[places]
-        return places
+            none: AnyArray = pa.nulls(rows.num_rows, field.type).fill_null(0)
+            found.append(pa.concat_arrays([known.column(field.name).combine_chunks(), none]).take(pa.array(order)))
+        return pa.table(found, [*self.columns, *(field.name for field in more)]), complete
 
 
 def captured(columns: Mapping[TableId, Sequence[str]]) -> list[InputTable]:
@@ -190,7 +176,23 @@ class _Links:
     """The row under its former key, of a row whose key was changed: a delete is directly before it in its transaction.
     -1 if there is none."""
 
-    def former_of(self, places: Ints) -> Ints:
+    def sources(self, missing: Bools) -> tuple[Ints, Bools]:
+        """For each row, the row that has its value: itself, or the nearest one before it; and for which none has.
+
+        A backfill may still have to read such a row. It then repeats the change with every column, so the row is not
+        there until then.
+        """
+        places = np.maximum.accumulate(np.where(missing, 0, np.arange(len(missing))))
+        unknown: Bools = np.zeros(len(missing), np.bool_)
+        unfilled = np.flatnonzero((places < self.start) | (missing & (self.gone | missing)[places]))
+        former = self._former_of(unfilled)
+        places[unfilled] = np.where(former < 0, unfilled, former)
+        unknown[unfilled] = former < 0
+        while (places[places] != places).any():  # the former row may lack it too: its key was changed as well
+            places = places[places]
+        return places, unknown[places]
+
+    def _former_of(self, places: Ints) -> Ints:
         """The row under the former key, of the row or of an earlier one of its key; -1 if there is none."""
         linked = np.maximum.accumulate(np.where(self.former >= 0, np.arange(len(self.former)), 0))[places]
         return np.where(linked >= self.start[places], self.former[linked], -1)

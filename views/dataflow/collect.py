@@ -11,10 +11,10 @@ from views.dataflow.delta import ID, SIGN, delta_schema, net, signed
 from views.state.key_hash import hashes
 from views.state.table import StateTable
 
-KEY, ORDER, ITEM, LIST = "_parent", "_order", "_item", "_list"
-"""The columns of the input: the parent's key, what orders the items (a number that sorts, then the id), the item's JSON
-text; and the column of the result."""
-INPUT: Mapping[str, pa.DataType] = {KEY: pa.string(), ORDER: pa.float64(), ITEM: pa.string()}
+KEY, ORDER, TEXT, ITEM, LIST = "_parent", "_order", "_order_text", "_item", "_list"
+"""The columns of the input: the parent's key, what orders the items (a number, then a text, then the id), the item's
+JSON text; and the column of the result."""
+INPUT: Mapping[str, pa.DataType] = {KEY: pa.string(), ORDER: pa.float64(), TEXT: pa.string(), ITEM: pa.string()}
 OUTPUT = pa.schema([(KEY, pa.string()), (LIST, pa.string())])
 
 
@@ -51,8 +51,10 @@ def _lists(items: pa.Table, keys: AnyArray) -> AnyArray:
     """The array of each key's items, ordered; null for a key without items."""
     owner = pc.index_in(items.column(KEY), value_set=keys)
     owner = owner.combine_chunks() if isinstance(owner, pa.ChunkedArray) else owner
-    rows = items.select([ORDER, ID, ITEM]).append_column("owner", owner).filter(owner.is_valid())
-    rows = rows.sort_by([("owner", "ascending"), (ORDER, "ascending"), (ID, "ascending")]).combine_chunks()
+    rows = items.select([ORDER, TEXT, ID, ITEM]).append_column("owner", owner).filter(owner.is_valid())
+    rows = rows.sort_by(
+        [("owner", "ascending"), (ORDER, "ascending"), (TEXT, "ascending"), (ID, "ascending")]
+    ).combine_chunks()
     counts = np.bincount(rows.column("owner").to_numpy(), minlength=len(keys))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     texts: AnyArray = rows.column(ITEM).combine_chunks()

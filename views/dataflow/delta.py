@@ -87,13 +87,12 @@ def differing(rows: pa.Table, left: Ints, right: Ints) -> Bools:
 
 
 def equal(left: AnyArray, right: AnyArray) -> Bools:
-    """Whether values are equal; null equals null. Nested values are compared by their codes."""
-    found: Bools
-    if pa.types.is_nested(left.type):
-        both = codes(pa.concat_arrays([left, right]))
-        found = both[: len(left)] == both[len(left) :]
-        return found
+    """Whether values are the same; null is null. Floats are compared by their bits: 0 and -0 have other texts, and
+    NaN is what it was."""
+    if pa.types.is_floating(left.type):
+        bits = pa.int64() if left.type == pa.float64() else pa.int32()
+        left, right = left.view(bits), right.view(bits)
     same: AnyArray = pc.fill_null(pc.equal(left, right), pa.scalar(False))
     nulls: AnyArray = pc.and_(left.is_null(), right.is_null())
-    found = same.to_numpy(zero_copy_only=False) | nulls.to_numpy(zero_copy_only=False)
+    found: Bools = same.to_numpy(zero_copy_only=False) | nulls.to_numpy(zero_copy_only=False)
     return found

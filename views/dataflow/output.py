@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
+from cdc.errors import ViewError
 from cdc.model import LOG_SCHEMA, TableId
-from views.dataflow.delta import ID, SIGN, net, signed
+from views.dataflow.delta import ID, SIGN, net, signed, signs
+from views.state.key_hash import hashes
 from views.state.table import StateTable
 
 ROW = "_json"
@@ -34,9 +36,10 @@ class Output:
     def step(self, delta: pa.Table) -> pa.Table:
         """The changes of the view, for `changes`. The state has them afterwards."""
         delta = net(delta)
+        self._require_new_keys(delta)
         if self._count is not None:
-            self._count += int(delta.column(SIGN).to_numpy().sum())
-        self.rows.put(delta.column(ID), delta.column(ID), delta.column(SIGN).to_numpy() > 0, delta)
+            self._count += int(signs(delta).sum())
+        self.rows.put(delta.column(ID), delta.column(ID), signs(delta) > 0, delta)
         return delta
 
     @property
@@ -46,10 +49,27 @@ class Output:
             self._count = sum(rows.num_rows for rows in self.rows.scan())
         return self._count
 
+    def _require_new_keys(self, delta: pa.Table) -> None:
+        """Raise ViewError if a row is added whose key another row has: a declared key may be wrong."""
+        ids: AnyArray = delta.column(ID).combine_chunks()
+        added = signs(delta) > 0
+        replaced: AnyArray = pc.is_in(ids, value_set=ids.filter(pa.array(~added)))
+        new = ids.filter(pa.array(added & ~replaced.to_numpy(zero_copy_only=False)))
+        stored = self.rows.lookup(hashes(new)).column(ID)
+        if pc.any(pc.is_in(stored, value_set=new)).as_py():
+            raise two_rows(self.view.name)
+
     def content(self) -> Iterator[pa.Table]:
         """Every row as a delta, in pieces."""
         for rows in self.rows.scan():
             yield signed(rows.select([ID, ROW]), np.ones(rows.num_rows, np.int8))
+
+
+def two_rows(view: str) -> ViewError:
+    """Rows cannot be told apart."""
+    return ViewError(
+        f"View {view} has two rows with the same key.", "Name more columns in its `key`, so that each row has its own."
+    )
 
 
 @dataclass(frozen=True, slots=True)

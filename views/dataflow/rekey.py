@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc.errors import ViewError
 from views.dataflow.delta import ID, SIGN, codes, net
+from views.dataflow.output import two_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Rekeyed:
     def step(self, delta: pa.Table) -> pa.Table:
         """The net delta, the old row of each id first.
 
-        Raises ViewError if two rows have the same id at the end of the batch.
+        Raises ViewError if two changed rows have the same id; `Output` compares with the rows that have not changed.
         """
         found = net(delta)
         found = found.set_column(found.column_names.index(ID), ID, found.column(self.column))
@@ -28,8 +28,5 @@ class Rekeyed:
         group = codes(found.column(ID))
         for one in (-1, 1):
             if np.bincount(group[sign == one], minlength=1).max() > 1:
-                raise ViewError(
-                    f"View {self.view} has two rows with the same key.",
-                    "Name more columns in its `key`, so that each row has its own.",
-                )
+                raise two_rows(self.view)
         return net(found.take(np.argsort(sign, kind="stable")))

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from cdc.errors import ConfigError
+from cdc.expressions.column_types import postgres_name, type_of
 from cdc.model import ForeignKey, TableId
 from views.catalog import Catalog
+from views.comparable import have_equal_texts
 from views.documents.settings import IncludeSettings
 
 _REMEDY = "match: {column of the included table: column of the outer table}"
@@ -54,7 +56,8 @@ def read_part(
     """A table and what it includes. Raises ConfigError, which names the place."""
     for name in columns:
         catalog.column(table, name, place)
-    shown = columns or tuple(column.name for column in catalog.schema(table, place).columns)
+    names = tuple(column.name for column in catalog.schema(table, place).columns)
+    shown = tuple(name for name in names if not columns or name in columns)
     children: list[tuple[str, Match, Part]] = []
     for item in include:
         name = item.name or item.table.name
@@ -63,6 +66,7 @@ def read_part(
             raise ConfigError(f"{inner}: {table} has another member {name}.", "Give it another `name`.")
         child = read_part(item.table, item.columns, item.include, catalog, inner)
         match = _match(table, item, catalog, inner)
+        _require_comparable(table, item.table, match, catalog, inner)
         children.append((name, match, replace(child, order_by=_order(item, match, child, catalog, inner))))
     return Part(table, shown, catalog.key(table, place), tuple(children))
 
@@ -121,6 +125,23 @@ def _require_one(found: Sequence[ForeignKey], left: TableId, right: TableId, pla
         raise ConfigError(
             f"{place}: there are several foreign keys between {left} and {right}: {listed}.", f"Choose one: {_REMEDY}"
         )
+
+
+def _require_comparable(outer: TableId, table: TableId, match: Match, catalog: Catalog, place: str) -> None:
+    """Rows are found by the texts of their keys, which must be the same for equal values."""
+    pairs = [(match.link or table, own, outer, other) for own, other in zip(match.own, match.outer, strict=True)]
+    if match.link is not None:
+        pairs += [(match.link, one, table, two) for one, two in zip(match.link_columns, match.far, strict=True)]
+    for left, own, right, other in pairs:
+        one, two = catalog.column(left, own, place), catalog.column(right, other, place)
+        types = type_of(one.type, one.modifier), type_of(two.type, two.modifier)
+        same_blanks = types == ("BPCHAR", "BPCHAR") and one.modifier == two.modifier
+        if not have_equal_texts(*types) and not same_blanks:
+            names = f"{left}.{own} is {postgres_name(types[0])}, {right}.{other} is {postgres_name(types[1])}"
+            raise ConfigError(
+                f"{place}: {names}: equal values may have different texts.",
+                "Give both columns one type: a whole number, numeric(p,s), text, uuid, a date or a time.",
+            )
 
 
 def needed_columns(part: Part, more: Iterable[str] = ()) -> dict[TableId, set[str]]:

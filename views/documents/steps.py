@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from views.dataflow.cells import Member, Renamed, Selected
-from views.dataflow.collect import INPUT, ITEM, KEY, LIST, ORDER, Collect
+from views.dataflow.collect import INPUT, ITEM, KEY, LIST, ORDER, TEXT, Collect
 from views.dataflow.graph import GraphBuilder
 from views.dataflow.join import Join, Side
 from views.dataflow.output import ROW
@@ -13,10 +13,11 @@ from views.dataflow.rekey import Rekeyed
 from views.documents.parts import Match, Part
 
 _TEXT = pa.string()
+_SHOWN = (ORDER, TEXT, ITEM)
 _ONE = pa.schema([(KEY, _TEXT), (ITEM, _TEXT)])
 _MANY = pa.schema([(KEY, _TEXT), (LIST, _TEXT)])
 _LINK = pa.schema([(KEY, _TEXT), ("_far", _TEXT)])
-_FAR = pa.schema({"_far": _TEXT, ORDER: INPUT[ORDER], ITEM: INPUT[ITEM]})
+_FAR = pa.schema({"_far": _TEXT, **{name: INPUT[name] for name in _SHOWN}})
 
 
 def add_documents(steps: GraphBuilder, root: Part, view: str) -> None:
@@ -29,7 +30,7 @@ def add_documents(steps: GraphBuilder, root: Part, view: str) -> None:
 
 
 def _add_part(steps: GraphBuilder, part: Part, path: str, need: Sequence[str]) -> int:
-    """The rows of a part as JSON objects (ITEM), with ORDER and the cells of the columns `need`."""
+    """The rows of a part as JSON objects (ITEM), with what orders them and the cells of the columns `need`."""
     at, held = _add_cells(steps, part, path, need)
     members = [Member(name, name) for name in part.columns]
     for number, (name, match, child) in enumerate(part.children):
@@ -42,7 +43,9 @@ def _add_part(steps: GraphBuilder, part: Part, path: str, need: Sequence[str]) -
         at = steps.add(f"{inner} in {path}", joined.step, [at, found], text, joined.tables)
         held = joined.schema
         members.append(Member(name, f"_member{number}", "[]" if match.many else "null"))
-    document = Selected(tuple(dict.fromkeys(need)), objects=((ITEM, tuple(members)),), numbers=((ORDER, part.order),))
+    document = Selected(
+        tuple(dict.fromkeys(need)), objects=((ITEM, tuple(members)),), orders=((ORDER, TEXT, part.order),)
+    )
     return steps.add(f"{path} document", document.step, [at], f"{part.table} as a JSON object")
 
 
@@ -60,7 +63,7 @@ def _add_matched(steps: GraphBuilder, found: int, match: Match, path: str) -> tu
     if match.link is not None:
         found = _add_link(steps, found, match, path)
     elif match.many:
-        found = steps.add(f"{path} by row", Selected((ORDER, ITEM), ((KEY, match.own),)).step, [found])
+        found = steps.add(f"{path} by row", Selected(_SHOWN, ((KEY, match.own),)).step, [found])
     else:
         return steps.add(f"{path} by row", Selected((ITEM,), ((KEY, match.own),)).step, [found]), _ONE
     lists = Collect()
@@ -73,7 +76,7 @@ def _add_link(steps: GraphBuilder, found: int, match: Match, path: str) -> int:
     assert match.link is not None
     ends = Selected((), ((KEY, match.own), ("_far", match.link_columns)))
     links = steps.add(f"{path} links", ends.step, [steps.input(match.link)], f"reads {match.link}")
-    far = steps.add(f"{path} by link", Selected((ORDER, ITEM), (("_far", match.far),)).step, [found])
-    joined = Join(Side("_far", _LINK, (KEY, "")), Side("_far", _FAR, ("", ORDER, ITEM)), "inner")
+    far = steps.add(f"{path} by link", Selected(_SHOWN, (("_far", match.far),)).step, [found])
+    joined = Join(Side("_far", _LINK, (KEY, "")), Side("_far", _FAR, ("", *_SHOWN)), "inner")
     name = f"{path} through {match.link.name}"
     return steps.add(name, joined.step, [links, far], f"joins {match.link}", joined.tables)

@@ -34,11 +34,15 @@ def _rows_sql(part: Part, need: Sequence[str]) -> str:
     members = [f"{_literal(quote(name) + ':')} || coalesce(t.{_quoted(name)}, 'null')" for name in part.columns]
     for name, match, child in part.children:
         members.append(f"{_literal(quote(name) + ':')} || {_member_sql(match, child)}")
-    number = f"coalesce(try_cast(t.{_quoted(part.order)} as double), 0)"
+    cell = f"t.{_quoted(part.order)}"
+    numeric = f"regexp_full_match({cell}, '-?\\d{{1,300}}(\\.\\d+)?([eE][-+]?\\d{{1,2}})?')"
+    number = f"case when {cell} is null then 'inf' when {numeric} then {cell} else '0' end::double"
+    text = f"coalesce(regexp_replace({cell}, '\"$', ''), '')"
     columns = "".join(f", t.{_quoted(name)}" for name in dict.fromkeys(need))
     body = " || ',' || ".join(members)
     document = f"'{{' || {body} || '}}'"
-    return f'select t."_id", {document} as "_doc", {number} as "_order"{columns} from {_quoted(str(part.table))} t'  # noqa: S608  SQL of this module
+    shown = f't."_id", {document} as "_doc", {number} as "_order", {text} as "_text"{columns}'
+    return f"select {shown} from {_quoted(str(part.table))} t"  # noqa: S608  SQL of this module
 
 
 def _member_sql(match: Match, child: Part) -> str:
@@ -54,7 +58,7 @@ def _member_sql(match: Match, child: Part) -> str:
 
 
 def _list_sql(source: str, order: str) -> str:
-    listed = f"""'[' || string_agg(c."_doc", ',' order by c."_order", {order}) || ']'"""
+    listed = f"""'[' || string_agg(c."_doc", ',' order by c."_order", c."_text", {order}) || ']'"""
     return f"coalesce((select {listed} from {source}), '[]')"  # noqa: S608  SQL of this module
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from cdc.expressions.column_types import postgres_name
 from cdc.expressions.expression import Expression
 from cdc.expressions.values import cell_sql
+from views.comparable import is_ordered
 
 _WHOLE = ("SMALLINT", "INTEGER", "BIGINT")
 _FLOATS = ("REAL", "DOUBLE")
@@ -155,8 +157,20 @@ def sum_digits(type_: str) -> int | None:
     return int(type_.rstrip(")").partition(",")[2]) if type_.startswith("DECIMAL(") else None
 
 
+def _require_ordered(whole: Expression, call: Aggregate, type_: str) -> None:
+    if not is_ordered(type_):
+        message = f"{call.function} of {postgres_name(type_)}, whose values are known as texts only."
+        raise whole.error(message, "Cast it, for instance to numeric(p,s) or text.", whole.tree)
+
+
+def _order(column: str, type_: str, way: str = "asc") -> str:
+    """What to sort by: 0 and -0 are equal and have different texts."""
+    return f"{column} {way} nulls last" + (f", not signbit({column}) {way}" if type_ in _FLOATS else "")
+
+
 def _reduced_count(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     if call.distinct:
+        _require_ordered(whole, call, types[0])
         return Reduced("BIGINT", f"count(distinct {columns[0]})")
     if not columns:
         return Reduced("BIGINT", "count(*)", "_count")
@@ -196,8 +210,12 @@ def _reduced_avg(call: Aggregate, columns: list[str], types: list[str], whole: E
     return Reduced("DOUBLE", summed, f"case when {count} > 0 then cast({total} as double) / {count} end")
 
 
-def _same_type(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
-    return Reduced(types[0], f"{call.function}({columns[0]})")
+def _reduced_extreme(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
+    _require_ordered(whole, call, types[0])
+    if types[0] not in _FLOATS:
+        return Reduced(types[0], f"{call.function}({columns[0]})")
+    way = "asc" if call.function == "min" else "desc"
+    return Reduced(types[0], f"first({columns[0]} order by {_order(columns[0], types[0], way)})")
 
 
 def _reduced_bool(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
@@ -208,7 +226,9 @@ def _reduced_bool(call: Aggregate, columns: list[str], types: list[str], whole: 
 
 def _reduced_percentile(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
     if call.function == "percentile_disc":
-        return Reduced(types[0], f"quantile_disc({columns[0]}, {call.constant})")
+        _require_ordered(whole, call, types[0])
+        value = f"({columns[0]} + 0)" if types[0] in _FLOATS else columns[0]  # -0 becomes 0: they are equal
+        return Reduced(types[0], f"quantile_disc({value}, {call.constant})")
     if types[0] not in _FLOATS and sum_digits(types[0]) is None:
         raise whole.error(
             f"percentile_cont of {types[0].lower()}.", "Use percentile_disc, or cast to a number.", whole.tree
@@ -217,30 +237,31 @@ def _reduced_percentile(call: Aggregate, columns: list[str], types: list[str], w
 
 
 def _reduced_first(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
+    _require_ordered(whole, call, types[1])
+    if types[0] == "INTERVAL":
+        raise whole.error(f"{call.function} of interval.", "Extract its seconds: extract(epoch from …)", whole.tree)
     way = "desc" if call.function == "last_by" else "asc"
-    order = f"order by {columns[1]} {way} nulls last, {columns[0]} {way} nulls last"
-    return Reduced(types[0], f"first({columns[0]} {order})")
+    order = f"{_order(columns[1], types[1], way)}, {_order(columns[0], types[0], way)}"
+    return Reduced(types[0], f"first({columns[0]} order by {order})")
 
 
 def _reduced_list(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
-    if types[0].endswith("[]") or types[0] == "JSON":
-        raise whole.error(
-            f"array_agg of {types[0].lower()}.",
-            "Collect plain values, or declare a view of kind documents.",
-            whole.tree,
-        )
+    for type_ in types:
+        _require_ordered(whole, call, type_)
     way = "desc" if call.descending else "asc"
-    order = f"order by {columns[1]} {way} nulls last, {columns[0]} {way} nulls last"
-    return Reduced(f"{types[0]}[]", cell_sql(f"list({columns[0]} {order})", f"{types[0]}[]"))
+    order = f"{_order(columns[1], types[1], way)}, {_order(columns[0], types[0], way)}"
+    return Reduced(f"{types[0]}[]", cell_sql(f"list({columns[0]} order by {order})", f"{types[0]}[]"))
 
 
 def _reduced_top(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
+    _require_ordered(whole, call, types[0])
     one = columns[0]
-    listed = f"list({one} order by {one} desc) filter (where {one} is not null)"
+    listed = f"list({one} order by {_order(one, types[0], 'desc')}) filter (where {one} is not null)"
     return Reduced(f"{types[0]}[]", cell_sql(f"coalesce({listed}, [])[:{call.constant}]", f"{types[0]}[]"))
 
 
 def _reduced_distinct(call: Aggregate, columns: list[str], types: list[str], whole: Expression) -> Reduced:
+    _require_ordered(whole, call, types[0])
     return Reduced("BIGINT", f"approx_count_distinct({columns[0]})")
 
 
@@ -248,8 +269,8 @@ _RULES: Mapping[str, Callable[[Aggregate, list[str], list[str], Expression], Red
     "count": _reduced_count,
     "sum": _reduced_sum,
     "avg": _reduced_avg,
-    "min": _same_type,
-    "max": _same_type,
+    "min": _reduced_extreme,
+    "max": _reduced_extreme,
     "bool_and": _reduced_bool,
     "bool_or": _reduced_bool,
     "array_agg": _reduced_list,

@@ -11,10 +11,12 @@ import pyarrow as pa
 from sqlglot import exp
 
 from cdc.errors import ConfigError
+from cdc.expressions.column_types import postgres_name
 from cdc.expressions.expression import Expression
 from cdc.expressions.program import Program, compile_program
 from cdc.expressions.values import arrow_type
 from cdc.model import TableId
+from views.comparable import have_equal_texts, is_exact
 from views.dataflow.aggregate import GROUP, Call, GroupedRows, RunningTotals, Total
 from views.dataflow.graph import GraphBuilder
 from views.dataflow.join import Join, Side
@@ -24,8 +26,6 @@ from views.query.grouping import Grouping, grouping_of, part_of
 from views.query.statement import Input, JoinClause, Statement, aliases_of
 
 _JOINED = "_join"
-_WHOLE = {"SMALLINT", "INTEGER", "BIGINT"}
-_FLOATS = {"REAL", "DOUBLE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,16 +246,19 @@ def _one() -> Expression:
 
 
 def _require_same_type(one: Expression, two: Expression, one_type: str, two_type: str) -> None:
-    """Keys are compared by their text, which must be the same for equal values."""
-    if {one_type, two_type} <= _WHOLE or (one_type == two_type and one_type not in _FLOATS):
+    """Rows are found by the texts of their keys, which must be the same for equal values."""
+    if have_equal_texts(one_type, two_type):
         return
-    left, right = one.tree.sql("postgres"), two.tree.sql("postgres")
-    message = f"{left} is {one_type.lower()}, {right} is {two_type.lower()}."
-    raise one.error(message, "Cast one side, so that both have one type.", one.tree)
+    types = [
+        f"{each.tree.sql('postgres')} is {postgres_name(type_)}" for each, type_ in ((one, one_type), (two, two_type))
+    ]
+    remedy = "Cast both to one type: a whole number, numeric(p,s), text, uuid, a date or a time."
+    raise one.error(f"{', '.join(types)}: equal values may have different texts.", remedy, one.tree)
 
 
 def _require_exact(found: Grouping, types: Mapping[str, str]) -> None:
     for name in found.key:
-        if types[name] in _FLOATS:
+        if not is_exact(types[name]):
             whole = found.arguments[name]
-            raise whole.error("groups of floats are not exact.", "Cast it to numeric(p,s).", whole.tree)
+            message = f"a group by {postgres_name(types[name])}: equal values may have different texts."
+            raise whole.error(message, "Cast it, for instance to numeric(p,s) or text.", whole.tree)

@@ -11,8 +11,9 @@ import pyarrow as pa
 from cdc.arrays import AnyArray
 from cdc.expressions import engine
 from cdc.expressions.expression import Expression
+from cdc.expressions.program import output_sql
 from cdc.expressions.translation import Inputs, translate
-from cdc.expressions.values import arrow_type, typed_cells
+from cdc.expressions.values import typed_cells
 from cdc.model import TableId
 from views.dataflow.delta import ID, SIGN
 from views.dataflow.output import ROW
@@ -74,15 +75,16 @@ def _where(condition: Expression | None, inputs: Inputs) -> str:
 
 
 def _columns(items: Mapping[str, Expression], inputs: Inputs) -> str:
-    found = [translate(each, inputs) for each in items.values()]
-    return ", ".join(f"{_sent(one.sql, one.type)} as o{number}" for number, one in enumerate(found))
+    found = [output_sql(translate(each, inputs)) for each in items.values()]
+    return ", ".join(f"{value} as o{number}" for number, value in enumerate(found))
 
 
 def _grouped(statement: Statement, inputs: Inputs, source: str) -> tuple[str, list[str]]:
     """Three selects, one in the other: the arguments, the aggregates, the columns of the result."""
     found = grouping_of(statement)
     before = {name: translate(each, inputs) for name, each in found.arguments.items()}
-    arguments = ", ".join(f'{_sent(one.sql, one.type)} as "{name}"' for name, one in before.items()) or "1 as one"
+    sent = [f'{output_sql(one)} as "{name}"' for name, one in before.items()]
+    arguments = ", ".join(sent) or "1 as one"
     types, values = {name: before[name].type for name in found.key}, [f'"{name}"' for name in found.key]
     for name, call, columns in found.calls:
         how = reduced(call, columns, [before[each].type for each in columns], part_of(statement, call.node))
@@ -95,7 +97,3 @@ def _grouped(statement: Statement, inputs: Inputs, source: str) -> tuple[str, li
     named = ", ".join(f'"{name}" as {outer.place(name)}' for name in types)
     condition = _where(found.having, outer)
     return f"select {_columns(found.items, outer)} from (select {named} from ({inner})){condition}", list(found.items)  # noqa: S608  SQL of this module
-
-
-def _sent(sql: str, type_: str) -> str:
-    return f"cast({sql} as varchar)" if pa.types.is_string(arrow_type(type_)) else f"cast({sql} as {type_})"

@@ -4,7 +4,7 @@ A run's rows are ordered by `_key` (the hash of what they are looked up by) and 
 row below its key). `_live` false marks a row as removed: it hides the row of older runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,19 @@ def found(runs: Sequence[Run], wanted: Hashes, empty: pa.Table) -> pa.Table:
     if len(parts) == 1:
         return parts[0].filter(parts[0].column(LIVE))
     return _newest(pa.concat_tables(parts), keep_removed=False)
+
+
+def pieces(runs: Sequence[Run], size: int) -> Iterator[pa.Table]:
+    """The live rows of all runs in the order of their keys, in pieces of about `size` entries. A piece is merged by
+    itself: memory depends on its size, not on that of the runs."""
+    keys = np.concatenate([run.keys[::size] for run in runs] or [np.zeros(0, np.uint64)])
+    bounds = np.unique(keys)[1:]
+    cuts = [[0, *np.searchsorted(run.keys, bounds).tolist(), len(run)] for run in runs]
+    for number in range(len(bounds) + 1 if runs else 0):
+        slices = [
+            run.rows.slice(cut[number], cut[number + 1] - cut[number]) for run, cut in zip(runs, cuts, strict=True)
+        ]
+        yield _newest(pa.concat_tables(slices), keep_removed=False)
 
 
 def _matching(run: Run, wanted: Hashes) -> pa.Table | None:

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from cdc.arrays import AnyArray, Bools
 from views.state.key_hash import Hashes, hashes
-from views.state.runs import KEY, LIVE, ROW, Run, found, merged, run_schema, sorted_run
+from views.state.runs import KEY, LIVE, ROW, Run, found, merged, pieces, run_schema, sorted_run
 
 _FANOUT = 4
 """A run is merged into its older neighbour once that is less than so many times larger. 2 halves the runs that a lookup
 searches, and writes each row about twice as often."""
+_LARGEST_RUN = 1 << 30
+"""Bytes. An Arrow array of texts ends at 2 GiB."""
 _SCANNED = 65_536
 _FORGOTTEN = 20_000
 """Entries that are not worth a pass over the table."""
@@ -68,17 +70,7 @@ class StateTable:
 
     def scan(self) -> Iterator[pa.Table]:
         """All live rows in the order of their keys, in pieces."""
-        whole = merged(self._runs, keep_removed=False) if self._runs else None
-        if whole is None:
-            return
-        self._runs = [whole]
-        for start in range(0, len(whole), _SCANNED):
-            yield whole.rows.slice(start, _SCANNED)
-
-    def compact(self) -> None:
-        """Make one run of all, without entries of removed rows."""
-        if len(self._runs) > 1:
-            self._runs = [merged(self._runs, keep_removed=False)]
+        yield from pieces(self._runs, _SCANNED)
 
     def forget(self, outdated: Callable[[pa.Table], Bools]) -> None:
         """Remove the rows that are outdated, now and then: when the table has doubled since the last time."""
@@ -95,8 +87,11 @@ class StateTable:
     def _merge(self) -> None:
         """Keep the sizes of the runs falling: a lookup then searches few of them."""
         runs, first = self._runs, len(self._runs) - 1
-        size = len(runs[first])
+        size, bytes_ = len(runs[first]), runs[first].rows.nbytes
         while first > 0 and len(runs[first - 1]) < _FANOUT * size:
+            bytes_ += runs[first - 1].rows.nbytes
+            if bytes_ > _LARGEST_RUN:
+                break
             first -= 1
             size += len(runs[first])
         if first < len(runs) - 1:

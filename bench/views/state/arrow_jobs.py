@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from cdc.arrays import AnyArray, Bools, Ints
 from views.state import checkpoint
 from views.state.key_hash import hashes
+from views.state.runs import merged
 from views.state.table import StateTable
 
 _POSITION = "position"
@@ -58,7 +59,7 @@ class StoredTables:
             rows = table.lookup(hashes(keys))
             if rows.num_rows:
                 table.put(_texts(_column(rows, "key")), _identities(rows), np.zeros(rows.num_rows, np.bool_), rows)
-            table.compact()
+            table.stored([merged(table.runs, keep_removed=False)])
         self.save(self.position)
 
 
