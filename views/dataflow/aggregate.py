@@ -69,6 +69,7 @@ class _Groups:
         self._view = view
         self.schema = pa.schema([*keys, *((call.name, call.type) for call in calls)])
         self._connection = engine.cursor()
+        self._statements = engine.statements()
 
     def _run(self, query: str, **tables: pa.Table) -> pa.Table:
         for name, table in tables.items():
@@ -76,14 +77,24 @@ class _Groups:
         try:
             found: pa.Table = self._connection.sql(query).to_arrow_table()
         except duckdb.Error as error:
-            raise ViewError(
-                f"View {self._view}: an aggregate cannot be computed: {str(error).splitlines()[0][:120]}",
-                "Cast its argument, for instance to numeric(18,2).",
-            ) from None
+            raise self._failed(error) from None
         finally:
             for name in tables:
                 self._connection.unregister(name)
         return found
+
+    def _evaluated(self, select: str, rows: pa.Table, tail: str = "") -> pa.Table:
+        """The same for a query that is planned once."""
+        try:
+            return self._statements.run(select, rows, tail)
+        except duckdb.Error as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: duckdb.Error) -> ViewError:
+        return ViewError(
+            f"View {self._view}: an aggregate cannot be computed: {str(error).splitlines()[0][:120]}",
+            "Cast its argument, for instance to numeric(18,2).",
+        )
 
     def _result(self, before: pa.Table, after: pa.Table) -> pa.Table:
         """The net delta; both tables have RESULT and the columns of `schema`, in any order of rows."""
@@ -126,7 +137,7 @@ class RunningTotals(_Groups):
         names = pc.unique(delta.column(GROUP).combine_chunks())
         stored = own_columns(self.totals.lookup(hashes(names)))
         stored = stored.filter(pc.is_in(stored.column(GROUP), value_set=names))
-        after = self._run(self._sum_query(), given=delta, stored=stored).cast(self.totals.columns)
+        after = self._summed(pa.concat_tables([self._changed(delta), stored]).combine_chunks())
         group = after.column(GROUP)
         live = pc.greater(after.column(_COUNT), pa.scalar(0))
         self.totals.put(group, group, live.to_numpy(), after)
@@ -136,33 +147,39 @@ class RunningTotals(_Groups):
         """Remove the groups of windows that ended up to this time."""
         self.totals.forget(lambda rows: ended(rows, closed))
 
-    def _sum_query(self) -> str:
-        """The totals after the delta, of its groups."""
-        keys = ", ".join(f'any_value("{name}") as "{name}"' for name in self._keys.names)
-        own = "".join(f', "{name}"' for name in self._keys.names)
-        changed, stored, summed = ["_sign as c"], [f"{_COUNT} as c"], [f"sum(c)::bigint as {_COUNT}"]
-        for number, total in enumerate(self._totals):
-            column = f'"{total.column}"'
-            changed.append(f"case when {column} is null then 0 else _sign end as n{number}")
-            stored.append(f'"{total.count}" as n{number}')
-            summed.append(f'sum(n{number})::bigint as "{total.count}"')
-        for number, total in enumerate(self._totals):
-            if total.digits is not None:
-                value = f'cast("{total.column}" as decimal(38,{total.digits}))'
-                changed.append(f"case when _sign > 0 then {value} else -{value} end as s{number}")
-                stored.append(f'"{total.sum}" as s{number}')
-                summed.append(f'coalesce(sum(s{number}), 0)::decimal(38,{total.digits}) as "{total.sum}"')
-        return (
-            f"select {GROUP}, {keys + ', ' if keys else ''}{', '.join(summed)} from ("  # noqa: S608  SQL of this module
-            f"select {GROUP}{own}, {', '.join(changed)} from given"
-            f" union all select {GROUP}{own}, {', '.join(stored)} from stored) group by {GROUP}"
-        )
+    def _changed(self, delta: pa.Table) -> pa.Table:
+        """What each row of the delta adds to the totals of its group."""
+        keys = [f'"{name}"' for name in self._keys.names]
+        counts = [f'case when "{total.column}" is null then 0 else _sign end::bigint' for total in self._totals]
+        sums = [_signed_sum(total) for total in self._totals if total.digits is not None]
+        return self._selected([GROUP, *keys, "_sign::bigint", *counts, *sums], delta)
+
+    def _summed(self, changes: pa.Table) -> pa.Table:
+        """The totals of each group."""
+        keys = [f'any_value("{name}")' for name in self._keys.names]
+        counts = [f'sum("{name}")::bigint' for name in (_COUNT, *(total.count for total in self._totals))]
+        sums = [
+            f'coalesce(sum("{total.sum}"), 0)::decimal(38,{total.digits})'
+            for total in self._totals
+            if total.digits is not None
+        ]
+        return self._selected([GROUP, *keys, *counts, *sums], changes, f" group by {GROUP}")
+
+    def _selected(self, values: Sequence[str], rows: pa.Table, tail: str = "") -> pa.Table:
+        """Values in the columns of the totals."""
+        columns = zip(values, self.totals.columns.names, strict=True)
+        found = self._evaluated(", ".join(f'{value} as "{name}"' for value, name in columns), rows, tail)
+        return found.cast(self.totals.columns)
 
     def _shown(self, totals: pa.Table) -> pa.Table:
         own = "".join(f', "{name}"' for name in self._keys.names)
         values = "".join(f', {call.totals_sql} as "{call.name}"' for call in self._calls)
-        query = f"select {GROUP}, {GROUP} as {RESULT}{own}{values} from totals"  # noqa: S608  SQL of this module
-        return self._run(query, totals=totals)
+        return self._evaluated(f"{GROUP}, {GROUP} as {RESULT}{own}{values}", totals)
+
+
+def _signed_sum(total: Total) -> str:
+    value = f'cast("{total.column}" as decimal(38,{total.digits}))'
+    return f"case when _sign > 0 then {value} else -{value} end"
 
 
 class GroupedRows(_Groups):

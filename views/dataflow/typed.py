@@ -1,15 +1,16 @@
 """Steps on rows of typed columns: cells become values, expressions are evaluated, values become JSON. No state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
 from cdc.errors import ViewError
+from cdc.expressions import engine
 from cdc.expressions.program import Program
-from cdc.expressions.values import json_cells, typed_cells
+from cdc.expressions.values import cell_sql, text_cells, typed_cells
 from views.dataflow.cells import Member, joined, rendered
 from views.dataflow.delta import ID, SIGN
 from views.dataflow.output import ROW
@@ -53,50 +54,70 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Cells:
+    """The JSON texts of the values of some columns: pairs of name and type."""
+
+    columns: tuple[tuple[str, str], ...]
+    _statements: engine.Statements = field(default_factory=engine.statements, repr=False, compare=False)
+
+    def of(self, rows: pa.Table) -> dict[str, AnyArray]:
+        """By name, in order. One query for all of them: a query of a few rows costs a millisecond."""
+        found: dict[str, AnyArray] = {}
+        others: list[tuple[str, str]] = []
+        for name, type_ in self.columns:
+            values: AnyArray = rows.column(name).combine_chunks()
+            if type_ in _WHOLE:
+                found[name] = pc.cast(values, pa.string())
+            elif pa.types.is_string(values.type):
+                found[name] = text_cells(values, type_)
+            else:
+                others.append((name, type_))
+        if others:
+            select = ", ".join(f"{cell_sql(_quoted(name), type_)} as {_quoted(name)}" for name, type_ in others)
+            cells = self._statements.run(select, rows.select([name for name, _ in others]))
+            found |= {name: cells.column(name).combine_chunks().cast(pa.string()) for name, _ in others}
+        return {name: found[name] for name, _ in self.columns}
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
 class Keyed:
     """Adds the text of some values as a column, to join or group by; null if any is null, unless `nulls` are equal."""
 
-    name: str
-    parts: tuple[tuple[str, str], ...]
-    """Pairs of column and type."""
-    nulls: bool = False
+    def __init__(self, name: str, parts: Sequence[tuple[str, str]], *, nulls: bool = False) -> None:
+        """`parts` are pairs of column and type."""
+        self._name, self._cells, self._nulls = name, Cells(tuple(parts)), nulls
 
     def step(self, delta: pa.Table) -> pa.Table:
-        """The same rows with one column more."""
-        return delta.append_column(self.name, texts(delta, self.parts, nulls=self.nulls))
+        """The same rows with one column more: their JSON, which differs where the values do."""
+        cells = list(self._cells.of(delta).values())
+        if not cells:
+            return delta.append_column(self._name, pa.repeat("", delta.num_rows))
+        text = joined([pc.fill_null(each, "null") for each in cells] if self._nulls else cells)
+        return delta.append_column(self._name, text)
 
 
-def texts(rows: pa.Table, parts: Sequence[tuple[str, str]], *, nulls: bool) -> AnyArray:
-    """Values as one text for each row: their JSON, which differs where the values do."""
-    if not parts:
-        return pa.repeat("", rows.num_rows)
-    cells = [cells_of(rows.column(name), type_) for name, type_ in parts]
-    return joined([pc.fill_null(each, "null") for each in cells] if nulls else cells)
-
-
-def cells_of(column: AnyArray, type_: str) -> AnyArray:
-    """`json_cells`, faster for whole numbers."""
-    return pc.cast(column, pa.string()) if type_ in _WHOLE else json_cells(column, type_)
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     """Rows as JSON objects: ROW, and KEY with the key's members."""
 
-    columns: tuple[tuple[str, str], ...]
-    """Pairs of name and type."""
-    key: tuple[str, ...]
-    constant: tuple[tuple[str, str], ...] = ()
-    """Further members that every row has: pairs of name and JSON text. They come first, and are part of the key."""
+    def __init__(
+        self, columns: Sequence[tuple[str, str]], key: Sequence[str], constant: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """`columns` are pairs of name and type. `constant` are further members that every row has, pairs of name and
+        JSON text: they come first, and are part of the key."""
+        self._cells, self._key, self._constant = Cells(tuple(columns)), tuple(key), tuple(constant)
 
     def step(self, delta: pa.Table) -> pa.Table:
         """The rows with ROW and KEY only."""
-        cells = {name: cells_of(delta.column(name), type_) for name, type_ in self.columns}
-        for name, text in self.constant:
+        cells = self._cells.of(delta)
+        names = list(cells)
+        for name, text in self._constant:
             cells[name] = pa.repeat(text, delta.num_rows)
         rows = pa.table(cells)
-        always = [name for name, _ in self.constant]
-        key = rendered(rows, [Member(name, name) for name in (*always, *self.key)])
-        row = rendered(rows, [Member(name, name) for name in (*always, *(name for name, _ in self.columns))])
+        always = [name for name, _ in self._constant]
+        key = rendered(rows, [Member(name, name) for name in (*always, *self._key)])
+        row = rendered(rows, [Member(name, name) for name in (*always, *names)])
         own: dict[str, AnyArray] = {name: delta.column(name) for name in (ID, SIGN)}
         return pa.table({**own, KEY: key, ROW: row})
