@@ -65,8 +65,8 @@ class StateTable:
         self._runs = []
 
     def scan(self) -> Iterator[pa.Table]:
-        """All live rows in the order of their keys, in pieces."""
-        yield from pieces(self._runs, _SCANNED)
+        """All live rows in the order of their keys, in pieces; as they were when the first piece was asked for."""
+        yield from pieces(tuple(self._runs), _SCANNED)
 
     def stored(self, runs: Sequence[Run]) -> None:
         """Replace the runs by equal ones that are stored in files."""

@@ -89,7 +89,7 @@ REFUSED = {
     "select max(until - at) as s from odd": ("max of interval", "Cast it"),
     "select bool_or(id) as s from accounts": ("bool_or of bigint", "Compare it first"),
     "select sum(distinct id) as s from accounts": ("distinct …\\) is not available", "without distinct"),
-    "select count(distinct (id, name)) as s from accounts": ("", ""),
+    "select count(distinct (id, name)) as s from accounts": ("count of tuple", "Cast it"),
     "select stddev(id) as s from accounts": ("is not available", "Available: count"),
     "select percentile_cont(2) within group (order by id) as s from accounts": ("between 0 and 1", "0.95"),
     "select percentile_cont(0.5) within group (order by name) as s from accounts": ("percentile_cont of", "disc"),
@@ -97,7 +97,7 @@ REFUSED = {
     "select top_k(id, 0) as s from accounts": ("needs a number of values", "top_k"),
     "select last_by(id) as s from accounts": ("has two arguments", "last_by"),
     "select array_agg(id order by id, name) as s from accounts": ("ordered by one value", "Leave the others"),
-    "select id, row_number() over (order by id) as n from accounts": ("", ""),
+    "select id, row_number() over (order by id) as n from accounts": ("a window function", "rows are read"),
 }
 
 
@@ -143,6 +143,39 @@ def test_the_key_is_that_of_the_tables_or_of_the_groups() -> None:
         "name",
     ]
     assert _keys(planned("select count(*) as n from accounts")) == ["id"]
+
+
+@pytest.mark.parametrize("name", ["_id", "_sign", "_key", "_json"])
+def test_a_column_with_a_name_of_our_own_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"view v: column {name} of its result") as failed:
+        planned(f'select id, name as "{name}" from accounts')
+    assert "another name" in failed.value.remedy
+    schema = table("odd_names", {"id": INT8}, **{name: TEXT})
+    settings = settings_kinds()["documents"].model_validate(
+        {"kind": "documents", "name": "v", "root": "public.odd_names"}
+    )
+    with pytest.raises(ConfigError, match=f"view v: column {name} of public.odd_names"):
+        plan_of(settings, Catalog({schema.table: schema}))
+
+
+def test_columns_may_have_any_other_name() -> None:
+    names = ["c0", "g0", "x0", "a0", "Ü 'x", 'q"q', "a.b", "select", "given", "value", "_x"]
+    schema = table("odd_names", {"id": INT8}, **dict.fromkeys(names, TEXT))
+    done = history(schema)
+    for number in range(3):
+        write(done, schema, number, dict.fromkeys(names, f'"{number}"'))
+    catalog = Catalog({schema.table: schema})
+    documents = {"kind": "documents", "name": "v", "root": "public.odd_names"}
+    listed = ", ".join('o."' + name.replace('"', '""') + '"' for name in names if "." not in name)
+    query = {"kind": "query", "name": "v", "sql": f"select id, {listed} from odd_names o"}
+    groups = {
+        "kind": "query",
+        "name": "v",
+        "sql": f"select {listed}, max(id) as g0_ from odd_names o group by {listed}",
+    }
+    for facts in (documents, query, groups):
+        plan = plan_of(settings_kinds()[str(facts["kind"])].model_validate(facts), catalog)
+        assert len(follow(plan, done, One()).rows) == 3
 
 
 def test_columns_have_the_types_of_postgres() -> None:
@@ -212,6 +245,13 @@ def test_a_sum_has_every_digit() -> None:
     for number in range(50):
         write(done, ACCOUNTS, number, {"balance": "9999999999.99"})
     assert content("select sum(balance) as x from accounts", done) == {'{"id":1}': '{"id":1,"x":499999999999.50}'}
+
+
+def test_rows_are_counted_without_reading_any_column() -> None:
+    done = history(*BANK)
+    for number in range(3):
+        write(done, ACCOUNTS, number, {})
+    assert content("select count(*) as n from accounts", done) == {'{"id":1}': '{"id":1,"n":3}'}
 
 
 def test_a_null_key_joins_nothing_and_groups_with_null() -> None:
