@@ -29,6 +29,7 @@ _REFUSED = {
     "qualify": "QUALIFY",
     "laterals": "LATERAL",
 }
+_KINDS: Mapping[str, Kind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,34 +233,37 @@ class _Reader:
 
     def join(self, join: exp.Join, before: Sequence[str], own: str) -> JoinClause:
         """The conditions of a join, by what they refer to."""
-        kind: str = (join.side or "INNER").lower()
+        kind: Kind = _KINDS.get(join.side, "inner")
         if join.kind in ("CROSS", "SEMI", "ANTI") or join.args.get("using") or join.args.get("method"):
             raise ConfigError(f"{self._place}: only JOIN … ON is available.", "Write: join b on a.id = b.a_id")
         if not join.args.get("on"):
             raise ConfigError(f"{self._place}: the join of {own} has no ON.", "Write: join b on a.id = b.a_id")
-        equal, alone, rest = [], [], []
+        equal: list[tuple[Expression, Expression]] = []
+        alone: list[Expression] = []
+        rest: list[Expression] = []
         for node in _conjuncts(join.args["on"]):
-            pair = self._equality(node, before, own)
             condition = self.expression(node)
-            if pair is not None:
+            if (pair := self._equality(node, before, own)) is not None:
                 equal.append(pair)
-            elif aliases_of(condition) <= {own}:
-                alone.append(condition)
             else:
-                rest.append(condition)
-        if not equal:
+                (alone if aliases_of(condition) <= {own} else rest).append(condition)
+        clause = JoinClause(kind, tuple(equal), tuple(alone), tuple(rest))
+        self._require_available(clause, own)
+        return clause
+
+    def _require_available(self, clause: JoinClause, own: str) -> None:
+        if not clause.equal:
             raise ConfigError(
                 f"{self._place}: the join of {own} has no equality with a table before it.",
                 "Rows are found by equal keys: join b on a.id = b.a_id",
             )
-        if kind != "inner" and (rest or (alone and kind != "left")):
-            bad = (rest or alone)[0]
+        if clause.kind != "inner" and (clause.rest or (clause.own and clause.kind != "left")):
+            bad = (*clause.rest, *clause.own)[0]
             raise bad.error(
-                f"an outer join ({kind}) has only equalities, and in a left join conditions on {own}.",
+                f"an outer join ({clause.kind}) has only equalities, and in a left join conditions on {own}.",
                 "Move the condition to WHERE, or join inner.",
                 bad.tree,
             )
-        return JoinClause(kind, tuple(equal), tuple(alone), tuple(rest))  # type: ignore[arg-type]
 
     def _equality(self, node: exp.Expr, before: Sequence[str], own: str) -> tuple[Expression, Expression] | None:
         if not isinstance(node, exp.EQ):

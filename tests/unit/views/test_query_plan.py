@@ -40,6 +40,10 @@ REFUSED = {
     "select": ("there is no FROM", "from public.orders"),
     "delete from accounts": ("a view is one SELECT", "UNION"),
     "select id from accounts union select id from moves": ("a view is one SELECT", "UNION"),
+    "select a.id, a.branch_id from accounts a full join branches b on a.branch_id = b.id": (
+        "b.id is part of the key and not selected",
+        "Select it",
+    ),
     "select distinct id from accounts": ("DISTINCT is not available", "Leave it out"),
     "select id from accounts order by id": ("ORDER BY is not available", "stores sort"),
     "select id from accounts limit 3": ("LIMIT is not available", "stores sort"),
