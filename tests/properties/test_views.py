@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cdc.arrays import AnyArray
 from cdc.model import Column, ForeignKey
 from tests.scenes.view_histories import (
     FLOAT8,
@@ -28,10 +30,13 @@ from tests.scenes.view_histories import (
     table_id,
 )
 from views.catalog import Catalog
+from views.dataflow import aggregate, changes, collect, join, output
 from views.documents.settings import DocumentSettings
 from views.kinds import documents
 from views.plan import ViewPlan
 from views.registry import plan_of, settings_kinds
+from views.state import table as state_table
+from views.state.key_hash import Hashes, hashes
 
 SEEDS = st.integers(0, 2**32 - 1)
 LENGTH = 14
@@ -165,6 +170,16 @@ def test_documents_are_those_of_the_source_after_each_batch(name: str, seed: int
 @example(seed=1)
 def test_the_result_of_a_query_is_that_of_the_source_after_each_batch(name: str, seed: int, folder: Path) -> None:
     _assert_query(name, seed, folder)
+
+
+@pytest.mark.parametrize("name", ["nested", "full", "totals", "rows", "joined groups"])
+def test_keys_with_equal_hashes_are_told_apart(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def colliding(texts: AnyArray, seed: int = 0) -> Hashes:
+        return hashes(texts, seed) % np.uint64(3) if seed == 0 else hashes(texts, seed)
+
+    for module in (aggregate, changes, collect, join, output, state_table):
+        monkeypatch.setattr(module, "hashes", colliding)
+    (_assert_documents if name in DOCUMENTS else _assert_query)(name, 5, folder)
 
 
 @pytest.mark.soak

@@ -22,7 +22,7 @@ MONEY = ((12 << 16) | 2) + 4
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 VIEW = TableId("view", "followed")
 ODD_TEXTS = ['"x"', '"y"', '"\\u001f"', '"Ü\\"q\\\\"', '"a,b}"', '""', '"null"', None]
-KEYS = 7
+KEYS = 5
 
 Row = dict[str, str | None]
 """The cells of a row: JSON texts, None for null."""
@@ -64,7 +64,7 @@ class History:
         """Some random statements."""
         self.lsn += 10
         self._ordinal = 0
-        for _ in range(self.rng.randint(1, 5)):
+        for _ in range(self.rng.randint(1, 8)):
             self._statement(self.rng.choice(self.schemas))
         self.at[self.lsn] = {each.table: dict(self.tables.get(each.table, {})) for each in self.schemas}
 
@@ -72,15 +72,15 @@ class History:
         rows = self.tables.setdefault(schema.table, {})
         chance = self.rng.random()
         known = self.rng.choice(sorted(rows)) if rows else ""
-        if chance < 0.02:
+        if chance < 0.01:
             rows.clear()
             self.say(schema, "t", None, None)
-        elif chance < 0.2 and known:
+        elif chance < 0.14 and known:
             del rows[known]
             self.say(schema, "d", known, None)
-        elif chance < 0.35 and known:
+        elif chance < 0.27 and known:
             self._move(schema, rows, known)
-        elif chance < 0.4 and known:
+        elif chance < 0.32 and known:
             self.say(schema, "u", known, rows[known])
         else:
             self._write(schema, rows)

@@ -65,7 +65,7 @@ def rendered(rows: pa.Table, members: Sequence[Member]) -> AnyArray:
 
 
 def _number(cells: AnyArray) -> AnyArray:
-    """Numbers sort as numbers, and before null; texts have all the same number and sort by `_text`."""
+    """Numbers sort as numbers, and before null; texts, and numbers of more than 300 digits, by `_text` alone."""
     numeric = pc.match_substring_regex(cells, r"^-?\d{1,300}(\.\d+)?([eE][-+]?\d{1,2})?$")
     return pc.if_else(numeric, cells, "0").cast(pa.float64()).fill_null(np.inf)
 

@@ -44,7 +44,8 @@ def _group_key(statement: Statement, view: str) -> tuple[str, ...]:
 def _primary_keys(statement: Statement, view: str) -> tuple[str, ...]:
     selected = {item.expression.column: item.name for item in statement.items if item.expression.column}
     wanted = [name for each in statement.inputs if not _determined(each, statement) for name in each.key]
-    equal = {str(two.column): str(one.column) for join in statement.joins for one, two in join.equal}
+    kept = [clause for clause in statement.joins if clause.kind in ("inner", "left")]  # in others, one is null alone
+    equal = {str(two.column): str(one.column) for clause in kept for one, two in clause.equal}
     found = [selected.get(name) or selected.get(equal.get(name, "")) for name in wanted]
     missing = [name for name, item in zip(wanted, found, strict=True) if item is None]
     if missing:

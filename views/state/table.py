@@ -69,8 +69,8 @@ class StateTable:
         self._runs = []
 
     def scan(self) -> Iterator[pa.Table]:
-        """All live rows in the order of their keys, in pieces."""
-        yield from pieces(self._runs, _SCANNED)
+        """All live rows in the order of their keys, in pieces; as they were when the first piece was asked for."""
+        yield from pieces(tuple(self._runs), _SCANNED)
 
     def forget(self, outdated: Callable[[pa.Table], Bools]) -> None:
         """Remove the rows that are outdated, now and then: when the table has doubled since the last time."""

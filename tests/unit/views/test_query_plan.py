@@ -40,12 +40,32 @@ REFUSED = {
     "select": ("there is no FROM", "from public.orders"),
     "delete from accounts": ("a view is one SELECT", "UNION"),
     "select id from accounts union select id from moves": ("a view is one SELECT", "UNION"),
+    "select a.id, a.branch_id from accounts a full join branches b on a.branch_id = b.id": (
+        "b.id is part of the key and not selected",
+        "Select it",
+    ),
+    "select id from generate_series(1, 3) as id": ("a subquery or a function in FROM", "captured tables"),
+    "select id from accounts for update": ("FOR UPDATE is not available", "Leave it out"),
+    "select id into x from accounts": ("INTO is not available", "Leave it out"),
+    "select id from accounts tablesample bernoulli (10)": ("TABLESAMPLE is not available", "Leave it out"),
+    "select id from db.public.accounts": ("the name of a database is not available", "Leave it out"),
+    "select a.id from accounts as a (x, id)": ("an alias with names of columns is not available", "Leave it out"),
+    "select branch_id, count(*) as n from accounts group by all": ("GROUP BY ALL is not available", "Leave it out"),
+    "select branch_id, count(*) as n from accounts group by rollup (branch_id)": ("ROLLUP", "Available"),
+    "select name from accounts having name > 'a'": ("name.* is neither in GROUP BY nor in an aggregate", "max"),
+    "select sum(sum(balance)) as s from accounts": ("an aggregate of an aggregate", "Aggregate a column"),
+    "select array_agg(distinct name) as s from accounts": ("array_agg.distinct …. is not available", "without"),
+    "select max(name order by id) as s from accounts": ("max.… order by …. is not available", "without"),
+    "select sum(balance) filter (where nope > 1) as s from accounts": (
+        "view v, sql, line 1.*unknown column 'nope'",
+        "Co",
+    ),
     "select distinct id from accounts": ("DISTINCT is not available", "Leave it out"),
     "select id from accounts order by id": ("ORDER BY is not available", "stores sort"),
     "select id from accounts limit 3": ("LIMIT is not available", "stores sort"),
     "with x as (select 1) select id from accounts": ("a WITH clause is not available", "Leave it out"),
     "select 1 as one": ("there is no FROM", "from public.orders"),
-    "select x.id from (select id from accounts) x": ("a subquery in FROM", "Name captured tables"),
+    "select x.id from (select id from accounts) x": ("a subquery or a function in FROM", "Name captured tables"),
     "select id from account": ("did you mean public.accounts", "source.tables"),
     "select x from unkeyed": ("no primary key", "replica identity using index"),
     "select a.id from accounts a join accounts a on a.id = a.id": ("two tables are called a", "as other"),
@@ -89,7 +109,7 @@ REFUSED = {
     "select max(until - at) as s from odd": ("max of interval", "Cast it"),
     "select bool_or(id) as s from accounts": ("bool_or of bigint", "Compare it first"),
     "select sum(distinct id) as s from accounts": ("distinct …\\) is not available", "without distinct"),
-    "select count(distinct (id, name)) as s from accounts": ("", ""),
+    "select count(distinct (id, name)) as s from accounts": ("count of tuple", "Cast it"),
     "select stddev(id) as s from accounts": ("is not available", "Available: count"),
     "select percentile_cont(2) within group (order by id) as s from accounts": ("between 0 and 1", "0.95"),
     "select percentile_cont(0.5) within group (order by name) as s from accounts": ("percentile_cont of", "disc"),
@@ -97,7 +117,7 @@ REFUSED = {
     "select top_k(id, 0) as s from accounts": ("needs a number of values", "top_k"),
     "select last_by(id) as s from accounts": ("has two arguments", "last_by"),
     "select array_agg(id order by id, name) as s from accounts": ("ordered by one value", "Leave the others"),
-    "select id, row_number() over (order by id) as n from accounts": ("", ""),
+    "select id, row_number() over (order by id) as n from accounts": ("a window function", "rows are read"),
 }
 
 
@@ -143,6 +163,39 @@ def test_the_key_is_that_of_the_tables_or_of_the_groups() -> None:
         "name",
     ]
     assert _keys(planned("select count(*) as n from accounts")) == ["id"]
+
+
+@pytest.mark.parametrize("name", ["_id", "_sign", "_key", "_json"])
+def test_a_column_with_a_name_of_our_own_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"view v: column {name} of its result") as failed:
+        planned(f'select id, name as "{name}" from accounts')
+    assert "another name" in failed.value.remedy
+    schema = table("odd_names", {"id": INT8}, **{name: TEXT})
+    settings = settings_kinds()["documents"].model_validate(
+        {"kind": "documents", "name": "v", "root": "public.odd_names"}
+    )
+    with pytest.raises(ConfigError, match=f"view v: column {name} of public.odd_names"):
+        plan_of(settings, Catalog({schema.table: schema}))
+
+
+def test_columns_may_have_any_other_name() -> None:
+    names = ["c0", "g0", "x0", "a0", "Ü 'x", 'q"q', "a.b", "select", "given", "value", "_x"]
+    schema = table("odd_names", {"id": INT8}, **dict.fromkeys(names, TEXT))
+    done = history(schema)
+    for number in range(3):
+        write(done, schema, number, dict.fromkeys(names, f'"{number}"'))
+    catalog = Catalog({schema.table: schema})
+    documents = {"kind": "documents", "name": "v", "root": "public.odd_names"}
+    listed = ", ".join('o."' + name.replace('"', '""') + '"' for name in names if "." not in name)
+    query = {"kind": "query", "name": "v", "sql": f"select id, {listed} from odd_names o"}
+    groups = {
+        "kind": "query",
+        "name": "v",
+        "sql": f"select {listed}, max(id) as g0_ from odd_names o group by {listed}",
+    }
+    for facts in (documents, query, groups):
+        plan = plan_of(settings_kinds()[str(facts["kind"])].model_validate(facts), catalog)
+        assert len(follow(plan, done, One()).rows) == 3
 
 
 def test_columns_have_the_types_of_postgres() -> None:
@@ -212,6 +265,13 @@ def test_a_sum_has_every_digit() -> None:
     for number in range(50):
         write(done, ACCOUNTS, number, {"balance": "9999999999.99"})
     assert content("select sum(balance) as x from accounts", done) == {'{"id":1}': '{"id":1,"x":499999999999.50}'}
+
+
+def test_rows_are_counted_without_reading_any_column() -> None:
+    done = history(*BANK)
+    for number in range(3):
+        write(done, ACCOUNTS, number, {})
+    assert content("select count(*) as n from accounts", done) == {'{"id":1}': '{"id":1,"n":3}'}
 
 
 def test_a_null_key_joins_nothing_and_groups_with_null() -> None:

@@ -111,6 +111,18 @@ def test_runs_above_the_largest_size_are_not_merged_and_are_scanned_together(mon
     assert sorted(values) == sorted([*(number for number in range(200) if number not in (3, 5)), 50])
 
 
+def test_a_scan_shows_the_rows_of_its_beginning_also_if_the_table_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "_SCANNED", 16)
+    state = StateTable(COLUMNS)
+    put(state, *((str(number), "1", number) for number in range(100)))
+    scan = state.scan()
+    first = next(scan)
+    put(state, *((str(number), "1", None) for number in range(100)))
+    assert first.num_rows + sum(piece.num_rows for piece in scan) == 100
+
+
 def test_a_lookup_reads_the_rows_that_it_finds_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateTable(COLUMNS)
     put(state, *((str(number), "1", number) for number in range(5000)))
