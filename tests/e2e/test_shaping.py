@@ -60,6 +60,17 @@ def state_of(pipeline: Pipeline, sink: str) -> dict[str, Any]:
     return dict(sinks.get(sink, {}))
 
 
+def _restarts_after_now(pipeline: Pipeline) -> bool:
+    """Whether rows that are read now are newer than all that is stored."""
+    with pipeline.database.connect() as connection:
+        connection.execute("checkpoint")
+        found = connection.execute(
+            "select restart_lsn > (select max(lsn) from changed) from pg_replication_slots where slot_name = %s",
+            (pipeline.settings.source.slot,),
+        ).fetchone()
+    return bool(found and found[0])
+
+
 def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_only(
     shaped: Pipeline, redis_url: str, run_program: RunProgram
 ) -> None:
@@ -129,11 +140,13 @@ def test_shaped_tables_follow_their_source_and_a_renamed_column_stops_one_table_
     shaped.settle()
     assert_equal(shaped)
 
+    shaped.database.execute("create table changed as select pg_current_wal_lsn() as lsn")
     for sink in facts["sinks"]:
         sink["shape"]["public.sales"]["where"] = "status <> 'draft' and pieces > 20"
     shaped.config.write_text(yaml.safe_dump(facts))
     shaped.reopen()
     millrace("reload")
+    wait_until(lambda: _restarts_after_now(shaped), 120, "a backfill replaces every row that is stored")
     millrace("backfill", "public.sales")
     wait_until(lambda: store.get("sold:8") is None, 120)
     shaped.settle()
