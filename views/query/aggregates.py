@@ -81,11 +81,17 @@ def _count(node: exp.Expr, whole: Expression) -> Aggregate:
 
 def _plain(function: str) -> Callable[[exp.Expr, Expression], Aggregate]:
     def read(node: exp.Expr, whole: Expression) -> Aggregate:
-        if isinstance(node.this, exp.Distinct):
-            raise whole.error(f"{function}(distinct …) is not available.", "Write it without distinct.", node)
+        _require_plain(function, node.this, node, whole)
         return Aggregate(node, function, (node.this,))
 
     return read
+
+
+def _require_plain(function: str, argument: exp.Expr, node: exp.Expr, whole: Expression) -> None:
+    if isinstance(argument, exp.Distinct):
+        raise whole.error(f"{function}(distinct …) is not available.", "Write it without distinct.", node)
+    if isinstance(argument, exp.Order):
+        raise whole.error(f"{function}(… order by …) is not available.", "Write it without ORDER BY.", node)
 
 
 def _listed(node: exp.Expr, whole: Expression) -> Aggregate:
@@ -95,6 +101,7 @@ def _listed(node: exp.Expr, whole: Expression) -> Aggregate:
         if len(inner.expressions) > 1:
             raise whole.error("an array is ordered by one value.", "Leave the others out.", node)
         inner, order, descending = inner.this, first.this, bool(first.args.get("desc"))
+    _require_plain("array_agg", inner, node, whole)
     return Aggregate(node, "array_agg", (inner, order if order is not None else inner), descending=descending)
 
 

@@ -6,13 +6,13 @@ conditions; the groups; the columns of the result.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import pyarrow as pa
 from sqlglot import exp
 
-from cdc.errors import ConfigError
 from cdc.expressions.column_types import postgres_name
-from cdc.expressions.expression import Expression
+from cdc.expressions.expression import Expression, column_name
 from cdc.expressions.program import Program, compile_program
 from cdc.expressions.values import arrow_type
 from cdc.model import TableId
@@ -196,8 +196,10 @@ def _parts(statement: Statement) -> list[Expression]:
 
 
 def _unknown_column(whole: Expression, name: str, types: Mapping[str, str]) -> None:
-    compile_program({name: whole} if not whole.tree.find(exp.AggFunc) else {name: identity(name)}, None, types)
-    raise ConfigError(f"{whole.place}: unknown column {name}.", f"Columns: {', '.join(types)}.")
+    near = get_close_matches(name, types, 3) or get_close_matches(name.rpartition(".")[2], types, 3)
+    node = next(column for column in whole.tree.find_all(exp.Column) if column_name(column) == name)
+    remedy = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise whole.error(f"unknown column {name!r}.", f"{remedy}Columns: {', '.join(types)}.", node)
 
 
 def pushed_down(statement: Statement) -> tuple[dict[str, tuple[Expression, ...]], tuple[Expression, ...]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from cdc.expressions.expression import Expression, column_name
-from views.query.aggregates import Aggregate, aggregate_of
+from views.query.aggregates import Aggregate, aggregate_of, is_aggregate
 from views.query.statement import Statement
 
 
@@ -63,7 +63,13 @@ class _Grouping:
             if each.tree == node:
                 return _column(name)
         call = aggregate_of(node, whole)
-        return node if call is None else _column(self._call(call))
+        if call is None:
+            return node
+        if any(is_aggregate(inner) for each in call.arguments for inner in each.walk()):
+            raise whole.error(
+                "an aggregate of an aggregate.", "Aggregate a column, or compute of the aggregates.", node
+            )
+        return _column(self._call(call))
 
     def _call(self, call: Aggregate) -> str:
         """The column of an aggregate's value; equal calls have one."""

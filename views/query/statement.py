@@ -28,6 +28,13 @@ _REFUSED = {
     "windows": "a WINDOW clause",
     "qualify": "QUALIFY",
     "laterals": "LATERAL",
+    "locks": "FOR UPDATE",
+    "into": "INTO",
+    "sample": "TABLESAMPLE",
+    "only": "ONLY",
+    "catalog": "the name of a database",
+    "all": "GROUP BY ALL",
+    "columns": "an alias with names of columns",
 }
 _KINDS: Mapping[str, Kind] = {"LEFT": "left", "RIGHT": "right", "FULL": "full"}
 
@@ -82,8 +89,12 @@ class Statement:
     @property
     def grouped(self) -> bool:
         """Whether the result has a row per group instead of a row per row."""
-        parts = [item.expression for item in self.items] + ([self.having] if self.having else [])
-        return bool(self.group) or any(is_aggregate(node) for part in parts for node in part.tree.walk())
+        parts = [item.expression for item in self.items]
+        return (
+            bool(self.group)
+            or self.having is not None
+            or any(is_aggregate(node) for part in parts for node in part.tree.walk())
+        )
 
     @property
     def types(self) -> dict[str, str]:
@@ -126,10 +137,18 @@ def _parsed(text: str, place: str) -> exp.Select:
         raise ConfigError(f"{place}{where}: this is no SQL statement.", "Write one SELECT of Postgres.") from None
     if not isinstance(parsed, exp.Select):
         raise ConfigError(f"{place}: a view is one SELECT.", "UNION and other statements are not available.")
-    for name, what in _REFUSED.items():
-        if parsed.args.get(name):
-            raise ConfigError(f"{place}: {what} is not available in a view.", "Leave it out; stores sort and limit.")
+    _require_only(parsed, ("expressions", "from_", "joins", "where", "group", "having"), place)
+    if group := parsed.args.get("group"):
+        _require_only(group, ("expressions",), place)
     return parsed
+
+
+def _require_only(node: exp.Expr, parts: Sequence[str], place: str) -> None:
+    """Refuse every part that is not known: it would be ignored."""
+    for name, part in node.args.items():
+        if part and name not in parts:
+            what = _REFUSED.get(name) or (part.sql("postgres") if isinstance(part, exp.Expr) else name)[:60].strip()
+            raise ConfigError(f"{place}: {what} is not available in a view.", "Leave it out; stores sort and limit.")
 
 
 def _inputs(select: exp.Select, catalog: Catalog, place: str) -> Iterator[Input]:
@@ -138,8 +157,13 @@ def _inputs(select: exp.Select, catalog: Catalog, place: str) -> Iterator[Input]
         raise ConfigError(f"{place}: there is no FROM.", "Name a captured table: from public.orders")
     seen: set[str] = set()
     for node in (source.this, *(join.this for join in select.args.get("joins") or ())):
-        if not isinstance(node, exp.Table):
-            raise ConfigError(f"{place}: a subquery in FROM is not available.", "Name captured tables in FROM.")
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+            raise ConfigError(
+                f"{place}: a subquery or a function in FROM is not available.", "Name captured tables in FROM."
+            )
+        _require_only(node, ("this", "db", "alias"), place)
+        if (named := node.args.get("alias")) is not None:
+            _require_only(named, ("this",), place)
         table = TableId(node.db or "public", node.name)
         alias = node.alias_or_name
         if alias in seen:
