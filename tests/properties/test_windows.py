@@ -71,7 +71,7 @@ def planned(window: Mapping[str, Any], **settings: Any) -> ViewPlan:
 
 def restarted(plan: ViewPlan, graph: Graph, folder: Path) -> Graph:
     """The graph of another process, from a checkpoint of this one."""
-    graph.forget()
+    graph.care.forget()
     checkpoint.save(folder, graph.tables, {})
     again = plan.graph()
     checkpoint.load(folder, again.tables)
@@ -164,7 +164,7 @@ def test_what_was_closed_for_good_is_forgotten() -> None:
         events = [Change(number, each, Event(each, number * 60, "n", "1.50")) for each in ids]
         graph.begin(0, 1)
         graph.step(log_rows(events))
-        graph.forget()
+        graph.care.forget()
     stored = {name: table.entries for name, table in graph.tables.items() if "output" not in name}
     assert max(stored.values()) < 45_000, stored
 

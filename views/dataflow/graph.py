@@ -30,6 +30,16 @@ class Node:
     """What the step keeps between batches, by names that stay the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What a view does between batches."""
+
+    forget: Callable[[], None] = lambda: None
+    """Removes state that no change can concern any more."""
+    facts: Callable[[], Mapping[str, object]] = dict
+    """What the status shows of it besides."""
+
+
 class Graph:
     """The steps of one view."""
 
@@ -38,10 +48,9 @@ class Graph:
         inputs: Sequence[InputTable],
         nodes: Sequence[Node],
         output: Output,
-        forget: Callable[[], None] = lambda: None,
+        care: "Care | None" = None,
     ) -> None:
-        """`forget` removes state that no change can concern any more; called between two batches."""
-        self.forget = forget
+        self.care = care or Care()
         self.inputs = tuple(inputs)
         self.nodes = tuple(nodes)
         self.output = output
@@ -98,9 +107,9 @@ class GraphBuilder:
         self._nodes.append(Node(name, step, tuple(sources), text, state or {}))
         return len(self._inputs) + len(self._nodes) - 1
 
-    def built(self, output: Output, forget: Callable[[], None] = lambda: None) -> Graph:
+    def built(self, output: Output, care: "Care | None" = None) -> Graph:
         """The graph; the last step gives the rows of the view."""
-        return Graph(self._inputs, self._nodes, output, forget)
+        return Graph(self._inputs, self._nodes, output, care)
 
 
 def _of(rows: pa.Table, tables: Sequence[str]) -> pa.Table:

@@ -1,6 +1,7 @@
 """The steps that compute windows."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
@@ -8,7 +9,7 @@ from cdc.expressions.program import Program, compile_program
 from cdc.expressions.values import arrow_type
 from views.dataflow.aggregate import GROUP, Call, GroupedRows, RunningTotals, Total
 from views.dataflow.events import NOW, SEEN, TIME, Events
-from views.dataflow.graph import Graph, GraphBuilder
+from views.dataflow.graph import Care, Graph, GraphBuilder
 from views.dataflow.output import Output
 from views.dataflow.rekey import Rekeyed
 from views.dataflow.time_groups import Sessions, Sliding
@@ -41,7 +42,14 @@ class WindowSteps:
 
     def graph(self) -> Graph:
         """The graph."""
-        return self._steps.built(self._output, self._forget)
+        return self._steps.built(self._output, Care(self._forget, self._facts))
+
+    def _facts(self) -> dict[str, object]:
+        """The watermark, and how many changes came after their window had closed for good."""
+        reached = self._closing.stored_watermark
+        since = datetime(1970, 1, 1, tzinfo=UTC)
+        shown = (since + timedelta(microseconds=reached)).isoformat() if reached > NEVER // 2 else ""
+        return {"watermark": shown, "late_dropped": self._assigned.dropped}
 
     def _forget(self) -> None:
         """Remove what windows had that are closed for good: no change is taken for them any more."""
@@ -64,7 +72,7 @@ class WindowSteps:
         text = f"keeps rows where {settings.where}" if settings.where else ""
         at = self._steps.add("arguments", Computed(program).step, [at], text)
         grace = settings.correct_for if settings.late == "correct" else 0
-        assigned = Assigned(*_size(settings.window), settings.lateness, grace)
+        self._assigned = assigned = Assigned(*_size(settings.window), settings.lateness, grace)
         text = f"{_form(settings.window)}; a window closes {settings.lateness / 1e6:g} s after its end, in event time"
         return self._steps.add("windows", assigned.step, [at], text, assigned.tables), {**program.types, **_BOUNDS}
 

@@ -285,7 +285,7 @@ class ViewEngine:
             or (self._live and self._folder.mark() != self._put)
         ):
             return False
-        self._graph.forget()
+        self._graph.care.forget()
         facts = {"offset": self._position, "lsn": str(self._reached), "mark": self._put if self._live else ""}
         checkpoint.save(self._state, self._graph.tables, facts)
         failpoint.reached("views.after_checkpoint")
@@ -316,6 +316,7 @@ class ViewEngine:
             "rows": self._graph.output.count,
             "state_bytes": sum(table.bytes for table in tables.values()),
             "definition": self._plan.definition,
+            **self._graph.care.facts(),
         }
 
     def facts(self) -> Mapping[str, object]:

@@ -52,7 +52,7 @@ REFUSED = {
     "select a.id from accounts as a (x, id)": ("an alias with names of columns is not available", "Leave it out"),
     "select branch_id, count(*) as n from accounts group by all": ("GROUP BY ALL is not available", "Leave it out"),
     "select branch_id, count(*) as n from accounts group by rollup (branch_id)": ("ROLLUP", "Available"),
-    "select name from accounts having name > 'a'": ("name.* is neither in GROUP BY nor in an aggregate", "max"),
+    "select name from accounts having name > 'a'": ("name is neither in GROUP BY nor in an aggregate", "max"),
     "select sum(sum(balance)) as s from accounts": ("an aggregate of an aggregate", "Aggregate a column"),
     "select array_agg(distinct name) as s from accounts": ("array_agg.distinct …. is not available", "without"),
     "select max(name order by id) as s from accounts": ("max.… order by …. is not available", "without"),
