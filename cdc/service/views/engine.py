@@ -68,7 +68,7 @@ class Mark:
         if not text:
             return None
         body = json.loads(text)
-        return cls(Offset(body["offset"]), ZERO_LSN, body["definition"], body["emission"], body["part"])
+        return cls(Offset(body["offset"]), parse_lsn(body["lsn"]), body["definition"], body["emission"], body["part"])
 
 
 class ViewEngine:
@@ -108,8 +108,7 @@ class ViewEngine:
         self._saved = self._looked = time.monotonic()
         self._dirty = self._computing = False
         """Whether there is something to save; whether the state has a part of a batch, as after an error."""
-        self._noted = time.monotonic(), self._reached
-        self._log.commit(self._consumer, self._reached, self._kept)
+        self._commit()
         self._note()
 
     def _restore(self) -> str | None:
@@ -290,7 +289,7 @@ class ViewEngine:
         checkpoint.save(self._state, self._graph.tables, facts)
         failpoint.reached("views.after_checkpoint")
         self._kept = self._position
-        self._log.commit(self._consumer, self._reached, self._kept)
+        self._commit()
         self._saved, self._dirty = time.monotonic(), False
         if self._live:
             self._remove_former_states()
@@ -306,9 +305,9 @@ class ViewEngine:
 
     def _note(self) -> None:
         """Renew the facts for the status, and now and then the LSN that the log has as reached."""
-        if self._reached > self._noted[1] and time.monotonic() - self._noted[0] > _COMMIT_SECONDS:
-            self._noted = time.monotonic(), self._reached
-            self._log.commit(self._consumer, self._reached, self._kept)
+        since, reached = self._committed
+        if self._reached > reached and time.monotonic() - since > _COMMIT_SECONDS and self._in_log() > reached:
+            self._commit()
         tables = self._graph.tables
         self._facts = {
             "state": "live" if self._live and self._until is None else "loading",
@@ -318,6 +317,19 @@ class ViewEngine:
             "definition": self._plan.definition,
             **self._graph.care.facts(),
         }
+
+    def _commit(self) -> None:
+        self._committed = time.monotonic(), self._in_log()
+        self._log.commit(self._consumer, self._committed[1], self._kept)
+
+    def _in_log(self) -> Lsn:
+        """The LSN that the view's rows in the log reflect; 0 until all of them are there. Rows that were handed over
+        count only once capture has appended them: who waits for them would otherwise look too early."""
+        text = self._folder.mark() if self._live else None
+        mark = Mark.of_text(text or "")
+        if mark is None or mark.part or mark.definition != self._plan.definition:
+            return ZERO_LSN
+        return max(self._reached, mark.lsn) if text == self._put else mark.lsn
 
     def facts(self) -> Mapping[str, object]:
         """For the status."""
