@@ -1,6 +1,6 @@
 # Every chore of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-shaping bench-scale bench-view-state bench-views clean
+.PHONY: help setup demo example test spark-classes test-quick test-durations soak soak-cluster soak-tests lint structure format lock docs bench-capture bench-snapshot bench-sinks bench-verify bench-row-path bench-shaping bench-scale bench-view-state bench-views clean
 
 BIN := .venv/bin
 # Our programs are started hundreds of times by the suite: each would compile every module again.
@@ -15,6 +15,9 @@ setup: .venv/ready ## Make the virtual environment and install everything into i
 
 demo: .venv/ready ## Start real servers, run the pipeline on a small shop, prove that all stores are equal
 	@$(BIN)/millrace demo
+
+example: .venv/ready ## Run an example of a view step by step (NAME); without NAME list them
+	@$(BIN)/millrace example $(NAME)
 
 test: .venv/ready ## Lint, then run the whole suite against real servers, in WORKERS processes (3)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint spark-classes

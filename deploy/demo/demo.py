@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,14 +16,13 @@ from rich.console import Console
 from cdc.artifacts.jars import spark_jars
 from cdc.config.settings import Settings
 from cdc.errors import MillraceError
-from cdc.model import Lsn, parse_lsn
 from cdc.service.daemon.process import settings_from
 from cdc.service.inspect.verification import differences
 from cdc.service.observe.health import nested, reasons
 from cdc.service.observe.page_model import count
 from cdc.service.observe.positions import Positions
 from cdc.service.state import status
-from deploy.demo import pipeline, proof, shop
+from deploy.demo import daemon, pipeline, proof, shop
 from deploy.demo.screen import Screen, SinkView, View, print_facts
 from deploy.local.servers import Servers
 from snapshots.verify.comparison import Differences
@@ -50,6 +48,11 @@ class Demo:
         """Record when an event happened first."""
         self.marks.setdefault(what, time.monotonic() - self.started)
 
+    @property
+    def output(self) -> Path:
+        """The output of `millrace run`."""
+        return self.home / "logs" / "millrace.log"
+
     def say(self, line: str) -> None:
         """Print one line of progress."""
         self.console.print(f"{time.monotonic() - self.started:5.1f} s  {line}", markup=False)
@@ -66,22 +69,6 @@ class Demo:
             if not keep:
                 servers.down()
 
-    @contextmanager
-    def daemon(self, config: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Run `millrace run` with that file; stop it cleanly at the end."""
-        log = (self.home / "logs" / "millrace.log").open("ab")
-        command = [sys.executable, "-m", "cdc.cli.main", "run", "--config", str(config)]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            log.close()
-
     def watch(
         self,
         settings: Settings,
@@ -94,8 +81,7 @@ class Demo:
         deadline = time.monotonic() + self.seconds + _PATIENCE
         while not over():
             screen.show(self.view(settings, positions))
-            if process.poll() is not None:
-                raise MillraceError(self._why(settings), f"See {self.home / 'logs' / 'millrace.log'}")
+            daemon.require_running(process, settings, self.output)
             if time.monotonic() > deadline:
                 raise MillraceError("The sinks did not catch up in time.", "See: millrace status")
             time.sleep(0.1)
@@ -139,31 +125,6 @@ class Demo:
             return False
         return all(positions.reached().values()) and not reasons(statuses[0], statuses[1], (), datetime.now(UTC))
 
-    def source_lsn(self, settings: Settings) -> Lsn:
-        with _reader(settings) as connection:
-            row = connection.execute("select pg_current_wal_lsn()").fetchone()
-        assert row is not None
-        return parse_lsn(str(row[0]))
-
-    def _why(self, settings: Settings) -> str:
-        for part in ("capture", "apply"):
-            message = nested(status.read(settings.state, part), "error").get("message")
-            if message:
-                return f"{part}: {message}"
-        return "millrace ended before the demo was over."
-
-
-def _reader(settings: Settings) -> psycopg.Connection:
-    source = settings.source
-    return psycopg.connect(
-        host=source.host,
-        port=source.port,
-        dbname=source.database,
-        user=source.user,
-        password=source.password.reveal(),
-        autocommit=True,
-    )
-
 
 def run(home: Path, console: Console, keep: bool = False, seconds: float = 20.0) -> bool:
     """Run the whole demo; returns whether every sink equals the source."""
@@ -175,7 +136,7 @@ def run(home: Path, console: Console, keep: bool = False, seconds: float = 20.0)
         search = threading.Thread(target=servers.up, args=(("opensearch",), {"opensearch": port}))
         search.start()
         spark_jars(demo.say)
-        with demo.daemon(config) as process:
+        with daemon.running(config, demo.output) as process:
             equal = _prove(demo, settings, servers, process)
             search.join()
             if keep:
@@ -195,7 +156,7 @@ def _prove(demo: Demo, settings: Settings, servers: Servers, process: subprocess
         customers.join()
         if demo.trouble:
             raise MillraceError(demo.trouble, "Run the demo again: it continues where it stopped.")
-        wanted = demo.source_lsn(settings)
+        wanted = pipeline.source_lsn(settings)
         demo.watch(settings, positions, process, screen, lambda: not positions.behind(wanted))
         demo.mark("every sink has all changes")
     demo.say("comparing every row of every sink")

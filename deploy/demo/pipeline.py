@@ -1,14 +1,16 @@
 """The demo's pipeline: the shop's database, a least-privilege role, the publication and the pipeline file."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psycopg
 import yaml
 from psycopg import sql
 
+from cdc.config.settings import Settings
 from cdc.durable_files import replace_unsynced, write_new
+from cdc.model import Lsn, parse_lsn
 from deploy.demo import shop
 from deploy.local import ports, postgres
 from deploy.local.servers import Servers
@@ -30,15 +32,47 @@ def connect(servers: Servers, dbname: str = DATABASE) -> psycopg.Connection:
 
 def provision(servers: Servers, opensearch_port: int) -> Path:
     """Create the database, role, tables and publication that do not exist yet, and write the pipeline file."""
+    password = create_database(servers, DATABASE)
+    with connect(servers) as owner:
+        shop.create(owner)
+        publish(owner, shop.TABLES)
+    return _write(servers, password, opensearch_port)
+
+
+def create_database(servers: Servers, name: str) -> str:
+    """Create a database and the pipeline's role, where they do not exist yet; returns the role's password."""
     password = _password(servers.private() / "pipeline")
     with connect(servers, "postgres") as admin:
-        if not admin.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone():
-            admin.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
-    with connect(servers) as owner:
-        _role(owner, password)
-        shop.create(owner)
-        _publication(owner)
-    return _write(servers, password, opensearch_port)
+        if not admin.execute("select 1 from pg_database where datname = %s", (name,)).fetchone():
+            admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        _role(admin, password)
+    return password
+
+
+def publish(owner: psycopg.Connection, names: Iterable[str]) -> None:
+    """Let the pipeline's role read these tables of schema public, and create their publication."""
+    tables = sql.SQL(", ").join(sql.Identifier("public", name) for name in names)
+    owner.execute(sql.SQL("grant select on {} to {}").format(tables, sql.Identifier(_ROLE)))
+    if not owner.execute("select 1 from pg_publication where pubname = 'millrace'").fetchone():
+        owner.execute(
+            sql.SQL("create publication millrace for table {} with (publish_via_partition_root = true)").format(tables)
+        )
+
+
+def source_lsn(settings: Settings) -> Lsn:
+    """The LSN of the source after everything that was committed before this call."""
+    source = settings.source
+    with psycopg.connect(
+        host=source.host,
+        port=source.port,
+        dbname=source.database,
+        user=source.user,
+        password=source.password.reveal(),
+        autocommit=True,
+    ) as connection:
+        row = connection.execute("select pg_current_wal_lsn()").fetchone()
+    assert row is not None
+    return parse_lsn(str(row[0]))
 
 
 def opensearch_port(servers: Servers) -> int:
@@ -66,15 +100,6 @@ def _role(owner: psycopg.Connection, password: str) -> None:
     verb = "alter" if owner.execute("select 1 from pg_roles where rolname = %s", (_ROLE,)).fetchone() else "create"
     options = sql.SQL(" role {} login replication password {}").format(sql.Identifier(_ROLE), sql.Literal(password))
     owner.execute(sql.SQL(verb) + options)
-
-
-def _publication(owner: psycopg.Connection) -> None:
-    tables = sql.SQL(", ").join(sql.Identifier("public", name) for name in shop.TABLES)
-    owner.execute(sql.SQL("grant select on {} to {}").format(tables, sql.Identifier(_ROLE)))
-    if not owner.execute("select 1 from pg_publication where pubname = 'millrace'").fetchone():
-        owner.execute(
-            sql.SQL("create publication millrace for table {} with (publish_via_partition_root = true)").format(tables)
-        )
 
 
 def _write(servers: Servers, password: str, opensearch_port: int) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.test_imports import LEVELS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FOLDERS = ("cdc", "sinks", "snapshots", "views", "pyspark_millrace", "deploy", "bench", "tests")
 _PATH = re.compile(rf"`((?:{'|'.join(_FOLDERS)}|docs|examples)/[\w./-]+)(?::(\w+))?`")

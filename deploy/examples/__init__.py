@@ -1,0 +1,1 @@
+"""Runs the examples of the folder `examples/`: each a pipeline with a view, and changes to follow in a store."""
