@@ -44,6 +44,8 @@ _LATE_SECONDS = 30.0
 arrived."""
 _COMMIT_SECONDS = 0.5
 _LOADED_SECONDS = 0.5
+_NOTE_SECONDS = 0.25
+"""Between two looks at the size of the state: at each step they were most of the CPU of an idle view."""
 _NOT_YET = Lsn(2**63 - 1)
 
 
@@ -111,6 +113,7 @@ class ViewEngine:
         self._saved = self._looked = time.monotonic()
         self._dirty = self._computing = False
         """Whether there is something to save; whether the state has a part of a batch, as after an error."""
+        self._noted = -_NOTE_SECONDS
         self._commit()
         self._note()
 
@@ -328,6 +331,9 @@ class ViewEngine:
         since, reached = self._committed
         if self._reached > reached and time.monotonic() - since > _COMMIT_SECONDS and self._in_log() > reached:
             self._commit()
+        if time.monotonic() - self._noted < _NOTE_SECONDS:
+            return
+        self._noted = time.monotonic()
         tables = self._graph.tables
         self._facts = {
             "state": "live" if self._live and self._until is None else "loading",

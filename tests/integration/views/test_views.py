@@ -223,7 +223,7 @@ def test_a_view_is_filled_from_the_tables_where_the_log_has_lost_its_beginning(p
     shutil.rmtree(pipeline.state / "views" / "order_documents" / "state")
     pipeline.write(DOCUMENTS, TOTALS, LATER)
     daemon = pipeline.start()
-    wait_until(lambda: (pipeline.state / "views" / "later" / "table-load.json").exists(), 60, "the tables are read")
+    wait_until((pipeline.state / "views" / "later" / "table-load.json").exists, 60, "the tables are read")
     pipeline.kill("views")
     pipeline.settle("order_documents", "totals", "later")
     pipeline.change(30)
