@@ -57,6 +57,11 @@ class Example:
         return self._text("millrace.yaml").partition("\n")[0].removeprefix("# ")
 
     @property
+    def stores(self) -> set[str]:
+        """The kinds of its sinks, which are also the names of the servers that it needs beside Postgres."""
+        return {str(sink["kind"]) for sink in yaml.safe_load(self._text("millrace.yaml"))["sinks"]}
+
+    @property
     def tables(self) -> str:
         """SQL that creates the tables with their first rows."""
         return self._text("tables.sql")

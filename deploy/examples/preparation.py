@@ -29,7 +29,7 @@ def servers_of(example: Example, servers: Servers, keep: bool) -> Iterator[None]
     """Start Postgres and the stores of the example; at the end stop those that did not run before, unless `keep`."""
     before = set(servers.status())
     try:
-        servers.up(("postgres", *sorted(_stores(example))))
+        servers.up(("postgres", *sorted(example.stores)))
         yield
     finally:
         started = set(servers.status()) - before
@@ -66,12 +66,6 @@ def folder_of(servers: Servers, example: Example) -> Path:
 def variables_path(folder: Path) -> Path:
     """A file that a shell reads to have the variables of the pipeline file, for other commands."""
     return folder / "variables.sh"
-
-
-def _stores(example: Example) -> set[str]:
-    """The names of the servers are those of the kinds of sinks."""
-    text = example.config.read_text(encoding="utf-8")
-    return {kind for kind in ("opensearch", "redis") if f"kind: {kind}" in text}
 
 
 def _drop_database(servers: Servers, name: str) -> None:
