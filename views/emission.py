@@ -7,12 +7,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model import LOG_SCHEMA, TableId
+from cdc.model import LOG_SCHEMA, Op, TableId
 from cdc.ports import LogReader, Offset
 from views.dataflow.delta import ID, net, signed
 from views.dataflow.output import ROW, Moment, Output, changes
 from views.state import checkpoint
 from views.state.table import StateTable
+
+
+def emptied(view: TableId, moment: Moment) -> pa.Table:
+    """A truncate of the view: one row, just below the content that follows."""
+    facts = {"table": str(view), "op": Op.TRUNCATE.value, "version": moment.lsn - 1, "commit_lsn": moment.lsn - 1}
+    more = {"ordinal": 0, "xid": 0, "commit_ts": moment.committed, "schema_id": 0}
+    return pa.Table.from_pylist([{**facts, **more}], LOG_SCHEMA)
 
 
 def whole_content(output: Output, moment: Moment) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -24,11 +25,12 @@ from cdc.errors import ViewError
 from cdc.model import ZERO_LSN, Lsn, format_lsn, parse_lsn
 from cdc.ports import LogReader, Offset
 from cdc.service.views.catalog import all_rows_read, catalog_of
+from cdc.service.views.table_load import TableLoad, through_the_wal
 from cdc.service.views.view_run import ViewRun, consumer_of
 from snapshots.initial.snapshot import EXACT_MARK
 from views import registry
 from views.dataflow.output import Moment, changes
-from views.emission import former_content, replacement, whole_content
+from views.emission import emptied, former_content, replacement, whole_content
 from views.output_files import MARK_PREFIX, OutputFile, OutputFolder, view_folder
 from views.state import checkpoint
 
@@ -75,7 +77,7 @@ class ViewEngine:
     """Runs one view; see `ViewRun`."""
 
     def __init__(self, settings: Settings, view: ViewSettings, log: LogReader, stop: threading.Event) -> None:
-        self._view, self._log, self._stop = view, log, stop
+        self._settings, self._view, self._log, self._stop = settings, view, log, stop
         self._plan = registry.plan_of(view, catalog_of(settings, view, log))
         self._folder = OutputFolder(settings.state, view.name)
         self._states = view_folder(settings.state, view.name) / "state"
@@ -96,9 +98,10 @@ class ViewEngine:
         self._emission = mark.emission if mark else 0
         self._graph = self._plan.graph()
         self._tables = pa.array([name for each in self._graph.inputs for name in each.tables])
-        self._exact = self._exact_from()
         known = self._restore()
-        self._live = mark is not None and mark.definition == self._plan.definition and not mark.part
+        self._exact = self._exact_from()
+        same = mark is not None and mark.definition == self._plan.definition
+        self._live = mark is not None and same and not mark.part and not self._filling
         self._until = mark.offset if mark and self._live and known != self._put else None
         """The log has the output up to here already; None: the output is new."""
         self._loaded: Offset | None = None
@@ -114,7 +117,8 @@ class ViewEngine:
     def _restore(self) -> str | None:
         """Load the checkpoint; returns the mark at its time."""
         facts = checkpoint.facts_of(self._state)
-        self._position, self._reached = self._first_offset() if facts is None else Offset(facts["offset"]), ZERO_LSN
+        self._position, self._reached = self._log.start() if facts is None else Offset(facts["offset"]), ZERO_LSN
+        self._load = self._table_load(anew=facts is None and bool(self._log.removed()))
         if facts is not None:
             checkpoint.load(self._state, self._graph.tables)
             self._reached = Lsn(int(facts["lsn"]))
@@ -122,14 +126,20 @@ class ViewEngine:
         """The offset from which a restart reads."""
         return None if facts is None else facts["mark"]
 
-    def _first_offset(self) -> Offset:
-        if removed := self._log.removed():
-            raise ViewError(
-                f"View {self._view.name} needs the log from its beginning, and retention has removed it up to"
-                f" {format_lsn(removed)}.",
-                "Read the tables again, beside the stream: millrace resync",
-            )
-        return self._log.start()
+    def _table_load(self, *, anew: bool) -> TableLoad | None:
+        """How the view is filled from the tables, if retention has removed the beginning of the log; requests the
+        backfills that it lacks."""
+        folder = self._states.parent
+        load = TableLoad.read(folder, self._view.name, self._plan.definition)
+        if anew and (load is None or load.exact_from is not None):
+            load = TableLoad(folder, self._view.name, self._plan.definition)
+        if load is not None and load.exact_from is None:
+            load.begin(self._plan.columns, through_the_wal(self._settings))
+        return load
+
+    @property
+    def _filling(self) -> bool:
+        return self._load is not None and self._load.exact_from is None
 
     @property
     def _state(self) -> Path:
@@ -206,7 +216,9 @@ class ViewEngine:
                 )
 
     def _exact_from(self) -> Lsn | None:
-        """The LSN at which the initial snapshot ends; None while it is read."""
+        """The LSN at which the initial snapshot, or the reading of the tables, ends; None before it has."""
+        if self._load is not None:
+            return self._load.exact_from
         text = self._log.marks().get(EXACT_MARK, "")
         return parse_lsn(text) if text else None
 
@@ -230,6 +242,9 @@ class ViewEngine:
                 return False
             self._live, self._loaded = True, None
             self._parts = self._first_content()
+            if self._load is not None and self._filling:
+                self._load.complete(self._reached)
+                self._exact = self._reached
             return True
         return self._answer_request()
 
@@ -237,13 +252,18 @@ class ViewEngine:
         now = time.monotonic()
         if self._loaded is None and now - self._looked >= _LOADED_SECONDS:
             self._looked = now
-            if all_rows_read(self._log.marks(), self._plan.columns):
+            marks = self._log.marks()
+            if self._load.ended(marks) if self._load else all_rows_read(marks, self._plan.columns):
                 self._loaded = self._log.head()[0]
         return self._loaded == self._position
 
     def _first_content(self) -> Iterator[tuple[pa.Table, Mark]]:
-        if not self._former or self._former == self._plan.definition:
-            return self._in_parts(whole_content(self._graph.output, self._now()))
+        whole, same = whole_content(self._graph.output, self._now()), self._former == self._plan.definition
+        if self._put and self._filling and (same or checkpoint.facts_of(self._states / self._former) is None):
+            # What the log had of the view is not known any more: the stores begin with nothing.
+            return self._in_parts(chain([emptied(self._view.table, self._now())], whole))
+        if not self._former or same:
+            return self._in_parts(whole)
         former = former_content(self._states, self._former, self._view.table, self._log)
         return self._in_parts(iter([replacement(self._graph.output, former, self._now())]))
 

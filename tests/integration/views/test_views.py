@@ -3,9 +3,10 @@
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 import cdc.log
 from cdc.config.settings import Settings
 from cdc.errors import LogLost
+from cdc.log.segments.log import SegmentWriter
 from cdc.service.daemon.process import settings_from
 from cdc.service.state import status
 from cdc.service.views.catalog import current_catalog
@@ -144,6 +146,14 @@ class Shop:
             return found if len(found.schemas) == len(TABLES) else None
         return None
 
+    def trim(self) -> None:
+        """Remove everything from the log, as retention does in the end. The pipeline must not run."""
+        settings = settings_from(self.config)
+        with closing(cdc.log.open_writer(settings)) as log:
+            assert isinstance(log, SegmentWriter)
+            assert log.trim(0.0, 0.0, force=True)
+        assert cdc.log.open_reader(settings).removed()
+
     def settle(self, *views: str) -> None:
         """Wait until the store has what the source says, and name what differs."""
         for view in views:
@@ -200,4 +210,22 @@ def test_a_changed_view_is_replaced_and_a_new_one_is_filled_from_the_log(pipelin
     pipeline.database.execute("truncate items", "update customers set name = 'last' where id = 4")
     pipeline.settle("totals", "later", "order_documents")
     assert pipeline.stored("totals") == {}
+    assert daemon.terminate(60) == 0
+
+
+def test_a_view_is_filled_from_the_tables_where_the_log_has_lost_its_beginning(pipeline: Shop) -> None:
+    pipeline.write(DOCUMENTS)
+    daemon = pipeline.start()
+    pipeline.settle("order_documents")
+    assert daemon.terminate(60) == 0
+    pipeline.trim()
+    pipeline.database.execute("delete from items", "delete from orders where id < 4")
+    shutil.rmtree(pipeline.state / "views" / "order_documents" / "state")
+    pipeline.write(DOCUMENTS, TOTALS, LATER)
+    daemon = pipeline.start()
+    wait_until(lambda: (pipeline.state / "views" / "later" / "table-load.json").exists(), 60, "the tables are read")
+    pipeline.kill("views")
+    pipeline.settle("order_documents", "totals", "later")
+    pipeline.change(30)
+    pipeline.settle("order_documents", "totals", "later")
     assert daemon.terminate(60) == 0
