@@ -8,20 +8,22 @@ No kind is listed here: a new module is enough.
 
 import importlib
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from cdc.config.settings import ViewSettings
 from cdc.discovery import Kinds, modules_that_define
 from cdc.errors import ConfigError
 from views import kinds
-from views.catalog import Catalog
-from views.plan import ViewPlan
+
+if TYPE_CHECKING:  # the steps of views take as long to import as everything else of a command
+    from views.catalog import Catalog
+    from views.plan import ViewPlan
 
 
 class ViewModule(Protocol):
     """What the module of a kind defines."""
 
-    def plan(self, settings: ViewSettings, catalog: Catalog) -> ViewPlan:
+    def plan(self, settings: ViewSettings, catalog: "Catalog") -> "ViewPlan":
         """The plan of a view. Raises ConfigError, which names the view and the place."""
 
 
@@ -30,7 +32,7 @@ def settings_kinds() -> Mapping[str, type[ViewSettings]]:
     return Kinds(_modules(), lambda module: cast("type[ViewSettings]", module.SETTINGS))
 
 
-def plan_of(settings: ViewSettings, catalog: Catalog) -> ViewPlan:
+def plan_of(settings: ViewSettings, catalog: "Catalog") -> "ViewPlan":
     """The plan of a view of any kind, checked against the captured tables."""
     modules = _modules()
     if settings.kind not in modules:

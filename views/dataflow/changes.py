@@ -206,7 +206,9 @@ class _Links:
         place_of[change[mine]] = np.flatnonzero(mine)
         commits, ordinals = (rows.column(name).to_numpy() for name in ("commit_lsn", "ordinal"))
         moved = np.zeros(rows.num_rows, np.bool_)
-        moved[1:] = gone[:-1] & ~gone[1:] & (commits[1:] == commits[:-1]) & (ordinals[1:] == ordinals[:-1] + 1)
+        moved[1:] = gone[:-1] & (commits[1:] == commits[:-1]) & (ordinals[1:] == ordinals[:-1] + 1)
+        # The row under its new key comes as an insert. An update after the delete of another row is that row's own.
+        moved &= pc.equal(rows.column("op"), pa.scalar("c")).to_numpy(zero_copy_only=False)
         before = place_of[np.maximum(np.arange(rows.num_rows) - 1, 0)]
         former, ended = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
         former[mine] = np.where(moved & ~first[before], before - 1, -1)[change[mine]]

@@ -21,7 +21,6 @@ TIME, SEEN, NOW = "_time", "_seen", "_now"
 """Microseconds: the event time of the row, the clock when the row came, the clock at the change."""
 _STORED: list[tuple[str, pa.DataType]] = [(TIME, pa.int64()), (SEEN, pa.int64())]
 _CLOCK = pa.schema([pa.field("greatest", pa.int64()), pa.field("newest", pa.int64())])
-_ONE = pa.array(["clock"])
 
 
 class Events(InputTable):
@@ -64,7 +63,8 @@ class Events(InputTable):
             self._clock = EventClock(*(stored.column(name)[0].as_py() for name in ("greatest", "newest")))
         found = [self._legs_schema.empty_table(), *self._event_parts(rows.combine_chunks())]
         now = {"greatest": pa.array([self._clock.greatest]), "newest": pa.array([self._clock.newest])}
-        self.clock.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table(now, _CLOCK))
+        one = pa.array(["clock"])
+        self.clock.put(one, one, np.ones(1, np.bool_), pa.table(now, _CLOCK))
         return pa.concat_tables(found).combine_chunks()
 
     def _event_parts(self, rows: pa.Table) -> list[pa.Table]:

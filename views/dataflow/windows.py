@@ -21,7 +21,6 @@ LATE, FINAL, WATERMARK = "late", "final", "watermark"
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _FOREVER = 2**62
 _COUNT = pa.schema([pa.field("dropped", pa.int64())])
-_ONE = pa.array(["late"])
 _CLOSED = pa.schema([pa.field("watermark", pa.int64())])
 
 
@@ -80,7 +79,8 @@ class Assigned:
     def _count(self, more: int) -> None:
         if more:
             count = pa.table({"dropped": pa.array([self.dropped + more])}, _COUNT)
-            self.counts.put(_ONE, _ONE, np.ones(1, np.bool_), count)
+            one = pa.array(["late"])
+            self.counts.put(one, one, np.ones(1, np.bool_), count)
 
 
 def _moments(values: Ints) -> AnyArray:
@@ -159,7 +159,8 @@ class Closing:
 
     def _store_watermark(self, watermark: int) -> None:
         if watermark > self.stored_watermark:
-            self.closed.put(_ONE, _ONE, np.ones(1, np.bool_), pa.table({"watermark": pa.array([watermark])}, _CLOSED))
+            one = pa.array(["watermark"])
+            self.closed.put(one, one, np.ones(1, np.bool_), pa.table({"watermark": pa.array([watermark])}, _CLOSED))
 
 
 class Settled:

@@ -1,28 +1,21 @@
-"""Windows: aggregates of a table's rows by event time, which stay right when rows come late or are corrected."""
+"""Windows: aggregates of a table's rows by event time, which stay right when rows come late or are corrected.
 
-import hashlib
-from functools import partial
+Every process reads the settings; only planning needs DuckDB and the parser of SQL, so they are imported then.
+"""
 
-from cdc.model import TableSchema
-from views.catalog import Catalog
-from views.dataflow.graph import Graph
-from views.kinds.query import row_columns
-from views.plan import ViewPlan
+from typing import TYPE_CHECKING
+
 from views.windows.settings import WindowedSettings
-from views.windows.source import WindowSource, read_source
-from views.windows.steps import WindowSteps
+
+if TYPE_CHECKING:
+    from views.catalog import Catalog
+    from views.plan import ViewPlan
 
 SETTINGS = WindowedSettings
 
 
-def plan(settings: WindowedSettings, catalog: Catalog) -> ViewPlan:
-    """The plan of windows. Raises ConfigError, which names the view and the place."""
-    source = read_source(settings, catalog)
-    types = WindowSteps(source).types  # built once to find mistakes
-    schema = TableSchema(settings.table, row_columns(types, source.key))
-    definition = hashlib.sha256(f"{settings.model_dump_json()}|{types}".encode()).hexdigest()[:16]
-    return ViewPlan(settings.name, source.columns, schema, partial(_graph, source), None, definition)
+def plan(settings: WindowedSettings, catalog: "Catalog") -> "ViewPlan":
+    """The plan of a view. Raises ConfigError, which names the view and the place."""
+    from views.windows.plan import plan
 
-
-def _graph(source: WindowSource) -> Graph:
-    return WindowSteps(source).graph()
+    return plan(settings, catalog)

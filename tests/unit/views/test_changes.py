@@ -71,6 +71,13 @@ def test_a_changed_key_takes_along_what_was_not_sent_also_twice_in_one_transacti
     assert rows_of(rows.step(again)) == [(-1, '"y"', "1"), (1, '"z"', "5")]
 
 
+def test_an_update_after_the_delete_of_another_row_takes_nothing_from_that_row(rows: InputTable) -> None:
+    rows.step(log([("c", 1, ',"a":"x","b":1', ()), ("c", 5, ',"a":"other","b":5', ())]))
+    moved = [("d", 1, None, ()), ("c", 3, ',"a":"y"', ["b"])]
+    delta = rows.step(log(moved, [("d", 5, None, ()), ("u", 3, ',"a":"z"', ["b"])]))
+    assert (1, '"z"', "1") in rows_of(delta)
+
+
 def test_rows_exchange_their_keys(rows: InputTable) -> None:
     rows.step(log([("c", 1, ',"a":"x","b":1', ()), ("c", 2, ',"a":"y","b":2', ())]))
     swap = [("d", 1, None, ()), ("c", 9, ',"a":"x"', ["b"]), ("d", 2, None, ()), ("c", 1, ',"a":"y"', ["b"])]
