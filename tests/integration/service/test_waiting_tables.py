@@ -83,8 +83,8 @@ def test_changes_of_tables_that_are_not_configured_never_pass_and_new_ones_stop_
         "create table later (id int primary key)",
         "drop table other",
     )
-    looked = facts(rig, program)["looked_at"]
-    wait_until(lambda: facts(rig, program)["looked_at"] > looked, 30, "the publication is looked at")
+    looked = wait_until(lambda: facts(rig, program)["looked_at"], 30, "the first look at the publication")
+    wait_until(lambda: facts(rig, program)["looked_at"] > looked, 30, "the publication is looked at again")
     if scope == "by hand":
         rig.database.execute(f"alter publication {name} drop table parted")
     rig.wait_caught_up(program)
@@ -235,7 +235,7 @@ def test_a_table_made_again_in_a_publication_of_all_tables_begins_again(two_tabl
     )
     program = rig.start()
     rig.wait_caught_up(program)
-    looked = facts(rig, program)["looked_at"]
+    looked = wait_until(lambda: facts(rig, program)["looked_at"], 30, "the first look at the tables")
     wait_until(lambda: facts(rig, program)["looked_at"] > looked, 30, "the tables are looked at")
     rig.database.execute(
         "begin; drop table items; create table items (id int primary key, label text); commit",
