@@ -109,7 +109,8 @@ class ViewEngine:
         self._loaded: Offset | None = None
         """Where every row of the tables has been read, once that is known."""
         self._parts: Iterator[tuple[pa.Table, Mark]] = iter(())
-        self._answering: tuple[str, str] | None = None
+        self._answering = ""
+        """The request for the whole content that is being answered."""
         self._saved = self._looked = time.monotonic()
         self._dirty = self._computing = False
         """Whether there is something to save; whether the state has a part of a batch, as after an error."""
@@ -172,11 +173,11 @@ class ViewEngine:
     def _advance(self) -> bool:
         """Read the next batch and compute what follows from it."""
         limit = self._until or self._loaded
-        found, size = [], 0
+        found, count, size = [], 0, 0
         for piece in self._log.read(self._position, limit):
             found.append(piece)
-            size += piece.rows.nbytes
-            if sum(each.rows.num_rows for each in found) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            count, size = count + piece.rows.num_rows, size + piece.rows.nbytes
+            if count >= _BATCH_ROWS or size >= _BATCH_BYTES:
                 break
         if found:
             rows = [each.rows.filter(pc.is_in(each.rows.column("table"), value_set=self._tables)) for each in found]
@@ -285,14 +286,15 @@ class ViewEngine:
 
     def _answer_request(self) -> bool:
         """Hand over the whole content if somebody has asked for it, once for each request."""
-        request = self._folder.asked_to_emit_again()
-        if self._answering is not None and self._folder.mark() == self._put:
-            self._folder.emitted_again(self._answering[0])
-            self._answering = None
+        if self._answering:
+            if self._folder.mark() != self._put:
+                return False
+            self._folder.emitted_again(self._answering)
+            self._answering = ""
             return True
-        if not request or self._answering is not None:
+        self._answering = self._folder.asked_to_emit_again()
+        if not self._answering:
             return False
-        self._answering = (request, self._put)
         self._parts = self._in_parts(whole_content(self._graph.output, self._now()))
         return True
 
