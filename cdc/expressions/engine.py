@@ -90,6 +90,11 @@ def statements() -> Statements:
     return Statements(cursor())
 
 
+def quoted(name: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def _opened() -> duckdb.DuckDBPyConnection:
     database = duckdb.connect(
         ":memory:",

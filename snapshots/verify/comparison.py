@@ -42,7 +42,7 @@ WaitFor = Callable[[Lsn], None]
 
 T = TypeVar("T")
 
-EXAMPLES = 5
+_EXAMPLES = 5
 PROOFS = 5
 """With three, a row that was constantly deleted and inserted again was once reported as extra, on a busy machine."""
 _ATTEMPTS = 3
@@ -187,7 +187,7 @@ def _verified(scope: _Scope, wait: WaitFor, looks: int, report: Report) -> Diffe
         rows = again
         if min(suspects.values()) >= PROOFS:
             break
-    return _result(replace(equal, at=rows.at), found, suspects or Counter())
+    return proven(replace(equal, at=rows.at), found, suspects or Counter())
 
 
 def _overview(scope: _Scope, wait: WaitFor, report: Report) -> _Overview:
@@ -334,7 +334,8 @@ def _picked(rows: pa.Table, schema: TableSchema, keys: frozenset[str]) -> pa.Tab
     return rows.filter(pc.is_in(texts, pa.array(sorted(keys), pa.string())))
 
 
-def _result(equal: Differences, found: Comparison, suspects: Counter[str]) -> Differences:
+def proven(equal: Differences, found: Comparison, suspects: Counter[str]) -> Differences:
+    """The differences that were found often enough; the others are undecided."""
     wrong = found.only(frozenset(key for key, proofs in suspects.items() if proofs >= PROOFS))
     kinds = {"missing": wrong.missing, "extra": wrong.extra, "different": wrong.different}
     return replace(
@@ -343,7 +344,7 @@ def _result(equal: Differences, found: Comparison, suspects: Counter[str]) -> Di
         extra=len(wrong.extra),
         different=len(wrong.different),
         undecided=equal.undecided + len(found.keys) - len(wrong.keys),
-        examples={name: tuple(islice(_shown(keys), EXAMPLES)) for name, keys in kinds.items() if keys},
+        examples={name: tuple(islice(_shown(keys), _EXAMPLES)) for name, keys in kinds.items() if keys},
     )
 
 

@@ -20,8 +20,8 @@ from cdc.ports import ShapesTables, Sink, StoredPieces
 from snapshots.tables.catalog import lock_for_read
 from snapshots.tables.rows import describe, masking_of, read_images
 from snapshots.tables.wal_messages import write_message
-from snapshots.verify.comparison import EXAMPLES, PROOFS, Connection, Differences, WaitFor, whole_table
-from snapshots.verify.row_comparison import Comparison, compare
+from snapshots.verify.comparison import PROOFS, Connection, Differences, WaitFor, proven, whole_table
+from snapshots.verify.row_comparison import NO_DIFFERENCE, compare
 
 Compute = Callable[[Mapping[TableId, pa.Table]], pa.Table]
 """Computes a view from its tables, which have `_id` (the key) and cells: the keys and rows of the view."""
@@ -42,7 +42,7 @@ def verify_view(
     stored = sink.stored_schema(schema) if isinstance(sink, ShapesTables) else schema
     expected, at, rows = _expected(source, columns, compute, schema, sink)
     suspects: Counter[str] = Counter()
-    found = Comparison(frozenset(), frozenset(), frozenset())
+    found = NO_DIFFERENCE
     for look in range(looks):
         wait(at)
         found = compare(stored, expected, _stored(sink, schema, expected))
@@ -56,19 +56,7 @@ def verify_view(
         expected = again
         if min(suspects.values()) >= PROOFS:
             break
-    wrong = found.only(frozenset(key for key, proofs in suspects.items() if proofs >= PROOFS))
-    kinds = {"missing": wrong.missing, "extra": wrong.extra, "different": wrong.different}
-    return Differences(
-        sink.name,
-        schema.table,
-        rows,
-        at,
-        len(wrong.missing),
-        len(wrong.extra),
-        len(wrong.different),
-        len(found.keys - wrong.keys),
-        {kind: tuple(sorted(keys)[:EXAMPLES]) for kind, keys in kinds.items() if keys},
-    )
+    return proven(Differences(sink.name, schema.table, rows, at), found, suspects)
 
 
 def source_tables(

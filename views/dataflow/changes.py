@@ -6,6 +6,7 @@ filled from the row before, which is in the batch or in the state.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +59,11 @@ class InputTable:
 
     def step(self, rows: pa.Table) -> pa.Table:
         """The net delta of these changes, which are of this table and in log order; the state has them afterwards."""
-        return net(union([self._schema.empty_table(), *self._parts(rows)]))
+        changes = rows.filter(pc.not_equal(rows.column("op"), pa.scalar("m"))).combine_chunks()
+        return net(union([self._schema.empty_table(), *self._parts(changes)]))
 
     def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Truncates and removed ranges concern every row before them, so changes are taken in runs between them."""
-        ops = rows.column("op")
-        rows = rows.filter(pc.not_equal(ops, pa.scalar("m")))
         whole = np.flatnonzero(pc.is_in(rows.column("op"), value_set=pa.array(_WHOLE_TABLE)).to_numpy())
         start = 0
         for place in whole.tolist():
@@ -72,17 +72,17 @@ class InputTable:
             start = place + 1
         yield self._changed(rows.slice(start))
 
-    def _removed(self, change: dict[str, object]) -> pa.Table:
+    def _removed(self, change: dict[str, Any]) -> pa.Table:
         """The rows that a truncate or a removed range takes."""
         rows = self._taken(change)
         return self._delta(rows, np.full(rows.num_rows, -1, np.int8))
 
-    def _taken(self, change: dict[str, object]) -> pa.Table:
+    def _taken(self, change: dict[str, Any]) -> pa.Table:
         """The same rows, taken out of the state."""
         found = list(self.state.scan())
         rows = pa.concat_tables(found) if found else self.state.lookup(np.zeros(0, np.uint64))
         if change["op"] == "p":
-            rows = rows.filter(pa.array(KeyRange.parse(str(change["key"])).contains_keys(rows.column(ID))))
+            rows = rows.filter(pa.array(KeyRange.parse(change["key"]).contains_keys(rows.column(ID))))
             gone = np.zeros(rows.num_rows, np.bool_)
             self.state.put(rows.column(ID), rows.column(ID), gone, rows)
         else:
@@ -92,7 +92,7 @@ class InputTable:
     def _changed(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
             return self._schema.empty_table()
-        chains = self._filled(rows.combine_chunks())
+        chains = self._filled(rows)
         self._keep(chains, chains.columns)
         places, sign, _ = legs(chains)
         return self._delta(chains.columns.add_column(0, ID, chains.ids).take(places), sign)

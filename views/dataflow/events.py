@@ -4,6 +4,7 @@ Unlike `InputTable`, nothing is netted within a batch: whether a change is late 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,29 +62,18 @@ class Events(InputTable):
         """Every change as the row before and the row after it."""
         for stored in self.clock.scan():
             self._clock = EventClock(*(stored.column(name)[0].as_py() for name in ("greatest", "newest")))
-        found = [self._legs_schema.empty_table(), *self._event_parts(rows.combine_chunks())]
+        found = [self._legs_schema.empty_table(), *self._parts(rows.combine_chunks())]
         now = {"greatest": pa.array([self._clock.greatest]), "newest": pa.array([self._clock.newest])}
         one = pa.array(["clock"])
         self.clock.put(one, one, np.ones(1, np.bool_), pa.table(now, _CLOCK))
         return pa.concat_tables(found).combine_chunks()
 
-    def _event_parts(self, rows: pa.Table) -> list[pa.Table]:
-        """Truncates and removed ranges concern every row before them."""
-        whole = np.flatnonzero(pc.is_in(rows.column("op"), value_set=pa.array(["t", "p"])).to_numpy())
-        found, start = [], 0
-        for place in whole.tolist():
-            found.append(self._timed(rows.slice(start, place - start)))
-            found.append(self._gone(rows.slice(place, 1)))
-            start = place + 1
-        return [*found, self._timed(rows.slice(start))]
+    def _removed(self, change: dict[str, Any]) -> pa.Table:
+        rows = self._taken(change)
+        now = NEVER if change["commit_lsn"] < self.exact_from else self._clock.greatest
+        return self._leg_rows(rows, np.full(rows.num_rows, -1, np.int8), np.full(rows.num_rows, now))
 
-    def _gone(self, change: pa.Table) -> pa.Table:
-        rows = self._taken(change.to_pylist()[0])
-        exempt = change.column("commit_lsn")[0].as_py() < self.exact_from
-        now = np.full(rows.num_rows, NEVER if exempt else self._clock.greatest)
-        return self._leg_rows(rows, np.full(rows.num_rows, -1, np.int8), now)
-
-    def _timed(self, rows: pa.Table) -> pa.Table:
+    def _changed(self, rows: pa.Table) -> pa.Table:
         """The changes between two truncates, with the clock moved along."""
         tick = pc.equal(rows.column("table"), pa.scalar(TICKS_TABLE)).to_numpy(zero_copy_only=False)
         mine = rows.filter(pa.array(~tick))

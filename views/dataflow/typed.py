@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from cdc.arrays import AnyArray
 from cdc.errors import ViewError
 from cdc.expressions import engine
+from cdc.expressions.engine import quoted
 from cdc.expressions.program import Program
 from cdc.expressions.values import cell_sql, text_cells, typed_cells
 from views.dataflow.cells import Member, joined, rendered
@@ -73,14 +74,10 @@ class Cells:
             else:
                 others.append((name, type_))
         if others:
-            select = ", ".join(f"{cell_sql(_quoted(name), type_)} as {_quoted(name)}" for name, type_ in others)
+            select = ", ".join(f"{cell_sql(quoted(name), type_)} as {quoted(name)}" for name, type_ in others)
             cells = self._statements.run(select, rows.select([name for name, _ in others]))
             found |= {name: cells.column(name).combine_chunks().cast(pa.string()) for name, _ in others}
         return {name: found[name] for name, _ in self.columns}
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 class Keyed:

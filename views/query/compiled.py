@@ -126,11 +126,8 @@ class _Compiler:
         return self._result(groups, found.items, [found.having] if found.having is not None else [])
 
     def _groups(self, found: Grouping, types: Mapping[str, str], at: int) -> Relation:
-        result, calls = {name: types[name] for name in found.key}, []
-        for name, call, columns in found.calls:
-            how = reduced(call, columns, [types[each] for each in columns], part_of(self._statement, call.node))
-            calls.append(Call(name, arrow_type(how.type), how.rows_sql, how.totals_sql))
-            result[name] = how.type
+        calls, computed = calls_of(found, types, self._statement)
+        result = {**{name: types[name] for name in found.key}, **computed}
         keys = arrow_schema(found.key, types)
         arguments = [name for name in found.arguments if name not in found.key]
         by = ", ".join(each.tree.sql("postgres") for each in self._statement.group) or "one group"
@@ -152,6 +149,16 @@ class _Compiler:
         program = self._program(items, conditions, rows.types)
         at = self._steps.add("result", Computed(program).step, [rows.at], "the columns of the result")
         return Relation(at, program.types)
+
+
+def calls_of(found: Grouping, types: Mapping[str, str], statement: Statement) -> tuple[list[Call], dict[str, str]]:
+    """The aggregates of a statement, and the types of their columns. `types` are those of their arguments."""
+    calls, computed = [], {}
+    for name, call, columns in found.calls:
+        how = reduced(call, columns, [types[each] for each in columns], part_of(statement, call.node))
+        calls.append(Call(name, arrow_type(how.type), how.rows_sql, how.totals_sql))
+        computed[name] = how.type
+    return calls, computed
 
 
 def identity(name: str) -> Expression:

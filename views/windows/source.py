@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from cdc.arrays import AnyArray
 from cdc.errors import ConfigError
+from cdc.expressions.engine import quoted
 from cdc.expressions.expression import Expression
 from cdc.expressions.program import compile_program
 from cdc.expressions.values import typed_cells
@@ -101,12 +102,8 @@ def _check_names(settings: WindowedSettings, place: str) -> None:
 def _statement(settings: WindowedSettings) -> str:
     """The settings as a SELECT, so that the same code resolves both."""
     items = {**settings.group_by, **settings.compute, **({_TIME_ITEM: settings.time} if settings.time else {})}
-    select = ", ".join(f"{text} as {_quoted(name)}" for name, text in items.items())
-    table = f"{_quoted(settings.source.schema)}.{_quoted(settings.source.name)}"
+    select = ", ".join(f"{text} as {quoted(name)}" for name, text in items.items())
+    table = f"{quoted(settings.source.schema)}.{quoted(settings.source.name)}"
     where = f" where {settings.where}" if settings.where else ""
     group = ", ".join(str(number) for number in range(1, len(settings.group_by) + 1))
     return f"select {select} from {table}{where}{f' group by {group}' if group else ''}"  # noqa: S608  parsed, not run
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from cdc.expressions.program import Program, compile_program
-from cdc.expressions.values import arrow_type
 from views.dataflow.aggregate import GROUP, Call, GroupedRows, RunningTotals, Total
 from views.dataflow.events import NOW, SEEN, TIME, Events
 from views.dataflow.graph import Care, Graph, GraphBuilder
@@ -15,9 +14,9 @@ from views.dataflow.rekey import Rekeyed
 from views.dataflow.time_groups import Sessions, Sliding
 from views.dataflow.typed import KEY, Computed, Keyed, ReadValues, Shown
 from views.dataflow.windows import END, FINAL, LATE, START, WATERMARK, Assigned, Closing, Settled
-from views.query.aggregates import reduced, sum_digits
-from views.query.compiled import arrow_schema, conjunction, identity
-from views.query.grouping import grouping_of, part_of
+from views.query.aggregates import sum_digits
+from views.query.compiled import arrow_schema, calls_of, conjunction, identity
+from views.query.grouping import grouping_of
 from views.query.key import ONLY_ROW
 from views.time.clock import NEVER
 from views.windows.settings import WindowSettings
@@ -51,13 +50,16 @@ class WindowSteps:
         shown = (since + timedelta(microseconds=reached)).isoformat() if reached > NEVER // 2 else ""
         return {"watermark": shown, "late_dropped": self._assigned.dropped}
 
+    @property
+    def _grace(self) -> int:
+        """How long after its close a window is still corrected."""
+        return self._settings.correct_for if self._settings.late == "correct" else 0
+
     def _forget(self) -> None:
         """Remove what windows had that are closed for good: no change is taken for them any more."""
-        settings = self._settings
-        grace = settings.correct_for if settings.late == "correct" else 0
-        closed = self._closing.stored_watermark - grace
-        reach = 0 if self._by_rows else _size(settings.window)[0]
-        if settings.window.all or closed <= NEVER // 2:
+        closed = self._closing.stored_watermark - self._grace
+        reach = 0 if self._by_rows else _size(self._settings.window)[0]
+        if self._settings.window.all or closed <= NEVER // 2:
             return
         self._events.state.forget(lambda rows: rows.column(TIME).to_numpy() + reach <= closed)
         self._aggregates.forget(closed)
@@ -71,8 +73,7 @@ class WindowSteps:
         program = self._arguments()
         text = f"keeps rows where {settings.where}" if settings.where else ""
         at = self._steps.add("arguments", Computed(program).step, [at], text)
-        grace = settings.correct_for if settings.late == "correct" else 0
-        self._assigned = assigned = Assigned(*_size(settings.window), settings.lateness, grace)
+        self._assigned = assigned = Assigned(*_size(settings.window), settings.lateness, self._grace)
         text = f"{_form(settings.window)}; a window closes {settings.lateness / 1e6:g} s after its end, in event time"
         return self._steps.add("windows", assigned.step, [at], text, assigned.tables), {**program.types, **_BOUNDS}
 
@@ -86,8 +87,8 @@ class WindowSteps:
         bounds = () if self._by_rows or self._settings.window.all else ((START, _BOUNDS[START]),)
         parts = (*bounds, *((name, types[name]) for name in self._grouping.key))
         at = self._steps.add("keys", Keyed(GROUP, parts, nulls=True).step, [at])
-        calls, computed = self._calls(types)
-        self._aggregates = step = self._aggregate(calls, types)
+        calls, computed = calls_of(self._grouping, types, self._source.statement)
+        self._aggregates = step = self._aggregate([*calls, _LATE_CALL], types)
         kept = (
             "counts and sums, changed in place"
             if isinstance(step, RunningTotals)
@@ -95,21 +96,12 @@ class WindowSteps:
         )
         self._at = self._steps.add("groups", step.step, [at], kept, step.tables)
         own = {name: types[name] for name in (*self._grouping.key, *self._source.event_key)}
-        return {**_BOUNDS, **own, **computed}, step.schema
+        return {**_BOUNDS, **own, **computed, LATE: "BIGINT"}, step.schema
 
     @property
     def _by_rows(self) -> bool:
         """Whether the windows depend on the rows."""
         return self._settings.window.session is not None or self._settings.window.sliding is not None
-
-    def _calls(self, types: Mapping[str, str]) -> tuple[list[Call], dict[str, str]]:
-        calls, computed = [], {}
-        for name, call, columns in self._grouping.calls:
-            whole = part_of(self._source.statement, call.node)
-            how = reduced(call, columns, [types[each] for each in columns], whole)
-            calls.append(Call(name, arrow_type(how.type), how.rows_sql, how.totals_sql))
-            computed[name] = how.type
-        return [*calls, _LATE_CALL], {**computed, LATE: "BIGINT"}
 
     def _aggregate(self, calls: list[Call], types: Mapping[str, str]) -> RunningTotals | GroupedRows:
         name, window = self._settings.name, self._settings.window
